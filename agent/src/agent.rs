@@ -6,6 +6,7 @@
 
 mod foreign;
 mod health_ports;
+mod log_lines;
 mod planner;
 mod unserved;
 
@@ -16,7 +17,7 @@ use steerage_model::{EndpointSlice, Key, NodeAgent};
 use steerage_process::{Pending, duration};
 use steerage_watch::events::Recorder;
 use steerage_watch::{Backoff, Event};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +38,8 @@ use unserved::UnservedReports;
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Pause between readings of long lists that a start believed.
 const LISTS_INTERVAL: Duration = Duration::from_millis(10);
+/// Running agents begin the watch of all Nodes within this time, and not all at once: a user may cause it by an external IP.
+const NODES_SPREAD: Duration = Duration::from_secs(5);
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -50,6 +53,8 @@ pub struct Agent {
     pub dataplane: Dataplane,
     /// Knows the ways to other nodes, if packets are forwarded to them.
     pub next_hops: Option<NextHops>,
+    /// Starts the watch of all Nodes within the time that is sent. `None`: they are watched anyway.
+    pub cluster_nodes: Option<oneshot::Sender<Duration>>,
     /// Deletes stale UDP flows.
     pub cleaner: FlowCleaner,
     /// What health-check ports answer.
@@ -157,7 +162,13 @@ impl Agent {
                 }
                 state.planner.index.apply_slice(event);
             }
-            Input::Node(event) => state.planner.index.apply_node(event),
+            Input::Node(event) => {
+                if self.settings.forward_to_peers.is_some() {
+                    state.planner.on_cluster_node(event.clone());
+                }
+                state.planner.index.apply_node(event);
+            }
+            Input::ClusterNode(event) => state.planner.on_cluster_node(event),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
             Input::Foreign(noticed) => self.take_noticed(state, noticed),
             Input::HostAddresses => state.host_addresses_changed = true,
@@ -169,9 +180,9 @@ impl Agent {
         }
     }
 
-    fn debug_reply(&mut self, state: &LoopState, command: &DebugCommand) -> DebugReply {
+    fn debug_reply(&mut self, state: &mut LoopState, command: &DebugCommand) -> DebugReply {
         let planner = &state.planner;
-        let Some((local_node, pods)) = planner.local_node.as_ref().filter(|_| state.listed) else {
+        let Some((local_node, pods)) = planner.planned_node().filter(|_| state.listed) else {
             return DebugReply::Text(
                 "the agent has not listed Services, slices and its node yet\n".to_owned(),
             );
@@ -180,14 +191,14 @@ impl Agent {
             DebugCommand::Explain(query) => {
                 let host = host_addresses();
                 let ruleset = &self.ruleset;
-                let context =
-                    ExplainContext { ruleset, index: &planner.index, local_node, pods, host: &host };
+                let (index, local_node) = (&planner.index, &local_node);
+                let context = ExplainContext { ruleset, index, local_node, pods, host: &host };
                 DebugReply::Text(explain(*query, context).to_string())
             }
             DebugCommand::Dump { .. } => {
                 // It shows the order of the lists.
                 let wrong = tokio::task::block_in_place(|| self.dataplane.read_all_lists(&mut self.ruleset));
-                self.repaired_lists(wrong);
+                self.repaired_lists(state, wrong);
                 DebugReply::Ruleset(Box::new(self.ruleset.clone()))
             }
         }
@@ -213,7 +224,15 @@ impl Agent {
             self.dataplane.mark_out_of_sync();
         }
         state.pending.note(&updates);
-        if !synced {
+        if state.planner.wants_cluster_nodes()
+            && let Some(start) = self.cluster_nodes.take()
+        {
+            let spread = if self.first.is_some() { Duration::ZERO } else { NODES_SPREAD };
+            // The process ends if nobody takes it.
+            let _ = start.send(spread);
+        }
+        // A first write without external IPs would take them from a predecessor's tables.
+        if !synced || self.first.is_some() && state.planner.awaits_cluster_nodes() {
             return self.ruleset.stage(updates);
         }
         if state.retry.is_some_and(|at| Instant::now() < at) {
@@ -274,7 +293,7 @@ impl Agent {
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| self.dataplane.write(&mut self.ruleset, updates));
         let took = started.elapsed();
-        self.report_wrong_lists();
+        self.report_wrong_lists(state);
         let index = &state.planner.index;
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
@@ -349,28 +368,15 @@ impl Agent {
             // Also the next round after a failure, which compares everything.
             state.read_lists = Some(now + LISTS_INTERVAL);
             let wrong = tokio::task::block_in_place(|| self.dataplane.read_some_lists(&mut self.ruleset));
-            self.repaired_lists(wrong);
+            self.repaired_lists(state, wrong);
         }
     }
 
     /// After a reading that no write follows.
-    fn repaired_lists(&mut self, wrong: usize) {
-        self.report_wrong_lists();
+    fn repaired_lists(&mut self, state: &mut LoopState, wrong: usize) {
+        self.report_wrong_lists(state);
         if wrong > 0 {
             self.cleaner.clean(self.ruleset.take_all_stale_flows());
-        }
-    }
-
-    /// Reports and counts lists that were not what their digests said.
-    fn report_wrong_lists(&mut self) {
-        let found = self.dataplane.take_found();
-        if !found.is_empty() {
-            let changed = found.to_string();
-            tracing::warn!(
-                changed,
-                "long lists were changed by another program while no agent ran; repairing them"
-            );
-            self.metrics.foreign_changes.count(&found);
         }
     }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's index, and the plans computed from it. Called by the loop alone; does no I/O.
 
+mod cluster_nodes;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -8,6 +10,8 @@ use std::time::Instant;
 
 use steerage_model::{Endpoint, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
+
+use cluster_nodes::ClusterNodes;
 
 use crate::local_node::{LocalNode, LocalPods};
 use crate::peers::{ForwardToPeers, NextHop};
@@ -21,7 +25,7 @@ pub(super) struct Planner {
     pub(super) index: Index,
     /// The host's own addresses, if node ports are served at some of them.
     pub(super) host_addresses: Vec<IpAddr>,
-    /// This node as it was planned with last, without its peers. It outlives the Node object: the machine may still run.
+    /// This node as it was planned with last, without other nodes. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
@@ -33,6 +37,7 @@ pub(super) struct Planner {
     /// Changes that were taken from the index and not planned yet.
     dirty: Dirty,
     peers: Peers,
+    cluster: ClusterNodes,
 }
 
 /// The nodes to which packets may be forwarded.
@@ -60,6 +65,21 @@ impl Planner {
     /// The changed networks of cluster IPs, if they changed since the last call.
     pub(super) fn take_service_cidrs(&mut self) -> Option<&Store<ServiceCidr>> {
         std::mem::take(&mut self.service_cidrs_changed).then_some(&self.service_cidrs)
+    }
+
+    /// Takes an event of the watch of all Nodes.
+    pub(super) fn on_cluster_node(&mut self, event: Event<Node>) {
+        self.cluster.on_node(event);
+    }
+
+    /// Whether all Nodes have to be watched, because a Service has an external IP.
+    pub(super) fn wants_cluster_nodes(&self) -> bool {
+        self.cluster.are_wanted()
+    }
+
+    /// Whether external IPs wait for the list of Nodes.
+    pub(super) fn awaits_cluster_nodes(&self) -> bool {
+        self.cluster.deadline().is_some()
     }
 
     /// Whether load balancers may use this node: it exists, is not being deleted, and is not about to be.
@@ -151,10 +171,28 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
-        let with_peers = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
-        let updates = self.plan_all(&dirty, &with_peers, flow_seed(&settings.node), now);
+        for service in dirty.iter().filter_map(|key| self.index.service(key)) {
+            self.cluster.on_service(service, &local_node, now);
+        }
+        if self.cluster.update(now) {
+            let has_external_ip = |service: &&Service| !service.external_ips.is_empty();
+            dirty.extend(self.index.services().filter(has_external_ip).map(|service| service.key.clone()));
+        }
+        let among_others = self.among_others(&local_node);
+        let updates = self.plan_all(&dirty, &among_others, flow_seed(&settings.node), now);
         self.local_node = Some((local_node, pods));
         Some(updates)
+    }
+
+    /// This node with all that was planned with last, and how its pods are recognised.
+    pub(super) fn planned_node(&self) -> Option<(LocalNode, &LocalPods)> {
+        self.local_node.as_ref().map(|(local_node, pods)| (self.among_others(local_node), pods))
+    }
+
+    fn among_others(&self, local_node: &LocalNode) -> LocalNode {
+        let mut among_others = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
+        among_others.external_ips.cluster = self.cluster.planned().clone();
+        among_others
     }
 
     /// The plans of these Services, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is made:
@@ -197,7 +235,7 @@ impl Planner {
 
     /// When plans change without an input.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.transitions.next().into_iter().chain(self.budgets.next()).min()
+        [self.transitions.next(), self.budgets.next(), self.cluster.deadline()].into_iter().flatten().min()
     }
 
     /// How local pods are recognised, as planned with last.

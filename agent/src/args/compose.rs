@@ -27,7 +27,7 @@ use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
 use steerage_watch::{ClientArgs, Nodes, RequestMetrics, ServiceCidrs, Store, Watches, counted_client};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metrics_address};
 
@@ -80,8 +80,13 @@ impl Args {
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        let nodes = if settings.forward_to_peers.is_some() { Nodes::all() } else { Nodes::one(&node) };
-        follow(watches.watch(nodes), inputs, Input::Node);
+        let cluster_nodes = if settings.forward_to_peers.is_some() {
+            follow(watches.watch(Nodes::all()), inputs, Input::Node);
+            None
+        } else {
+            follow(watches.watch(Nodes::one(&node)), inputs.clone(), Input::Node);
+            Some(follow_on_demand(watches.dispensable().watch(Nodes::all()), inputs, Input::ClusterNode))
+        };
 
         let (ask, asked) = watch::channel(false);
         let annotations = node_agent(kube_proxy_replacement, version);
@@ -109,6 +114,7 @@ impl Args {
             ruleset,
             dataplane,
             next_hops,
+            cluster_nodes,
             cleaner,
             ports,
             proxy_health,
@@ -256,6 +262,23 @@ fn follow<E: Send + 'static>(
             }
         }
     });
+}
+
+/// The same, from a moment within the time that is sent on.
+fn follow_on_demand<E: Send + 'static>(
+    events: impl Stream<Item = E> + Send + Unpin + 'static,
+    inputs: mpsc::UnboundedSender<Input>,
+    input: fn(E) -> Input,
+) -> oneshot::Sender<Duration> {
+    let (start, started) = oneshot::channel::<Duration>();
+    tokio::spawn(async move {
+        if let Ok(spread) = started.await {
+            tracing::info!("a Service has an external IP; watching all Nodes, whose addresses it may not be");
+            tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
+            follow(events, inputs, input);
+        }
+    });
+    start
 }
 
 /// Notifies the loop of changes of the host that matter.

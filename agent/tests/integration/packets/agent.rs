@@ -77,6 +77,10 @@ impl<'a> Running<'a> {
             .build()
             .unwrap();
         let (inputs, queue) = mpsc::unbounded_channel();
+        // Services have external IPs, which wait for the cluster's nodes.
+        for event in [Event::Init, Event::InitDone] {
+            inputs.send(Input::ClusterNode(event)).unwrap();
+        }
         let shutdown = CancellationToken::new();
         let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
         let mut registry = Registry::default();
@@ -102,6 +106,7 @@ impl<'a> Running<'a> {
                 ruleset: Ruleset::default(),
                 dataplane,
                 next_hops: None,
+                cluster_nodes: None,
                 cleaner: FlowCleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
                 proxy_health: proxy_health.clone(),

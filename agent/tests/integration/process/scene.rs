@@ -115,7 +115,7 @@ impl Scene {
         });
     }
 
-    fn status(&self, version: &str, kind: &str, name: &str, status: &Value) {
+    pub(crate) fn status(&self, version: &str, kind: &str, name: &str, status: &Value) {
         let patch = Patch::Merge(json!({ "status": status }));
         self.api(version, kind, async |api| {
             api.patch_status(name, &PatchParams::default(), &patch).await.map(drop)
