@@ -169,6 +169,7 @@ impl Agent {
                 state.planner.index.apply_node(event);
             }
             Input::ClusterNode(event) => state.planner.on_cluster_node(event),
+            Input::TooManyNodes => state.planner.give_cluster_nodes_up(),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
             Input::Foreign(noticed) => self.take_noticed(state, noticed),
             Input::HostAddresses => state.host_addresses_changed = true,

@@ -19,6 +19,8 @@ pub enum Input {
     Node(Event<Node>),
     /// From the watch of all nodes, which begins once a Service has an external IP. Nothing waits for it longer than some seconds.
     ClusterNode(Event<Node>),
+    /// All nodes are too many to be watched.
+    TooManyNodes,
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
     /// What other programs do to nftables.

@@ -72,6 +72,11 @@ impl Planner {
         self.cluster.on_node(event);
     }
 
+    /// Takes note that all Nodes are too many to be watched.
+    pub(super) fn give_cluster_nodes_up(&mut self) {
+        self.cluster.give_up();
+    }
+
     /// Whether all Nodes have to be watched, because a Service has an external IP.
     pub(super) fn wants_cluster_nodes(&self) -> bool {
         self.cluster.are_wanted()

@@ -24,6 +24,8 @@ pub(super) struct ClusterNodes {
     changed: bool,
     /// When a Service had an external IP for the first time.
     wanted: Option<Instant>,
+    /// No list will come.
+    given_up: bool,
     planned: plan::ClusterNodes,
 }
 
@@ -51,6 +53,11 @@ impl ClusterNodes {
         }
     }
 
+    /// Takes note that no list will come.
+    pub(super) fn give_up(&mut self) {
+        self.given_up = true;
+    }
+
     /// Whether they have to be watched.
     pub(super) fn are_wanted(&self) -> bool {
         self.wanted.is_some()
@@ -70,12 +77,14 @@ impl ClusterNodes {
                 return false;
             }
             plan::ClusterNodes::Known(Arc::new(self.nodes.iter().collect::<NodeNetworks>()))
-        } else if is_late {
+        } else if is_late || self.given_up {
             plan::ClusterNodes::Unknown
         } else {
             plan::ClusterNodes::Awaited
         };
-        if is_late && self.planned == plan::ClusterNodes::Awaited && planned == plan::ClusterNodes::Unknown {
+        let is_new_unknown =
+            self.planned == plan::ClusterNodes::Awaited && planned == plan::ClusterNodes::Unknown;
+        if is_new_unknown && !self.given_up {
             tracing::warn!(
                 waited = ?LIST_LIMIT,
                 "Nodes not listed in time; serving external IPs that may be addresses of nodes"
@@ -157,6 +166,16 @@ mod tests {
         list(&mut cluster, &others);
         assert!(cluster.update(start + 2 * LIST_LIMIT), "late is better than never");
         assert_eq!(cluster.planned(), &known(&others));
+    }
+
+    #[test]
+    fn external_ips_do_not_wait_for_a_list_that_will_not_come() {
+        let (mut cluster, start) = (ClusterNodes::default(), Instant::now());
+        cluster.on_service(&service("192.0.2.1"), &local_node(), start);
+        assert!(cluster.update(start));
+        cluster.give_up();
+        assert!(cluster.update(start));
+        assert_eq!((cluster.planned(), cluster.deadline()), (&plan::ClusterNodes::Unknown, None));
     }
 
     #[test]

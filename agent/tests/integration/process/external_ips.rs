@@ -55,3 +55,27 @@ fn other_nodes_keep_their_addresses_and_restarts_take_no_external_ip() {
     eventually("the address is nobody's", || ask(at_node) == served());
     assert_eq!(agent.metric("steerage_agent_refused_external_ips"), 0);
 }
+
+#[test]
+fn agents_of_a_large_cluster_do_not_watch_its_nodes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("many-nodes");
+    scene.make_nodes(1_000);
+    let addresses = json!([{ "type": "InternalIP", "address": "198.51.100.1" }]);
+    scene.status("v1", "Node", "node-0", &json!({ "addresses": addresses }));
+
+    let agent = scene.started("node");
+    let external = json!({ "externalIPs": ["198.51.100.1"] });
+    scene.service("web", "192.0.2.10".parse().unwrap(), &external);
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let at_node = "198.51.100.1:80".parse().unwrap();
+    eventually("external IPs are served", || {
+        scene.world.ask(At::Pod2, at_node, Protocol::Tcp).map(|(who, _)| who) == Ok("pod1".to_owned())
+    });
+    assert_eq!(agent.metric("steerage_agent_watch_lists_total{kind=\"nodes\"}"), 1, "its own Node alone");
+    assert!(
+        scene.log().contains("the cluster has too many Nodes to watch on each of them"),
+        "{}",
+        scene.log()
+    );
+}
