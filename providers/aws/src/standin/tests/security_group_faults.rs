@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Owner, Progress, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer, Owner, Progress, Provider as _};
 use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
