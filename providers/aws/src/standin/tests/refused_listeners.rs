@@ -129,6 +129,36 @@ async fn deletion_removes_what_a_refused_listener_left() {
     }
 }
 
+/// Any one call fails beside the refusal.
+#[tokio::test(start_paused = true)]
+async fn failed_call_beside_a_refusal_leaves_the_same() {
+    let moved = with_tls(wanted(&[(80, 31080), (443, 31443), (8443, 30445)], &[0, 1]), "443,8443", MISSING);
+    for fault in [Fault::Before, Fault::After, Fault::Code("Throttling")] {
+        for number in 0.. {
+            let cloud = standin(number as u64);
+            let aws = provider(&cloud);
+            apply(&aws, &web(GOOD), Compare::Remembered).await.unwrap();
+            pause().await;
+            watch(&cloud, 443);
+            cloud.set_faults(Faults::Nth(number, fault));
+            let outcome = apply(&aws, &moved, Compare::Remembered).await.unwrap();
+            let is_over = cloud.has_faults();
+            cloud.set_faults(Faults::None);
+            let states = "Not served: port 8443. Served, but not as requested: port 443. Not requested any more, but served until \
+                          then: port 81. AWS";
+            assert!(refusal(&outcome).1.contains(states), "{number} {fault:?}: {outcome:?}");
+            let ports = [(80, (31080, 2)), (81, (30081, 2)), (443, (30443, 2))];
+            assert_eq!(served(&cloud), BTreeMap::from(ports), "{number} {fault:?}");
+            assert_eq!(cloud.violations(), Vec::<String>::new(), "{number} {fault:?}");
+            delete(&aws, &moved.owner).await.unwrap();
+            assert_empty(&cloud, "after the deletion");
+            if is_over {
+                break;
+            }
+        }
+    }
+}
+
 /// The node port of the refused port changes: its listener keeps the old target group, with targets that follow.
 #[tokio::test(start_paused = true)]
 async fn refused_listener_keeps_its_target_group_while_others_switch() {
@@ -246,6 +276,28 @@ async fn unknown_further_certificate_holds_up_no_other_port() {
     let corrected = with_tls(wanted(&ports, &[0]), "*", GOOD);
     assert_eq!(apply(&aws, &corrected, Compare::Remembered).await.unwrap().incomplete, None);
     assert_eq!(changes(&cloud), [""; 0]);
+}
+
+/// Clients choose certificates by name: none goes while AWS refuses another one of the same listener.
+#[tokio::test(start_paused = true)]
+async fn listener_keeps_its_certificates_while_a_new_one_is_refused() {
+    let of = |certificates: &str| with_tls(wanted(&[(443, 30443)], &[0]), "*", certificates);
+    for refused in [format!("{MISSING},arn:aws:acm:::c"), format!("arn:aws:acm:::c,{MISSING}")] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        apply(&aws, &of(&format!("{GOOD},arn:aws:acm:::b")), Compare::Remembered).await.unwrap();
+        pause().await;
+        let outcome = apply(&aws, &of(&refused), Compare::Remembered).await.unwrap();
+        assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
+        let tls = |cloud: &StandIn| cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap();
+        assert!(
+            tls(&cloud).certificate == GOOD && tls(&cloud).others.contains("arn:aws:acm:::b"),
+            "{refused}"
+        );
+        apply(&aws, &of("arn:aws:acm:::c"), Compare::Remembered).await.unwrap();
+        let tls = tls(&cloud).without_default();
+        assert_eq!((tls.certificate.as_str(), tls.others.len()), ("arn:aws:acm:::c", 0), "{refused}");
+    }
 }
 
 /// A port with both protocols is one listener. AWS refuses to take one of them away: clients of both may still connect.
