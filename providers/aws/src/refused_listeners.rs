@@ -26,14 +26,14 @@ pub(crate) struct RefusedListeners {
 
 /// The present listener that the step changes.
 fn listener_of<'a>(step: &Step, resources: &'a Resources) -> Option<&'a ObservedListener> {
-    let arn = match step {
-        Step::SwitchListener { arn, .. }
-        | Step::AddCertificates { arn, .. }
-        | Step::RemoveCertificates { arn, .. }
-        | Step::DeleteListener { arn }
-        | Step::AddTags { of: Tagged::Listener(arn), .. }
-        | Step::RemoveTags { of: Tagged::Listener(arn), .. } => arn,
-        _ => return None,
+    let (Step::SwitchListener { arn, .. }
+    | Step::AddCertificates { arn, .. }
+    | Step::RemoveCertificates { arn, .. }
+    | Step::DeleteListener { arn }
+    | Step::AddTags { of: Tagged::Listener(arn), .. }
+    | Step::RemoveTags { of: Tagged::Listener(arn), .. }) = step
+    else {
+        return None;
     };
     resources.listeners.iter().find(|listener| listener.arn == *arn)
 }
@@ -138,8 +138,9 @@ impl RefusedListeners {
             ("Not requested any more, but served until then", left.into_iter().collect()),
         ];
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
-        let states: String = states.map(|(state, ports)| format!(" {state}: {}.", named(&ports))).collect();
-        let message = format!("AWS refuses the listener of port {port}.{states} {error}");
+        let states: Vec<String> =
+            states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
+        let message = format!("AWS refuses the listener of port {port}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         if !resources.listeners.is_empty() && groups.all(|group| is_followed(group, wanted)) {
             return Ok(Some((error.reason(), message)));
