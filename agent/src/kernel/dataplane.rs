@@ -184,8 +184,8 @@ impl Dataplane {
 
     /// Replaces the plans of some Services in `ruleset`, and makes the kernel's tables hold what it then says. Compares everything where
     /// the difference or the kernel's state is not known. After an error the state is unknown; a family is written all the same if only
-    /// the other one fails. No packet meets a family that was written in part: each family is one transaction, and a new table gets its
-    /// base chains last.
+    /// the other one fails. No packet meets a frontend that was written in part: each family is one transaction, or several that leave
+    /// each frontend as it was or as it will be, see [`crate::rules::steps`]. A new table gets its base chains last.
     pub fn write(
         &mut self,
         ruleset: &mut Ruleset,

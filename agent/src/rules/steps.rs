@@ -13,29 +13,35 @@ use steerage_nft::{Row, RowShape, Rows};
 use super::list_digests::{list_digests, list_of_key};
 use super::{Changes, SetId};
 
-/// Elements of an ordinary transaction. What has to change together can be more: at most the longest list, with all its endpoints
-/// replaced.
-pub const LARGEST_STEP: usize = 1 << 14;
+/// Elements of an ordinary transaction: the kernel takes up to 40 ms for them, also if it has to grow a set. What has to change together
+/// can be more: at most the longest list, with all its endpoints replaced.
+pub const LARGEST_STEP: usize = 1 << 13;
 
 /// The transactions of a change, in order, each of at most `largest` elements where that is possible.
 pub fn steps(changes: &Changes, largest: usize) -> Vec<Cow<'_, Changes>> {
     if changes.count() <= largest {
         return vec![Cow::Borrowed(changes)];
     }
-    let (lists, exchanged) = (growing_lists(changes), exchanged_clients(changes));
+    let (lists, exchanged) = (list_changes(changes), exchanged_clients(changes));
     let is_single = |id: SetId, row: &Row<'_>| match id {
         SetId::Hairpins | SetId::Sources(_) => true,
         SetId::Sticky(_) => !exchanged.contains(&(id, row.key)),
         _ => false,
     };
-    let list = |id: SetId, row: &Row<'_>, grows: bool| {
-        let list = matches!(id, SetId::Endpoints | SetId::Digests).then(|| list_of_key(row.key)).flatten();
-        list.filter(|list| lists.get(list).copied().unwrap_or(true) == grows)
+    let is_of =
+        |row: &Row<'_>, change| list_of_key(row.key).and_then(|list| lists.get(&list)) == Some(&change);
+    let all_of = |id, row: &Row<'_>, change| {
+        let of_list = matches!(id, SetId::Endpoints | SetId::Digests) && is_of(row, change);
+        of_list.then(|| list_of_key(row.key)).flatten()
     };
     let mut steps = Steps { done: Vec::new(), room: 0, largest };
     steps.each(Op::Add, changes, is_single);
     steps.together(changes, |id, _| matches!(id, SetId::Shares(_)).then_some(()));
-    steps.together(changes, |id, row| list(id, row, true));
+    // A list always has a digest, so that a new process finds what an interrupted write has left.
+    for id in [SetId::Digests, SetId::Endpoints] {
+        steps.each(Op::Add, changes, |of, row| of == id && is_of(row, ListChange::Begins));
+    }
+    steps.together(changes, |id, row| all_of(id, row, ListChange::Stays));
     // A packet to an address of the cluster whose port nobody has is rejected.
     steps.each(Op::Delete, changes, |id, _| id == SetId::ClusterAddresses);
     steps.together(changes, |id, row| {
@@ -43,20 +49,47 @@ pub fn steps(changes: &Changes, largest: usize) -> Vec<Cow<'_, Changes>> {
         (!is_single(id, row)).then(|| frontend.to_vec())
     });
     steps.each(Op::Add, changes, |id, _| id == SetId::ClusterAddresses);
-    steps.together(changes, |id, row| list(id, row, false));
+    steps.together(changes, |id, row| all_of(id, row, ListChange::Shrinks));
+    for id in [SetId::Endpoints, SetId::Digests] {
+        steps.each(Op::Delete, changes, |of, row| of == id && is_of(row, ListChange::Ends));
+    }
     steps.each(Op::Delete, changes, is_single);
     steps.done.into_iter().map(Cow::Owned).collect()
 }
 
-/// The long lists that change, and whether they do before their frontends: all that grow. One that becomes shorter may leave the range
-/// of slots in which its frontends look.
-fn growing_lists(changes: &Changes) -> BTreeMap<u32, bool> {
+/// What happens to a long list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListChange {
+    /// No frontend leads to it yet.
+    Begins,
+    /// It has at least as many endpoints as before. Frontends may look at more slots afterwards.
+    Stays,
+    /// Frontends may look at fewer slots before.
+    Shrinks,
+    /// No frontend leads to it any more.
+    Ends,
+}
+
+fn list_changes(changes: &Changes) -> BTreeMap<u32, ListChange> {
     let lengths = |sets: &BTreeMap<SetId, Rows>| -> BTreeMap<u32, u32> {
         let digests = sets.get(&SetId::Digests).map(list_digests).unwrap_or_default();
         digests.into_iter().map(|(list, digest)| (list, digest.length)).collect()
     };
     let (old, new) = (lengths(&changes.delete), lengths(&changes.add));
-    old.keys().chain(new.keys()).map(|list| (*list, new.get(list) >= old.get(list))).collect()
+    // Only the repair of a list leaves its digest.
+    let repaired = all(changes).filter(|(_, id, ..)| *id == SetId::Endpoints);
+    let mut lists: BTreeMap<u32, ListChange> =
+        repaired.filter_map(|(.., row)| list_of_key(row.key)).map(|list| (list, ListChange::Stays)).collect();
+    lists.extend(old.keys().chain(new.keys()).map(|list| {
+        let change = match (old.get(list), new.get(list)) {
+            (None, _) => ListChange::Begins,
+            (_, None) => ListChange::Ends,
+            (old, new) if new >= old => ListChange::Stays,
+            _ => ListChange::Shrinks,
+        };
+        (*list, change)
+    }));
+    lists
 }
 
 /// What clients remember, where another endpoint takes the place of one: it is deleted and added at once.

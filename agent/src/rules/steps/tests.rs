@@ -176,6 +176,10 @@ fn check(now: &Tables, old: &Tables, new: &Tables) {
             assert!(list.len() >= class / 4, "{} of {class}", list.len());
         }
     }
+    let digests: BTreeSet<_> = now.set(SetId::Digests).filter_map(|(key, _)| list_of_key(key)).collect();
+    for number in now.set(SetId::Endpoints).filter_map(|(key, _)| list_of_key(key)) {
+        assert!(digests.contains(&number), "a list without a digest is lost if the process ends");
+    }
     for (_, data) in now.set(SetId::Restricted) {
         let number = list_of_frontend(data).unwrap();
         let wanted = [new, old].map(|tables| tables.of_sources(number));
