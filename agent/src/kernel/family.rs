@@ -7,7 +7,9 @@ use steerage_model::Family;
 use steerage_nft::{Batch, Element, Error, Nft, Rows, Table};
 
 use super::load::{PAUSE, load};
-use super::repair::{ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, repair, replace};
+use super::repair::{
+    ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, must_be_replaced, repair, replace,
+};
 use super::scope::{Scope, read_digests, read_lists};
 use crate::foreign::Damage;
 use crate::plan::Frontend;
@@ -81,14 +83,16 @@ impl FamilyTable {
     }
 
     /// The long lists as the kernel has them whose digests are not those of `wanted`, if it has a digest of them. All lists, if
-    /// [`Scope::Digests`] will not believe any: the table has no digests, or another layout.
+    /// [`Scope::Digests`] will not believe any: the table has no digests, or is going to be replaced.
     pub fn differing_lists(
         &mut self,
         config: &RulesetConfig,
         wanted: &BTreeMap<u32, ListDigest>,
     ) -> Result<KernelLists, Error> {
-        let layout = self.nft.table(&self.table)?.and_then(|info| info.comment);
-        if layout != Some(BaseRuleset::new(self.family, config).version) || !self.has(SetId::Digests)? {
+        let Some(info) = self.nft.table(&self.table)? else { return Ok(KernelLists::new()) };
+        let (chains, sets) = (self.nft.chains(&self.table)?, self.nft.set_infos(&self.table)?);
+        let has_digests = sets.iter().any(|set| set.name == SetId::Digests.name());
+        if !has_digests || must_be_replaced(&BaseRuleset::new(self.family, config), &info, &chains, &sets) {
             return self.lists();
         }
         let mut lists = read_digests(&mut self.nft, &self.table, self.model)?;

@@ -327,25 +327,27 @@ fn change_of_a_service_repairs_its_believed_list_before() {
     });
 }
 
-/// A table of another version is replaced, and one without digests is believed in nothing: endpoints keep their slots all the same.
+/// A table of another version or without all chains is replaced, and one without digests is believed in nothing: endpoints keep their
+/// slots all the same.
 #[test]
 fn upgrade_keeps_the_order_of_lists() {
     requires!(NetworkNamespace, Program("nft"));
-    for other in ["version", "digests"] {
+    for other in ["version", "digests", "base chain"] {
         in_new_netns(|| {
             let mut before = Proxy::open();
             before.ruleset.set_forward_to_peers(other == "version");
             for first in [100, 101, 90] {
                 follow(&mut before, &world(first, COUNT));
             }
-            if other == "digests" {
-                let mut batch = Batch::new();
-                let v6 = Table::new(steerage_nft::Family::Ip6, TABLE);
-                for table in [table(), v6] {
-                    batch.delete_set(&table, &SetId::Digests.name());
+            let mut batch = Batch::new();
+            for table in [table(), Table::new(steerage_nft::Family::Ip6, TABLE)] {
+                match other {
+                    "digests" => _ = batch.delete_set(&table, &SetId::Digests.name()),
+                    "base chain" => _ = batch.delete_chain(&table, "output"),
+                    _ => {}
                 }
-                Nft::open().unwrap().commit(batch).unwrap();
             }
+            Nft::open().unwrap().commit(batch).unwrap();
             let whole = lists();
             let mut proxy = Proxy::open();
             let written = follow(&mut proxy, &world(90, COUNT));
