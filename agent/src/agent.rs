@@ -40,6 +40,8 @@ const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration
 const LISTS_INTERVAL: Duration = Duration::from_millis(10);
 /// Running agents begin the watch of all Nodes within this time, and not all at once: a user may cause it by an external IP.
 const NODES_SPREAD: Duration = Duration::from_secs(5);
+/// Services are planned for so long, and those that are left after the write of these. One of them may take longer.
+const PLAN_TIME: Duration = Duration::from_millis(50);
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -128,8 +130,10 @@ impl Agent {
             if std::mem::take(&mut state.host_addresses_changed) {
                 state.planner.host_addresses = self.settings.host_addresses();
             }
+            self.proxy_health.round_begun();
             self.step(&mut state);
             self.read_lists(&mut state);
+            self.proxy_health.round_ended();
             self.ports.expire();
             self.open_ports(&mut state);
         }
@@ -137,7 +141,7 @@ impl Agent {
 
     /// When there is something to do without an input. An idle agent has no deadline.
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
-        let pure = [state.planner.next(), self.ports.next_expiry()];
+        let pure = [state.planner.next(StdInstant::now()), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
         [state.retry, state.read_lists, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
@@ -216,7 +220,9 @@ impl Agent {
         }
         let is_damaged = self.repair_first(state);
         self.find_peers(state);
-        let Some(updates) = state.planner.plan(&self.settings, StdInstant::now()) else { return };
+        let begun = StdInstant::now();
+        let is_over = || begun.elapsed() >= PLAN_TIME;
+        let Some(updates) = state.planner.plan(&self.settings, begun, is_over) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
             reconfigured |= self.ruleset.set_unassigned(self.settings.unassigned(cidrs));
@@ -232,8 +238,10 @@ impl Agent {
             // The process ends if nobody takes it.
             let _ = start.send(spread);
         }
-        // A first write without external IPs would take them from a predecessor's tables.
-        if !synced || self.first.is_some() && state.planner.awaits_cluster_nodes() {
+        // A first write without external IPs would take them from a predecessor's tables, as would one without
+        // what is not planned yet.
+        let is_partial = state.planner.awaits_cluster_nodes() || state.planner.has_waiting();
+        if !synced || self.first.is_some() && is_partial {
             return self.ruleset.stage(updates);
         }
         if state.retry.is_some_and(|at| Instant::now() < at) {
@@ -313,7 +321,8 @@ impl Agent {
                 if written.full {
                     Self::report_repaired(state, written.elements);
                 }
-                state.pending.written(&self.metrics.kube_proxy, self.dataplane.families());
+                let is_waiting = |service: &Key| state.planner.is_waiting(service);
+                state.pending.written(&self.metrics.kube_proxy, self.dataplane.families(), is_waiting);
                 self.written(written, &health, took);
             }
             Err(error) => {
