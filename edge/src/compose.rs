@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use crate::args::{EdgeArgs, host_name};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::forward::{self, Device, NftWriter};
+use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
 use crate::link::election::HeartbeatTiming;
@@ -62,6 +63,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (addresses, addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
+    let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
     let local = LocalHost {
         index: link.index,
         mac: link.mac,
@@ -70,7 +72,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         timing: HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() },
     };
     let (heartbeats, membership) =
-        HeartbeatLoop::open(local, addresses_rx, leaving_rx).context(NEEDS_NET_RAW)?;
+        HeartbeatLoop::open(local, addresses_rx, leaving_rx, abilities_rx, metrics.clone())
+            .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
 
     let (monitored_vips, monitored_vips_rx) = watch::channel(std::collections::BTreeSet::new());
@@ -113,7 +116,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (health, health_rx) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
     let vips = VipOwner::new(link.index, netlink, metrics.clone(), held, announcements);
-    let outputs = Outputs { addresses, peers, monitored_vips, status, leaving };
+    let outputs = Outputs { addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events: events_rx,
         health: health_rx,

@@ -60,6 +60,34 @@ fn graceful_shutdown_hands_vips_over() {
 }
 
 #[test]
+fn host_that_cannot_list_leaves_the_vips_to_one_that_can() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(2, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    // It comes first by name, and is active alone.
+    testbed.start_without_api(0);
+    eventually("it is active", || testbed.metric(0, "steerage_edge_active").as_deref() == Some("1"));
+    testbed.start_ready(1);
+    eventually("the host that can serve has the VIPs", || testbed.has_vips(1));
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    assert_eq!(testbed.metric(0, "steerage_edge_active").as_deref(), Some("0"));
+    assert_eq!(testbed.metric(0, "steerage_edge_able").as_deref(), Some("0"));
+    // Without another host that can serve, the kernel of the one that ends keeps the VIPs.
+    let load = Load::start(&testbed.client(), 20);
+    assert!(testbed.terminate(1));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(testbed.has_vips(1));
+    // Nor does the process that follows give them up: the other host is active by now, and has none.
+    eventually("the host without a list is active", || {
+        testbed.metric(0, "steerage_edge_active").as_deref() == Some("1")
+    });
+    testbed.start_ready(1);
+    eventually("it is active again", || testbed.metric(1, "steerage_edge_active").as_deref() == Some("1"));
+    assert!(testbed.has_vips(1));
+    load.stop("SIGTERM and restart of the only host that can serve");
+}
+
+#[test]
 fn one_host_steps_down_after_a_partition() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut testbed = two_hosts();

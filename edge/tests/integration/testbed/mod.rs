@@ -160,23 +160,42 @@ impl TestBed {
     }
 
     pub(crate) fn start(&mut self, edge: usize) {
+        let folder = self.folder.clone();
+        self.start_with(edge, |command| {
+            command.arg("--objects-dir").arg(&folder).arg("--status-dir").arg(folder.join("status"));
+        });
+    }
+
+    /// Starts an edge host whose API server does not answer.
+    pub(crate) fn start_without_api(&mut self, edge: usize) {
+        let path = self.folder.join("kubeconfig");
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "expired"}}],
+        });
+        fs::write(&path, config.to_string()).expect("write");
+        self.start_with(edge, |command| {
+            command.arg("--kubeconfig").arg(&path);
+        });
+    }
+
+    fn start_with(&mut self, edge: usize, change: impl FnOnce(&mut Command)) {
         let name = self.edges[edge].0.clone();
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.folder.join(format!("{name}.log")))
             .expect("log");
-        let child = Command::new("ip")
+        let mut command = Command::new("ip");
+        command
             .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
             .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
-            .arg("--objects-dir")
-            .arg(&self.folder)
-            .arg("--status-dir")
-            .arg(self.folder.join("status"))
-            .stderr(Stdio::from(log))
-            .spawn()
-            .expect("edge");
-        self.edges[edge].1 = Some(child);
+            .args(["--group", "test"])
+            .stderr(Stdio::from(log));
+        change(&mut command);
+        self.edges[edge].1 = Some(command.spawn().expect("edge"));
     }
 
     pub(crate) fn start_ready(&mut self, edge: usize) {
@@ -208,6 +227,12 @@ impl TestBed {
         let mut child = self.edges[edge].1.take().expect("running");
         sh(&format!("kill -TERM {}", child.id()));
         child.wait().expect("wait").success()
+    }
+
+    /// The value of one of its metrics.
+    pub(crate) fn metric(&self, edge: usize, name: &str) -> Option<String> {
+        let text = self.get(edge, "/metrics");
+        text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
     }
 
     /// Whether an edge host has the VIPs on its interface.
