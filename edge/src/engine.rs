@@ -137,7 +137,7 @@ impl Engine {
             outputs,
             gates,
             index: Index::default(),
-            health: HealthByProbe::new(),
+            health: HealthByProbe::default(),
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
             synced_at: None,
@@ -322,8 +322,8 @@ impl Engine {
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_share = healthy_share;
-        self.health.retain(|probe, _| probes.contains(probe));
-        self.prober.set_probes(&probes, &urgent_probes, |target| self.host.source_for(target));
+        self.health.set_probes(&probes);
+        self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
         if self.membership.settled {
             // Not before: an edge host that is not known yet would be taken for a foreign one.
             send_if_changed(&self.outputs.monitored_vips, monitored_vips);

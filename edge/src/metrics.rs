@@ -61,6 +61,11 @@ impl Metrics {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn probes_that_passed(&self) -> u64 {
+        self.probe_results.get_or_create(&[("result", "passed")]).get()
+    }
+
     pub(crate) fn count_probe(&self, passed: bool) {
         let result = if passed { "passed" } else { "failed" };
         self.probe_results.get_or_create(&[("result", result)]).inc();
