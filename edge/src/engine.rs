@@ -246,6 +246,10 @@ impl Engine {
     fn update_membership(&mut self, next: Membership) {
         let before = std::mem::replace(&mut self.membership, next);
         let Membership { active, departures, live, settled, .. } = self.membership;
+        if settled && !before.settled {
+            // Before the first plan, so that VIPs outlive processes that end again and again.
+            self.vips.keep(&self.membership);
+        }
         if active != before.active {
             tracing::info!(active, peers = live, "role changed");
             if active {
@@ -306,6 +310,10 @@ impl Engine {
             return;
         }
         done(&mut self.gates.synced);
+        if !self.membership.settled {
+            // The plan needs the other hosts, and a process that fails now has not kept its VIPs yet.
+            return;
+        }
         let now = Instant::now();
         let inputs = PlanInputs { index: &self.index, host: &self.host, health: &self.health, now };
         let Plan {
@@ -391,6 +399,7 @@ impl Engine {
             self.vips.sync_vips(VipRole::Standby, &BTreeSet::new());
             tracing::info!("VIPs handed over to another edge host");
         } else {
+            self.vips.keep_without_process();
             let vips = self.vips.held().len();
             tracing::info!(vips, "no other edge host is active; leaving VIPs and ruleset in the kernel");
         }

@@ -103,6 +103,11 @@ impl Election {
         self.active_peers(now).any(|(_, peer)| peer.ability.can_serve)
     }
 
+    /// Whether another host could take over.
+    pub(crate) fn other_can_serve(&self, now: Instant) -> bool {
+        self.peers.values().any(|peer| self.is_alive(peer, now) && !peer.leaving && peer.ability.can_serve)
+    }
+
     /// How well this host can serve now.
     pub(crate) fn set_ability(&mut self, ability: Ability) {
         self.ability = ability;

@@ -32,6 +32,8 @@ pub(crate) struct Membership {
     pub(crate) active: bool,
     /// Whether another host is active and can serve.
     pub(crate) other_active: bool,
+    /// Whether another host could take over.
+    pub(crate) has_standby: bool,
     /// Whether this host has listened for long enough to know the others.
     pub(crate) settled: bool,
     /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
@@ -218,6 +220,7 @@ impl HeartbeatLoop {
         let next = Membership {
             active: self.election.is_active(),
             other_active,
+            has_standby: self.election.other_can_serve(now),
             settled: self.is_settled(now),
             departures: self.membership.borrow().departures + u64::from(departed),
             live: self.election.live(now),

@@ -35,6 +35,36 @@ fn standby_takes_over_from_a_killed_host_without_loss() {
 }
 
 #[test]
+fn vips_of_a_killed_host_leave_its_interface_if_another_host_has_them() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    eventually("the lifetime is limited", || !testbed.keeps_vips_forever(0));
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_secs(20));
+    assert!(testbed.has_vips(0), "the process keeps them");
+    testbed.kill(0);
+    eventually("the standby holds the addresses", || testbed.has_vips(1));
+    eventually("the kernel removes the VIPs of the killed host", || !testbed.has_any_vip(0));
+    // No host could take over from the second one.
+    eventually("its lifetime is unlimited", || testbed.keeps_vips_forever(1));
+    testbed.kill(1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(testbed.has_vips(1));
+    load.stop("kill -9 of both edges, one after the other");
+}
+
+#[test]
+fn vips_stay_for_ever_if_all_processes_end() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    eventually("the lifetime is limited", || !testbed.keeps_vips_forever(0));
+    // The standby cannot take over in time.
+    testbed.stop(1);
+    assert!(testbed.terminate(0));
+    assert!(testbed.keeps_vips_forever(0));
+}
+
+#[test]
 fn standby_takes_over_from_a_disconnected_host() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let testbed = two_hosts();

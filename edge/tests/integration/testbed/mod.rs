@@ -222,6 +222,12 @@ impl TestBed {
         child.wait().expect("wait");
     }
 
+    /// Sends SIGSTOP.
+    pub(crate) fn stop(&self, edge: usize) {
+        let child = self.edges[edge].1.as_ref().expect("running");
+        sh(&format!("kill -STOP {}", child.id()));
+    }
+
     /// Sends SIGTERM; whether the process ended with success.
     pub(crate) fn terminate(&mut self, edge: usize) -> bool {
         let mut child = self.edges[edge].1.take().expect("running");
@@ -237,8 +243,25 @@ impl TestBed {
 
     /// Whether an edge host has the VIPs on its interface.
     pub(crate) fn has_vips(&self, edge: usize) -> bool {
-        let shown = sh(&format!("ip -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
-        shown.contains(&format!("{VIP4}/32")) && shown.contains(&format!("{VIP6}/128"))
+        self.vip_lifetimes(edge).len() == 2
+    }
+
+    pub(crate) fn has_any_vip(&self, edge: usize) -> bool {
+        !self.vip_lifetimes(edge).is_empty()
+    }
+
+    /// Whether the kernel of an edge host never removes its VIPs.
+    pub(crate) fn keeps_vips_forever(&self, edge: usize) -> bool {
+        let lifetimes = self.vip_lifetimes(edge);
+        lifetimes.len() == 2 && lifetimes.iter().all(|lifetime| lifetime == "forever")
+    }
+
+    /// How long the kernel of an edge host keeps each VIP that is on its interface.
+    fn vip_lifetimes(&self, edge: usize) -> Vec<String> {
+        let shown = sh(&format!("ip -o -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
+        let is_vip = |line: &&str| [VIP4, VIP6].iter().any(|vip| line.contains(&format!(" {vip}/")));
+        let lifetime = |line: &str| line.split("valid_lft ").nth(1)?.split(' ').next().map(str::to_owned);
+        shown.lines().filter(is_vip).filter_map(lifetime).collect()
     }
 
     /// The EdgeTargetHealth of an edge host for the load balancer `lb`.
