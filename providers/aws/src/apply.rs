@@ -191,8 +191,10 @@ impl Aws {
             known.source_nat = SourceNat::Off;
         }
         for step in others.iter().filter(deletes_group) {
-            // One that a refused listener keeps stays.
-            if !matches!(step, Step::DeleteGroup { arn, .. } if resources.uses(arn)) {
+            // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
+            let is_kept =
+                |arn: &String| resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn));
+            if !matches!(step, Step::DeleteGroup { arn, .. } if is_kept(arn)) {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
