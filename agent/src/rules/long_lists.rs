@@ -142,7 +142,9 @@ impl LongLists {
                 self.services.insert(service.clone(), old);
             }
         }
-        freed.into_iter().for_each(|number| self.numbers.give_back(number));
+        for number in freed {
+            self.numbers.give_back(number);
+        }
     }
 
     /// Takes over the slots that the kernel has, so that there is little to write.

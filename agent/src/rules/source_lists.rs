@@ -95,7 +95,9 @@ impl SourceLists {
             };
             freed.extend(old.iter().flatten().filter_map(|networks| self.remove_user(networks)));
         }
-        freed.into_iter().for_each(|number| self.numbers.give_back(number));
+        for number in freed {
+            self.numbers.give_back(number);
+        }
     }
 
     fn add_user(&mut self, networks: &Networks) {

@@ -88,6 +88,9 @@ fn worlds() -> impl Strategy<Value = World> {
     proptest::collection::btree_map(0_u8..4, spec, 0..4)
 }
 
+/// Elements of a frontend.
+type OfFrontend<'t> = BTreeMap<(SetId, &'t Vec<u8>), &'t Vec<u8>>;
+
 /// What a table holds.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Tables(BTreeMap<SetId, BTreeMap<Vec<u8>, Vec<u8>>>);
@@ -132,12 +135,12 @@ impl Tables {
     }
 
     /// The elements of each frontend, without what its clients remember.
-    fn frontends(&self) -> BTreeMap<&[u8], Vec<(SetId, &Vec<u8>, &Vec<u8>)>> {
-        let mut found: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    fn frontends(&self) -> BTreeMap<&[u8], OfFrontend<'_>> {
+        let mut found: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (id, set) in self.0.iter().filter(|(id, _)| !matches!(id, SetId::Sticky(_))) {
             for (key, data) in set {
                 if let Some(frontend) = id.frontend_of_key(key) {
-                    found.entry(frontend).or_default().push((*id, key, data));
+                    found.entry(frontend).or_default().insert((*id, key), data);
                 }
             }
         }

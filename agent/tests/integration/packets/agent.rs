@@ -267,7 +267,9 @@ fn health_notices_how_long_planning_takes() {
     agent.list(service(), &[At::Pod1]);
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
-    endless(1, 400).into_iter().for_each(|input| agent.send(input));
+    for input in endless(1, 400) {
+        agent.send(input);
+    }
     let mut longest = Duration::ZERO;
     let end = Instant::now() + SOON;
     while agent.metrics.reduced_services.get() == 0 {
@@ -290,7 +292,9 @@ fn other_namespaces_do_not_wait_for_all_plans_of_a_tenant() {
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     let tenant = 12;
     let all: Vec<_> = (1..=tenant).flat_map(|number| endless(number, 100)).collect();
-    all.into_iter().for_each(|input| agent.send(input));
+    for input in all {
+        agent.send(input);
+    }
     agent.endpoints(slices(&[At::Pod2]));
     let begun = Instant::now();
     let planned = || agent.metrics.reduced_services.get();
