@@ -95,7 +95,9 @@ mod tests {
 
     fn log(generations: &[u32]) -> CommitLog {
         let log = CommitLog::default();
-        generations.iter().for_each(|generation| log.begin().led_to(*generation));
+        for generation in generations {
+            log.begin().led_to(*generation);
+        }
         log
     }
 

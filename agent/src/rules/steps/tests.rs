@@ -65,9 +65,6 @@ fn plans(world: &World, gone: &World) -> BTreeMap<Key, ServicePlan> {
     gone.chain(world.iter().map(|(n, spec)| (key(n), plan(spec)))).collect()
 }
 
-/// A set, and a key and the data of an element.
-type KernelElement<'a> = (SetId, &'a Vec<u8>, &'a Vec<u8>);
-
 fn worlds() -> impl Strategy<Value = World> {
     let count =
         prop_oneof![Just(0_u8), Just(1), Just(3), Just(9), Just(12), Just(16), Just(17), Just(40), Just(70)];
@@ -90,6 +87,9 @@ fn worlds() -> impl Strategy<Value = World> {
     });
     proptest::collection::btree_map(0_u8..4, spec, 0..4)
 }
+
+/// Elements of a frontend.
+type OfFrontend<'t> = BTreeMap<(SetId, &'t Vec<u8>), &'t Vec<u8>>;
 
 /// What a table holds.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -135,12 +135,12 @@ impl Tables {
     }
 
     /// The elements of each frontend, without what its clients remember.
-    fn frontends(&self) -> BTreeMap<&[u8], Vec<KernelElement<'_>>> {
-        let mut found: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    fn frontends(&self) -> BTreeMap<&[u8], OfFrontend<'_>> {
+        let mut found: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for (id, set) in self.0.iter().filter(|(id, _)| !matches!(id, SetId::Sticky(_))) {
             for (key, data) in set {
                 if let Some(frontend) = id.frontend_of_key(key) {
-                    found.entry(frontend).or_default().push((*id, key, data));
+                    found.entry(frontend).or_default().insert((*id, key), data);
                 }
             }
         }
