@@ -34,7 +34,7 @@ const AGENT_EVENTS: &[(&str, &str, &str)] = &[
     ),
     (
         "TablesChanged",
-        "Another program changed the agent's tables, and the agent repairs them. The event names the table and the process",
+        "Another program changed the agent's tables, and the agent repairs them. The event names the table and, if an agent ran at that time, the process",
         "[Keep that program from them](../troubleshooting.md#traffic-stops-after-another-program-changed-nftables)",
     ),
     (
@@ -184,8 +184,8 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "## Events of the agent: Warning\n\n{}\n\n{}",
         wrap(
             "The first three are events of a Service, the others of the agent's Node. Of `ExternalIPNotServed` and `ServiceTooLarge` \
-             together an agent publishes ten at once and one a minute for each namespace, and ten times as many in all, within 30 s; its \
-             log has at most 20 lines a minute about them for each namespace, and 200 in all. Of `TablesChanged` and `ForeignTable` \
+             together an agent publishes for each namespace ten at once and one more each minute, in all 100 and ten more each minute; nodes \
+             publish within 30 s, not all at once. Its log has at most 20 lines a minute about them for each namespace, and 200 in all. Of `TablesChanged` and `ForeignTable` \
              together it publishes ten at once and one a minute."
         ),
         error_table(AGENT_EVENTS)

@@ -62,7 +62,7 @@ impl HealthSummary {
     pub(crate) fn unserved_parts(&self) -> Option<ReasonMessage> {
         let parts = self.unserved()?;
         let message = format!(
-            "No target passes its health check for {parts}. The rest of the load balancer is served. Check that the pods accept \
+            "No target passes its health check for {parts}. The other ports that have a listener are served. Check that the pods accept \
              connections there, and that firewalls admit the load balancer."
         );
         Some((reasons::PARTLY_UNHEALTHY, message))

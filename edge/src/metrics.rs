@@ -31,7 +31,7 @@ impl Metrics {
         let gauges = [
             ("active", "Whether this host has the VIPs (1) or not (0)", &self.active),
             (
-                "able",
+                "can_serve",
                 "Whether this host can serve (1): objects listed, rules written, main loop running; or not (0)",
                 &self.able,
             ),

@@ -311,10 +311,10 @@ fn unsupported_change(service: &Service, reason: &str, sources: Option<String>) 
     let result = if reason == ADOPTION_REFUSED {
         "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not change its targets."
     } else if may_be_foreign {
-        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps its previous one, and its targets still \
+        "The requested configuration is unsupported. If the load balancer is Steerage's, it keeps what could not be changed, and its targets still \
          follow the endpoints. If it is another controller's, it is not adopted, and Steerage does not change its targets."
     } else {
-        "The requested configuration is unsupported. The load balancer keeps its previous one, and its targets still follow the endpoints."
+        "The requested configuration is unsupported. The load balancer keeps what could not be changed, and its targets still follow the endpoints."
     };
     let sources = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
     let message = format!("{result}{sources} The condition steerage.dev/Programmed says what to fix.");

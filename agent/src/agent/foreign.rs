@@ -97,7 +97,7 @@ impl Agent {
             let changed = found.to_string();
             tracing::warn!(
                 changed,
-                "long lists were changed by another program while no agent ran; repairing them"
+                "lists of endpoints were changed by another program while no agent ran; repairing them"
             );
             self.metrics.foreign_changes.count(&found);
             let note = format!(

@@ -41,7 +41,7 @@ use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metric
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of at most this many Nodes each agent watches all. Together the agents of that many read 30 MB/s: every kubelet writes its Node each
 /// five minutes, in some 10 kB.
-const MOST_NODES: i64 = 1_000;
+const MAX_WATCHED_NODES: i64 = 1_000;
 /// Wait between looks at changed routes. Each pod that comes or goes changes one.
 const ROUTES_SETTLE: Duration = Duration::from_secs(1);
 
@@ -274,7 +274,7 @@ fn follow<E: Send + 'static>(
     });
 }
 
-/// The same for all Nodes, from a moment within the time that is sent on, unless they are more than [`MOST_NODES`].
+/// The same for all Nodes, from a moment within the time that is sent on, unless they are more than [`MAX_WATCHED_NODES`].
 fn follow_nodes_on_demand(
     client: Client,
     events: impl Stream<Item = Event<Node>> + Send + Unpin + 'static,
@@ -286,17 +286,19 @@ fn follow_nodes_on_demand(
         tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
         // If nobody counts them, the watch says why.
         if let Ok(nodes) = count_nodes(client).await
-            && nodes > MOST_NODES
+            && nodes > MAX_WATCHED_NODES
         {
             tracing::warn!(
                 nodes,
-                "a Service has an external IP, and the cluster has too many Nodes to watch on each of them; serving external \
-                 IPs that may be addresses of other nodes"
+                "not watching all Nodes for external IPs, because they are more than 1000; external IPs at addresses of \
+                 other nodes are served"
             );
             let _ = inputs.send(Input::TooManyNodes);
             return;
         }
-        tracing::info!("a Service has an external IP; watching all Nodes, whose addresses it may not be");
+        tracing::info!(
+            "watching all Nodes, because a Service has an external IP, which must not be the address of a node"
+        );
         follow(events, inputs, Input::ClusterNode);
     });
     start

@@ -186,7 +186,10 @@ impl HeartbeatLoop {
         // The listening at the start is no time in which a host serves.
         if problem != self.problem && self.is_settled(now) {
             if let Some(problem) = problem {
-                tracing::warn!(problem, "this host cannot serve; a host that can takes the VIPs");
+                tracing::warn!(
+                    problem,
+                    "this host cannot serve; another host that can takes the VIPs, if there is one"
+                );
             } else {
                 tracing::info!("this host can serve");
             }

@@ -54,7 +54,7 @@ fn vips_of_a_killed_host_leave_its_interface_if_another_host_has_them() {
 }
 
 #[test]
-fn vips_stay_for_ever_if_all_processes_end() {
+fn vips_stay_if_all_processes_end() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let mut testbed = two_hosts();
     eventually("the lifetime is limited", || !testbed.keeps_vips_forever(0));
@@ -101,7 +101,7 @@ fn host_that_cannot_list_leaves_the_vips_to_one_that_can() {
     eventually("the host that can serve has the VIPs", || testbed.has_vips(1));
     testbed.wait_until_served_by(&[0, 1, 2]);
     assert_eq!(testbed.metric(0, "steerage_edge_active").as_deref(), Some("0"));
-    assert_eq!(testbed.metric(0, "steerage_edge_able").as_deref(), Some("0"));
+    assert_eq!(testbed.metric(0, "steerage_edge_can_serve").as_deref(), Some("0"));
     // Without another host that can serve, the kernel of the one that ends keeps the VIPs.
     let load = Load::start(&testbed.client(), 20);
     assert!(testbed.terminate(1));

@@ -135,7 +135,7 @@ impl RefusedListeners {
         let states = [
             ("Not served", missing),
             ("Served, but not as requested", kept),
-            ("Not requested any more, but served until then", left.into_iter().collect()),
+            ("Not requested any more, but served until AWS accepts the others", left.into_iter().collect()),
         ];
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
         let states: Vec<String> =

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn external_ips_wait_for_the_list_of_nodes_and_not_for_ever() {
+    fn external_ips_wait_at_most_ten_seconds_for_nodes() {
         let (mut cluster, start) = (ClusterNodes::default(), Instant::now());
         cluster.on_service(&service("10.0.0.1"), &local_node(), start);
         let labelled = LocalNode { kube_proxy_replacement: false, ..local_node() };

@@ -175,7 +175,7 @@ fn source_range_change_keeps_established_connections() {
 /// Anybody who may write EndpointSlices can name a node's address and node port. A node translates a connection once: the packet comes
 /// to the host itself, where nobody listens, and circles only if the next node port is that of another node.
 #[test]
-fn endpoint_that_is_a_node_port_of_the_same_node_is_no_circle() {
+fn endpoint_at_own_node_port_does_not_loop() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let own_port = slices(&[At::Node]).into_iter().map(|mut slice| {
