@@ -228,6 +228,7 @@ mod tests {
                 gate = self.1.wait(gate).unwrap();
             }
             gate.1 = false;
+            self.1.notify_all();
         }
 
         /// Does something while the thread is stopped.
@@ -236,8 +237,10 @@ mod tests {
             gate.0 = true;
             drop(self.1.wait_while(gate, |gate| !gate.1).unwrap());
             work();
-            self.0.lock().unwrap().0 = false;
+            let mut gate = self.0.lock().unwrap();
+            gate.0 = false;
             self.1.notify_all();
+            drop(self.1.wait_while(gate, |gate| gate.1).unwrap());
         }
     }
 
