@@ -240,7 +240,6 @@ mod tests {
             let mut gate = self.0.lock().unwrap();
             gate.0 = false;
             self.1.notify_all();
-            // Otherwise the next call would take it for stopped still.
             drop(self.1.wait_while(gate, |gate| gate.1).unwrap());
         }
     }
