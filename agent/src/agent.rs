@@ -132,6 +132,7 @@ impl Agent {
             }
             self.proxy_health.round_begun();
             self.step(&mut state);
+            self.show_eligible(&state);
             self.read_lists(&mut state);
             self.proxy_health.round_ended();
             self.ports.expire();
@@ -215,13 +216,13 @@ impl Agent {
         if synced && !std::mem::replace(&mut state.listed, true) {
             tracing::info!("Services, slices and the node are listed");
         }
-        if synced {
-            self.proxy_health.set_eligible(state.planner.is_eligible(&self.settings));
-        }
+        self.show_eligible(state);
         let is_damaged = self.repair_first(state);
         self.find_peers(state);
         let begun = StdInstant::now();
-        let is_over = || begun.elapsed() >= PLAN_TIME;
+        // The first write has everything: what it lacks would leave a predecessor's tables, and a tenant's changes could delay it for ever.
+        let is_first = self.first.is_some();
+        let is_over = || !is_first && begun.elapsed() >= PLAN_TIME;
         let Some(updates) = state.planner.plan(&self.settings, begun, is_over) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
@@ -238,10 +239,10 @@ impl Agent {
             // The process ends if nobody takes it.
             let _ = start.send(spread);
         }
-        // A first write without external IPs would take them from a predecessor's tables, as would one without
-        // what is not planned yet.
-        let is_partial = state.planner.awaits_cluster_nodes() || state.planner.has_waiting();
-        if !synced || self.first.is_some() && is_partial {
+        // A first write without external IPs would take them from a predecessor's tables.
+        if !synced || is_first && state.planner.awaits_cluster_nodes() {
+            // The loop would wake again and again for a write that was to be repeated.
+            state.retry = None;
             return self.ruleset.stage(updates);
         }
         if state.retry.is_some_and(|at| Instant::now() < at) {
@@ -249,10 +250,20 @@ impl Agent {
             self.withdraw_health(state, &updates);
             self.ruleset.stage(updates);
         } else if updates.is_empty() && self.dataplane.state() == KernelState::InSync {
-            self.metrics.kube_proxy.settled();
+            if !state.planner.has_waiting() {
+                self.metrics.kube_proxy.settled();
+            }
             self.ask_for_annotations(state);
         } else if self.write(state, updates) {
             self.ask_for_annotations(state);
+        }
+    }
+
+    /// Whether load balancers may use this node: not before its rules are in the kernel.
+    fn show_eligible(&self, state: &LoopState) {
+        if state.planner.index.has_synced() {
+            let is_eligible = self.first.is_none() && state.planner.is_eligible(&self.settings);
+            self.proxy_health.set_eligible(is_eligible);
         }
     }
 

@@ -196,8 +196,10 @@ impl Planner {
             dirty.extend(self.index.services().filter(has_external_ip).map(|service| service.key.clone()));
         }
         let among_others = self.among_others(&local_node);
+        let gone = dirty.extract_if(.., |key| self.index.service(key).is_none()).collect();
+        let mut updates = self.plan_deleted(gone);
         self.turns.extend(dirty);
-        let updates = self.plan_in_turns(&among_others, flow_seed(&settings.node), now, is_over);
+        updates.extend(self.plan_in_turns(&among_others, flow_seed(&settings.node), now, is_over));
         self.local_node = Some((local_node, pods));
         Some(updates)
     }
@@ -213,6 +215,17 @@ impl Planner {
         among_others
     }
 
+    /// The empty plans of deleted Services. They wait for no turn: another Service, also of another namespace, may have their addresses.
+    fn plan_deleted(&mut self, gone: Vec<Key>) -> BTreeMap<Key, ServicePlan> {
+        for key in &gone {
+            self.turns.remove(key);
+            self.later.remove(key);
+            self.settled.remove(key);
+            self.budgets.set(key, 0);
+        }
+        gone.into_iter().map(|key| (key, ServicePlan::default())).collect()
+    }
+
     /// The plans of Services that wait, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is
     /// made: all plans of a namespace together never have more elements than the namespace may have, besides those that it had before.
     fn plan_in_turns(
@@ -223,25 +236,33 @@ impl Planner {
         mut is_over: impl FnMut() -> bool,
     ) -> BTreeMap<Key, ServicePlan> {
         let mut updates = BTreeMap::new();
+        let mut has_completed = false;
         self.settle(now);
         while let Some(key) = self.turns.next() {
             let plan = self.plan_one(&key, local_node);
             let needs = plan.cost();
-            self.budgets.set(&key, needs);
+            let grows = self.budgets.set(&key, needs);
             let planned = self.planned.entry(key.namespace().to_owned()).or_default();
             *planned += needs.min(self.budgets.limit(&key));
             let is_too_much = *planned > local_node.element_limits.namespace;
-            if !self.settled.remove(&key) && is_too_much {
-                // What it may have is known once the needs of all are.
+            if !self.settled.remove(&key) && grows && is_too_much {
+                // What it may have is known once the needs of all are. One that needs no more than before waits for nothing: a namespace
+                // whose Services change all the time may never come to its end.
                 self.later.insert(key.clone());
             } else {
                 updates.insert(key.clone(), self.reduced(plan, &key, seed));
             }
             if !self.turns.has(key.namespace()) {
                 self.planned.remove(key.namespace());
+                has_completed = true;
+            }
+            let is_over = is_over();
+            // Not after each namespace: it looks at all that changed.
+            if has_completed && (is_over || self.turns.is_empty()) {
+                has_completed = false;
                 self.settle(now);
             }
-            if is_over() {
+            if is_over {
                 break;
             }
         }

@@ -42,6 +42,8 @@ const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of at most this many Nodes each agent watches all. Together the agents of that many read 30 MB/s: every kubelet writes its Node each
 /// five minutes, in some 10 kB.
 const MAX_WATCHED_NODES: i64 = 1_000;
+/// Wait before Nodes are counted again, up to twice as long.
+const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait between looks at changed routes. Each pod that comes or goes changes one.
 const ROUTES_SETTLE: Duration = Duration::from_secs(1);
 
@@ -284,10 +286,19 @@ fn follow_nodes_on_demand(
     tokio::spawn(async move {
         let Ok(spread) = started.await else { return };
         tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
-        // If nobody counts them, the watch says why.
-        if let Ok(nodes) = count_nodes(client).await
-            && nodes > MAX_WATCHED_NODES
-        {
+        let nodes = loop {
+            match count_nodes(client.clone()).await {
+                Ok(nodes) => break nodes,
+                // The watch says so, too.
+                Err(kube::Error::Api(status)) if status.code == 403 => break 0,
+                // Agents that all watch would not help an API server in need.
+                Err(error) => {
+                    tracing::debug!(%error, "Nodes not counted; counting again");
+                    tokio::time::sleep(COUNT_INTERVAL.mul_f64(1.0 + fastrand::f64())).await;
+                }
+            }
+        };
+        if nodes > MAX_WATCHED_NODES {
             tracing::warn!(
                 nodes,
                 "not watching all Nodes for external IPs, because they are more than 1000; external IPs at addresses of \

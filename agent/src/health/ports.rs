@@ -215,7 +215,8 @@ impl ProxyHealth {
         state.pending.get_or_insert(since);
     }
 
-    /// All changes are in the kernel.
+    /// All planned changes are in the kernel. Others may wait for their turn: a tenant who changes very many Services makes no node
+    /// unhealthy.
     pub fn updated(&self) {
         let mut state = self.lock();
         state.pending = None;

@@ -9,6 +9,9 @@ use steerage_model::{Family, Key};
 use super::KubeProxyMetrics;
 use crate::plan::{LocalGaps, ServicePlan};
 
+/// Changes that are measured at once. A Service that changes all the time may wait for long.
+const MAX_TRIGGERS: usize = 32_768;
+
 /// Collected until the next successful write.
 #[derive(Debug, Default)]
 pub struct PendingMetrics {
@@ -21,7 +24,9 @@ pub struct PendingMetrics {
 impl PendingMetrics {
     /// A slice of the Service changed, because of something at this time.
     pub fn triggered(&mut self, service: &Key, family: Family, at: SystemTime) {
-        self.triggers.push((service.clone(), family, at));
+        if self.triggers.len() < MAX_TRIGGERS {
+            self.triggers.push((service.clone(), family, at));
+        }
     }
 
     /// Notes the plans of changed Services.

@@ -86,8 +86,8 @@ impl Budgets {
         Self { limits, ..Self::default() }
     }
 
-    /// Notes how many elements a Service needs; 0 if it is gone.
-    pub fn set(&mut self, service: &Key, elements: usize) {
+    /// Notes how many elements a Service needs; 0 if it is gone. Returns whether they are more than before.
+    pub fn set(&mut self, service: &Key, elements: usize) -> bool {
         let needs = elements.min(self.limits.service);
         let name = service.namespace();
         if needs > 0 && !self.namespaces.contains_key(name) {
@@ -95,7 +95,7 @@ impl Budgets {
                 Namespace { needs: BTreeMap::new(), total: 0, limit: self.limits.service, raise_at: None };
             self.namespaces.insert(name.to_owned(), new);
         }
-        let Some(namespace) = self.namespaces.get_mut(name) else { return };
+        let Some(namespace) = self.namespaces.get_mut(name) else { return false };
         let old = if needs > 0 {
             namespace.needs.insert(service.clone(), needs)
         } else {
@@ -106,6 +106,7 @@ impl Budgets {
         if needs != old {
             self.changed.insert(name.to_owned());
         }
+        needs > old
     }
 
     /// How many elements a Service may have.

@@ -126,3 +126,26 @@ fn services_of_other_namespaces_need_not_wait() {
     }
     assert!(rounds > 20, "{rounds}");
 }
+
+/// A tenant changes large Services again and again, so that some of the namespace always wait.
+#[test]
+fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
+    planner.plan_all(keys.iter().cloned());
+    let round = |planner: &mut Planner| {
+        planner.turns.extend(keys[..2].iter().cloned());
+        planner.plan_in_turns(&local_node(), 0, Instant::now(), || true)
+    };
+    for _ in 0..10 {
+        round(&mut planner);
+    }
+    let (changed, deleted) = (&keys[2], &keys[3]);
+    planner.turns.extend([changed.clone(), deleted.clone()]);
+    assert!((0..4).any(|_| round(&mut planner).contains_key(changed)), "within its turn");
+
+    planner.index.apply_service(Event::Delete { key: deleted.clone(), version: String::new() });
+    let plans = planner.plan_deleted(vec![deleted.clone()]);
+    assert_eq!(plans.get(deleted), Some(&ServicePlan::default()));
+    assert!(!planner.is_waiting(deleted) && planner.has_waiting());
+}

@@ -61,6 +61,16 @@ impl Turns {
         next
     }
 
+    /// Takes one out of its turn, if it waits.
+    pub(super) fn remove(&mut self, service: &Key) {
+        let Some(waiting) = self.namespaces.get_mut(service.namespace()) else { return };
+        waiting.services.remove(service);
+        if waiting.services.is_empty() {
+            self.namespaces.remove(service.namespace());
+            self.order.retain(|namespace| namespace != service.namespace());
+        }
+    }
+
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.order.is_empty()
@@ -97,5 +107,17 @@ mod tests {
         let rest: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
         assert_eq!(rest, keys(&[("c", "1"), ("a", "2"), ("d", "1"), ("c", "2"), ("a", "3"), ("a", "1")]));
         assert!(turns.is_empty() && !turns.contains(&Key::new("a", "1")));
+    }
+
+    #[test]
+    fn what_is_removed_has_no_turn() {
+        let mut turns = Turns::default();
+        turns.extend(keys(&[("a", "1"), ("b", "1"), ("b", "2")]));
+        for (namespace, name) in [("a", "1"), ("b", "1"), ("b", "none"), ("c", "1")] {
+            turns.remove(&Key::new(namespace, name));
+        }
+        assert!(!turns.has("a") && turns.has("b"));
+        let rest: Vec<_> = std::iter::from_fn(|| turns.next()).collect();
+        assert_eq!(rest, keys(&[("b", "2")]));
     }
 }
