@@ -25,6 +25,20 @@ const MIN_HEALTH_OUTDATED: Duration = Duration::from_mins(3);
 /// The topic of the event about missing endpoints.
 pub(crate) const SERVE: &str = "Serve";
 
+/// What a health check is made for. With the same, the same targets are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AcceptedCheck {
+    pub(crate) steering: Steering,
+    policy: TrafficPolicy,
+    port: Option<u16>,
+}
+
+impl AcceptedCheck {
+    pub(crate) fn of(steering: Steering, service: &Service) -> Self {
+        Self { steering, policy: service.external_policy, port: service.health_check_node_port }
+    }
+}
+
 /// What was last applied for one load balancer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AppliedState {
@@ -34,8 +48,8 @@ pub(crate) struct AppliedState {
     pub(crate) failed_migration: Option<u64>,
     /// The load balancer in place; `None` if the provider's last call failed or was not complete, and while `rejected`.
     pub(crate) in_place: Option<LoadBalancer>,
-    /// The steering and the policy of the structure in place; `None` if the provider's last call may have changed a part of it.
-    pub(crate) accepted: Option<(Steering, TrafficPolicy)>,
+    /// What the health check of the structure in place was made for; `None` if the provider's last call may have changed it.
+    pub(crate) accepted: Option<AcceptedCheck>,
     /// Whether the targets of the structure that was last in place are pods; `None` if this process has seen none in place.
     pub(crate) accepted_pods: Option<bool>,
     /// The load balancer that the provider rejected, and why.

@@ -13,7 +13,7 @@ use steerage_provider_api::{
 use tokio::time::Instant;
 
 use super::{ReconcileError, ReconcileResult, Reconciler};
-use crate::applied::{AppliedState, GivenTargets};
+use crate::applied::{AcceptedCheck, AppliedState, GivenTargets};
 use crate::cluster_index::{Snapshot, owner_of};
 use crate::plan::{self, TargetPlan};
 use crate::reasons;
@@ -104,12 +104,12 @@ impl Reconciler {
         }
         (applied.in_place, applied.rejected, applied.retry_refused_at) = (None, None, None);
         let accepted = applied.accepted.take();
+        let requested = AcceptedCheck::of(steering, service);
         let result = self.provider.apply(lb, compare(request)).await;
         applied.accepted = match &result {
-            Ok(_) => Some((steering, service.external_policy)),
-            // The health check may be changed already.
-            Err(Error::Denied(_)) => accepted.filter(|before| *before == (steering, service.external_policy)),
-            Err(_) => None,
+            Ok(_) => Some(requested),
+            // The health check may be changed already, unless it is to stay as it was.
+            Err(_) => accepted.filter(|before| *before == requested),
         };
         if matches!(result, Err(Error::Invalid { .. }))
             && applied.accepted_pods != Some(planned.plan.pods.is_some())
@@ -132,10 +132,10 @@ impl Reconciler {
         applied: &mut AppliedState,
         request: &ReconcileRequest,
     ) -> (ReconcileResult, PlannedTargets) {
-        // The check in place was made for one steering and policy. Where it is unknown or was made for another policy, only nodes with
-        // an endpoint are right: they pass any check.
+        // The check in place was made for one steering, policy and port. Where it is unknown or was made for others, only nodes with an
+        // endpoint are right: they pass any check.
         let steering = match applied.accepted {
-            Some((steering, policy)) if policy == snapshot.service.external_policy => steering,
+            Some(check) if check == AcceptedCheck::of(check.steering, &snapshot.service) => check.steering,
             _ => Steering::Api,
         };
         let planned = self.plan_targets(snapshot, applied, steering, Wanted::OfAnyStructure);

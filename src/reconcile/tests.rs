@@ -371,6 +371,29 @@ async fn rejected_change_hands_the_same_targets_over_again() {
     assert_eq!(reconcile(82).await, 2);
 }
 
+/// A rejected change leaves the health check in place, for which all nodes are right under `health-check` steering.
+#[tokio::test(start_paused = true)]
+async fn rejected_change_keeps_the_steering_in_place() {
+    let provider = Arc::new(Polled::default());
+    let mut reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    let steerings: &[_] = &[Steering::HealthCheck, Steering::Api];
+    let capabilities = Capabilities { steerings, ..provider.capabilities() };
+    reconciler.config = Config::with_defaults(capabilities, Steering::HealthCheck);
+    add_nodes(&reconciler, "abc");
+    set_endpoints(&reconciler, "a");
+    let reconcile = async |changed: Service| {
+        reconciler.cluster.on_service(Event::Apply(changed));
+        reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        provider.targets.lock().expect("lock").clone()
+    };
+    assert_eq!(reconcile(local_service()).await, "abc");
+    provider.rejects.store(true, Ordering::Release);
+    let ports = vec![ServicePort::new("", Protocol::Tcp, 81, Some(30080))];
+    assert_eq!(reconcile(Service { ports, ..local_service() }).await, "abc");
+    let another_check = Service { health_check_node_port: Some(32001), ..local_service() };
+    assert_eq!(reconcile(another_check).await, "a", "nobody knows which check is in place");
+}
+
 /// A Service that is of type LoadBalancer again before its load balancer is deleted gets another one.
 #[tokio::test(start_paused = true)]
 async fn service_that_returns_during_its_deletion_is_programmed_again() {

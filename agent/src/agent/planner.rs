@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use steerage_model::{Endpoint, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
+use steerage_model::{EndpointSlice, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
 
 use cluster_nodes::ClusterNodes;
@@ -20,6 +20,9 @@ use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServiceP
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 use turns::Turns;
+
+/// Addresses and ports of API servers that are known, with those that have left.
+const MAX_API_SERVERS: usize = 256;
 
 /// Everything that plans depend on.
 #[derive(Default)]
@@ -107,15 +110,22 @@ impl Planner {
         self.own_node(settings)?.agent.as_ref()
     }
 
-    /// Notes where API servers listen: they publish it as the endpoints of the Service `kubernetes`. One that leaves, because it ends or
-    /// restarts, stays reserved: an external IP in its place would keep the agent from ever seeing it again.
+    /// Notes where API servers listen: they publish it as the endpoints of the Service `kubernetes`, in a slice of the same name; others
+    /// are not theirs. One that leaves, because it ends or restarts, stays reserved, unless they are too many: an external IP in its place
+    /// would keep the agent from ever seeing it again.
     fn note_api_servers(&mut self) {
-        for slice in self.index.slices(&Key::new("default", "kubernetes")) {
-            for port in &slice.ports {
-                let at = |endpoint: &Endpoint| SocketAddr::new(endpoint.addr, port.port);
-                self.api_servers.extend(slice.endpoints.iter().map(at));
-            }
+        let service = Key::new("default", "kubernetes");
+        let of_slice = |slice: &EndpointSlice| {
+            let ports = slice.ports.iter().map(|port| port.port);
+            let at = |port| slice.endpoints.iter().map(move |endpoint| SocketAddr::new(endpoint.addr, port));
+            ports.flat_map(at).take(MAX_API_SERVERS).collect::<Vec<_>>()
+        };
+        let slice = self.index.slices(&service).find(|slice| slice.key == service);
+        let known: BTreeSet<SocketAddr> = slice.map(of_slice).into_iter().flatten().collect();
+        if self.api_servers.union(&known).count() > MAX_API_SERVERS {
+            self.api_servers.clear();
         }
+        self.api_servers.extend(known);
     }
 
     /// Finds out where other nodes are reached: those that changed, or all. `next_hop` asks the kernel. Returns the number of nodes that
@@ -401,6 +411,38 @@ mod tests {
             found
         });
         (peers, unreachable)
+    }
+
+    /// Whoever may write slices in the namespace `default` reserves no addresses by them, nor the agent's memory.
+    #[test]
+    fn only_the_api_servers_say_where_they_listen() {
+        let mut planner = planner();
+        let service = Key::new("default", "kubernetes");
+        let slice = |name: &str, first: u32, endpoints: u32| {
+            let endpoint = |n: u32| Endpoint::ready(std::net::Ipv4Addr::from_bits(first + n).into(), "there");
+            let port = steerage_model::EndpointPort {
+                name: "https".to_owned(),
+                protocol: steerage_model::Protocol::Tcp,
+                port: 6443,
+            };
+            Event::Apply(EndpointSlice {
+                ports: vec![port],
+                endpoints: (0..endpoints).map(endpoint).collect(),
+                ..EndpointSlice::new(Key::new("default", name), service.clone(), steerage_model::Family::V4)
+            })
+        };
+        let first = 0x0a00_0001;
+        planner.index.apply_slice(slice("kubernetes-of-a-tenant", 0xc633_6401, 3));
+        planner.index.apply_slice(slice("kubernetes", first, 2));
+        planner.note_api_servers();
+        let wanted = ["10.0.0.1:6443", "10.0.0.2:6443"].map(|addr| addr.parse().unwrap());
+        assert_eq!(planner.api_servers, BTreeSet::from(wanted));
+        planner.index.apply_slice(slice("kubernetes", first + 2, 1));
+        planner.note_api_servers();
+        assert_eq!(planner.api_servers.len(), 3, "those that left are kept");
+        planner.index.apply_slice(slice("kubernetes", first + 100, 1_000));
+        planner.note_api_servers();
+        assert_eq!(planner.api_servers.len(), MAX_API_SERVERS);
     }
 
     #[test]

@@ -11,9 +11,6 @@ use crate::rules::{
     BaseRuleset, Elements, ListDigest, SetId, Side, list_digests, list_of_frontend, list_of_key, slot_keys,
 };
 
-/// If lists have more slots, a listing of all lists costs less than to look their elements up.
-const MOST_SLOTS: u64 = 100_000;
-
 /// How much is read.
 #[derive(Debug, Clone, Copy)]
 pub enum Scope<'a> {
@@ -146,17 +143,9 @@ pub(super) fn read_lists(
     let slots = |list: &u32, digest: &ListDigest| {
         digest.slots().max(others.get(list).map_or(0, |other| other.slots()))
     };
-    if lists.iter().map(|(list, digest)| u64::from(slots(list, digest))).sum::<u64>() <= MOST_SLOTS {
-        let keys = lists.iter().flat_map(|(list, digest)| slot_keys(*list, slots(list, digest)));
-        return nft.rows_at(table, &endpoints, shape, keys);
-    }
-    let mut rows = Rows::new(shape);
-    for row in nft.rows(table, &endpoints, shape)?.iter() {
-        if list_of_key(row.key).is_some_and(|list| lists.contains_key(&list)) {
-            rows.push_row(row);
-        }
-    }
-    Ok(rows)
+    // By their keys, also if they are all: the kernel walks the whole map again for each 32 KiB of a listing.
+    let keys = lists.iter().flat_map(|(list, digest)| slot_keys(*list, slots(list, digest)));
+    nft.rows_at(table, &endpoints, shape, keys)
 }
 
 fn rows_of(elements: &Elements, id: SetId) -> Rows {

@@ -82,7 +82,7 @@ impl SourceLists {
     /// Replaces the lists of some Services.
     pub(super) fn update(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
         // Free from the next update on: this one may be written in steps.
-        let mut freed = Vec::new();
+        let mut left = Vec::new();
         for (service, plan) in updates {
             let wanted = wanted(plan);
             for networks in &wanted {
@@ -93,8 +93,10 @@ impl SourceLists {
             } else {
                 self.services.insert(service.clone(), wanted)
             };
-            freed.extend(old.iter().flatten().filter_map(|networks| self.remove_user(networks)));
+            left.extend(old.into_iter().flatten());
         }
+        // Last: a list that passes from one Service to another keeps its number.
+        let freed: Vec<_> = left.iter().filter_map(|networks| self.remove_user(networks)).collect();
         for number in freed {
             self.numbers.give_back(number);
         }
