@@ -2,12 +2,11 @@
 //! Hosts on a simulated link. Each sends a heartbeat and decides every 200 ms; the tests partition the link and stop hosts.
 
 use super::*;
-use crate::link::ability;
 use proptest::prelude::*;
 
 const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
 
-const ABLE: Ability = Ability { can_serve: true, healthy_share: ability::ALL };
+const ABLE: Ability = Ability { can_serve: true, healthy_vips: 100 };
 const UNABLE: Ability = Ability { can_serve: false, ..ABLE };
 
 struct Link {
@@ -167,14 +166,25 @@ fn active_host_that_cannot_serve_yields_to_one_that_can() {
 fn active_host_whose_targets_fail_yields_to_one_whose_targets_do_not() {
     let mut link = Link::new(2);
     link.beats(10);
-    link.set_ability(0, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.set_ability(0, Ability { healthy_vips: 50, ..ABLE });
     link.beats(45);
     assert_eq!(link.active(), [0], "the other may find the same a moment later");
     link.beats(10);
     assert_eq!(link.active(), [1]);
-    link.set_ability(1, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.set_ability(1, Ability { healthy_vips: 50, ..ABLE });
     link.beats(100);
     assert_eq!(link.active(), [1], "where both fail nothing moves");
+}
+
+/// It watches another namespace, or its directory of objects is empty: all of its VIPs have a healthy target.
+#[test]
+fn host_with_an_empty_list_takes_no_vips_for_the_health_of_its_targets() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.set_ability(0, Ability { healthy_vips: 70, ..ABLE });
+    link.set_ability(1, Ability { healthy_vips: 0, ..ABLE });
+    link.beats(100);
+    assert_eq!(link.active(), [0]);
 }
 
 #[test]
@@ -227,6 +237,20 @@ fn host_of_an_earlier_version_counts_as_able() {
     let active = Heartbeat { active: true, term: 1, ..old };
     host.on_heartbeat([2, 0, 0, 0, 0, 1], active, link.now);
     assert!(host.other_is_active(link.now));
+}
+
+#[test]
+fn no_host_yields_to_one_of_an_earlier_version_for_the_health_of_targets() {
+    let mut link = Link::new(1);
+    let old = Heartbeat { ability: None, ..link.host(1).heartbeat(Vec::new()) };
+    link.beats(10);
+    link.set_ability(0, Ability { healthy_vips: 0, ..ABLE });
+    for _ in 0..100 {
+        let now = link.now;
+        link.hosts[0].as_mut().expect("host").on_heartbeat([2, 0, 0, 0, 0, 1], old.clone(), now);
+        link.beat();
+        assert_eq!(link.active(), [0]);
+    }
 }
 
 proptest! {
