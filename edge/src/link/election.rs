@@ -39,7 +39,8 @@ pub(crate) struct HeartbeatTiming {
 }
 
 impl HeartbeatTiming {
-    fn timeout(self) -> Duration {
+    /// The time without heartbeats after which a host is dead.
+    pub(crate) fn timeout(self) -> Duration {
         self.interval * self.misses
     }
 }

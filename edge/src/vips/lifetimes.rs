@@ -13,13 +13,16 @@ use std::time::{Duration, Instant};
 use steerage_model::chain;
 use tokio::sync::watch;
 
+use crate::link::election::HeartbeatTiming;
 use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 
 /// How often lifetimes begin again, if that costs little.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
-/// A lifetime is so many intervals, so that one refresh may fail.
+/// A lifetime has so many intervals, so that one refresh may fail.
 const INTERVALS: u32 = 3;
+/// A lifetime has so many times more in which a host is found dead: another host first waits for that, and then for its turn.
+const TIMEOUTS: u32 = 2;
 /// A refresh takes at most this part of the time, because others wait for the kernel's lock meanwhile.
 const DUTY: u32 = 10;
 /// The most that the engine waits for a refresh.
@@ -37,11 +40,16 @@ fn interval(count: usize, cost: Duration) -> Duration {
     estimated_cost(count).max(cost).saturating_mul(DUTY).max(REFRESH_INTERVAL)
 }
 
+/// The lifetime of VIPs that are refreshed at this interval. The VIPs of a dead host must stay until another host has them.
+fn limit(interval: Duration, timing: HeartbeatTiming) -> Duration {
+    interval.saturating_mul(INTERVALS).saturating_add(timing.timeout().saturating_mul(TIMEOUTS))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lifetime {
     /// It goes on as it is.
     Unchanged,
-    /// Some intervals, from now on.
+    /// [`limit`], from now on.
     Limited,
     Unlimited,
 }
@@ -67,6 +75,7 @@ struct Addresses {
     /// The interface's.
     index: u32,
     netlink: Rtnetlink,
+    timing: HeartbeatTiming,
     held: BTreeSet<IpAddr>,
     /// Whether a lifetime may be limited.
     is_limited: bool,
@@ -77,11 +86,12 @@ struct Addresses {
 }
 
 impl VipAddresses {
-    pub(crate) fn new(index: u32, netlink: Rtnetlink) -> Self {
+    pub(crate) fn new(index: u32, netlink: Rtnetlink, timing: HeartbeatTiming) -> Self {
         // VIPs that an earlier process left may have a limited lifetime.
         let addresses = Addresses {
             index,
             netlink,
+            timing,
             held: BTreeSet::new(),
             is_limited: true,
             cost: Duration::ZERO,
@@ -120,13 +130,13 @@ impl VipAddresses {
 
     /// Gives all VIPs the lifetime that the membership allows. Returns the time until the next refresh.
     fn keep(&self, membership: &Membership) -> Duration {
-        let interval = {
+        let (interval, timing) = {
             let addresses = self.lock();
-            interval(addresses.held.len(), addresses.cost)
+            (interval(addresses.held.len(), addresses.cost), addresses.timing)
         };
         match Lifetime::new(membership) {
             Lifetime::Unchanged => {}
-            Lifetime::Limited => self.write_all(Some(interval.saturating_mul(INTERVALS))),
+            Lifetime::Limited => self.write_all(Some(limit(interval, timing))),
             Lifetime::Unlimited => self.write_all(None),
         }
         interval
@@ -247,8 +257,25 @@ mod tests {
                 (Duration::from_millis(cost), interval(count, Duration::from_millis(cost)));
             assert!(interval >= cost * DUTY, "{count}: {interval:?}");
             // Even a refresh that takes twice as long as the last one ends before the lifetimes.
-            assert!(interval * INTERVALS > interval + cost * 2, "{count}: {interval:?}");
+            let timing = HeartbeatTiming { interval: Duration::from_millis(20), misses: 2 };
+            assert!(limit(interval, timing) > interval + cost * 2, "{count}: {interval:?}");
         }
+    }
+
+    #[test]
+    fn vips_of_a_dead_host_stay_until_another_host_has_them() {
+        for (milliseconds, misses) in [(20, 2), (200, 3), (1_000, 30), (10_000, 100)] {
+            let timing = HeartbeatTiming { interval: Duration::from_millis(milliseconds), misses };
+            for count in [1, 1_000, 10_000] {
+                let interval = interval(count, Duration::ZERO);
+                // The host may die just before a refresh. The next one takes over once it is found dead, at the latest after as long
+                // again, and then writes its VIPs.
+                let needed = timing.timeout() * 2 + REFRESH_INTERVAL;
+                assert!(limit(interval, timing) >= interval + needed, "{timing:?}, {count}: {interval:?}");
+            }
+        }
+        let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
+        assert_eq!(limit(REFRESH_INTERVAL, default), Duration::from_millis(16_200));
     }
 
     #[test]
