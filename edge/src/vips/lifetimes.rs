@@ -194,6 +194,27 @@ impl Addresses {
     }
 }
 
+/// When lifetimes are refreshed.
+#[derive(Clone, Copy, Debug)]
+struct RefreshSchedule {
+    /// Not earlier, because a refresh costs others time.
+    not_before: Instant,
+    due: Instant,
+}
+
+impl RefreshSchedule {
+    /// Something changed: refresh as soon as possible. Never later than planned, because lifetimes would end.
+    fn hurry(&mut self) {
+        self.due = self.due.min(self.not_before);
+    }
+
+    /// A refresh ran from `begun` to `now`, and the next one is due after `interval`.
+    fn after(begun: Instant, now: Instant, interval: Duration) -> Self {
+        let cost = now.duration_since(begun);
+        Self { not_before: now + cost.saturating_mul(DUTY), due: now + interval }
+    }
+}
+
 /// The task that keeps the VIPs while this process runs.
 #[derive(Debug)]
 pub(crate) struct LifetimeKeeper {
@@ -207,7 +228,8 @@ impl LifetimeKeeper {
     /// Runs until the engine is gone: the heartbeats go on for as long as anybody receives the membership.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut last = Lifetime::Unchanged;
-        let (mut not_before, mut due) = (Instant::now(), Instant::now());
+        let begun = Instant::now();
+        let mut schedule = RefreshSchedule { not_before: begun, due: begun };
         loop {
             tokio::select! {
                 changed = self.membership.changed() => {
@@ -215,7 +237,7 @@ impl LifetimeKeeper {
                         return Ok(());
                     }
                     if Lifetime::new(&self.membership.borrow_and_update()) != last {
-                        due = not_before;
+                        schedule.hurry();
                     }
                 }
                 changed = self.held.changed() => {
@@ -223,16 +245,14 @@ impl LifetimeKeeper {
                         return Ok(());
                     }
                     // The new ones have no limit.
-                    due = due.min(not_before);
+                    schedule.hurry();
                 }
-                () = tokio::time::sleep_until(due.into()) => {
+                () = tokio::time::sleep_until(schedule.due.into()) => {
                     let membership = self.membership.borrow_and_update().clone();
                     let begun = Instant::now();
                     let interval = tokio::task::block_in_place(|| self.addresses.keep(&membership));
-                    let now = Instant::now();
                     last = Lifetime::new(&membership);
-                    not_before = now + now.duration_since(begun).saturating_mul(DUTY);
-                    due = now + interval;
+                    schedule = RefreshSchedule::after(begun, Instant::now(), interval);
                 }
             }
         }
@@ -276,6 +296,19 @@ mod tests {
         }
         let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
         assert_eq!(limit(REFRESH_INTERVAL, default), Duration::from_millis(16_200));
+    }
+
+    /// The interval follows the time of the refresh before, so a slow one may forbid the next one for longer than a lifetime.
+    #[test]
+    fn change_of_the_membership_delays_no_refresh() {
+        let begun = Instant::now();
+        for cost in [Duration::from_millis(10), Duration::from_secs(10)] {
+            let now = begun + cost;
+            let mut schedule = RefreshSchedule::after(begun, now, REFRESH_INTERVAL);
+            schedule.hurry();
+            assert!(schedule.due <= now + REFRESH_INTERVAL, "{cost:?}");
+            assert!(schedule.due >= now + (cost * DUTY).min(REFRESH_INTERVAL), "{cost:?}");
+        }
     }
 
     #[test]
