@@ -97,6 +97,14 @@ impl Allocation {
         self.reserved.remove(name).map(|(addresses, _)| addresses)
     }
 
+    /// A write of the load balancer of this name begins, or ended without an answer: it may have an effect from now on. The
+    /// allocation was earlier, and targets are written in between.
+    pub(crate) fn renew_reservation(&mut self, name: &str) {
+        if let Some((_, since)) = self.reserved.get_mut(name) {
+            *since = Instant::now();
+        }
+    }
+
     /// Whether addresses are reserved for the load balancer of this name.
     pub(crate) fn is_reserved(&self, name: &str) -> bool {
         self.reserved.contains_key(name)
@@ -124,9 +132,10 @@ impl Allocation {
         self.waiting.extract_if(.., |_, request| may_end(request)).map(|(owner, _)| owner).collect()
     }
 
-    /// Removes `owner` from those that wait.
-    pub(crate) fn stop_waiting(&mut self, owner: &Owner) {
+    /// The load balancer of `owner` is being deleted: it waits for no address, and disputes none.
+    pub(crate) fn forget(&mut self, owner: &Owner) {
         self.waiting.remove(owner);
+        self.duplicates.remove(&spec::object_name(owner));
     }
 
     /// Removes and returns all owners that wait.

@@ -162,6 +162,21 @@ async fn duplicate_address_stays_with_the_load_balancer_that_is_served() {
     assert_eq!(get("b", &[]).expect("another"), [ip("10.9.0.2")]);
 }
 
+/// Creating Services anew for years must not fill the memory.
+#[tokio::test(start_paused = true)]
+async fn deleted_load_balancer_disputes_no_address() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    let address = ip("10.9.0.1");
+    for name in ["a", "b"] {
+        index.change(None, Some(&object(name, &[address])));
+        let lb = LoadBalancer { published: vec![address], ..load_balancer(name, &[]) };
+        allocation.allocate(&lb, vec![address], &pools, &index).expect("its own");
+    }
+    assert_eq!(allocation.duplicates.len(), 1);
+    allocation.forget(&owner("b"));
+    assert!(allocation.duplicates.is_empty());
+}
+
 /// The first one was edited, and has its own address again.
 #[tokio::test(start_paused = true)]
 async fn address_that_was_duplicate_for_a_moment_stays() {
