@@ -93,8 +93,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
-    let announcer =
-        Announcer::open(link.index, link.mac, held_rx, announcements_rx).context(NEEDS_NET_RAW)?;
+    let announcer = Announcer::open(link.index, link.mac, held_rx, membership.clone(), announcements_rx)
+        .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);

@@ -56,8 +56,7 @@ enum Lifetime {
 
 impl Lifetime {
     fn new(membership: &Membership) -> Self {
-        let Membership { settled, active, other_active, has_standby, .. } = *membership;
-        match (settled, active || !other_active, has_standby) {
+        match (membership.settled, membership.may_have_vips(), membership.has_standby) {
             // A process that has just started does not know whether another host has them.
             (false, ..) | (true, false, _) => Self::Unchanged,
             (true, true, true) => Self::Limited,
