@@ -31,7 +31,7 @@ use crate::status::HostStatus;
 use crate::vips::{VipOwner, VipRole};
 
 /// How often the host's network is read.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the nftables table is compared element by element, if other programs commit to nftables.
 const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
 /// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules

@@ -23,11 +23,16 @@ impl Ability {
     /// Whether this host is so much better than another that its VIPs should move here. Hosts probe at different times, and a
     /// takeover is not free, so a small difference does not count.
     pub(crate) fn is_much_better_than(self, other: Self) -> bool {
-        let healthy = |of: Self| u64::from(of.healthy_vips);
         match (self.can_serve, other.can_serve) {
-            (true, true) => healthy(other) * 4 < healthy(self) * 3,
+            (true, true) => self.is_much_healthier_than(other),
             (can_serve, _) => can_serve && !other.can_serve,
         }
+    }
+
+    /// Whether this host can serve, and has a healthy target for a third more VIPs than another.
+    pub(crate) fn is_much_healthier_than(self, other: Self) -> bool {
+        let healthy = |of: Self| u64::from(of.healthy_vips);
+        self.can_serve && healthy(other) * 4 < healthy(self) * 3
     }
 }
 

@@ -153,9 +153,9 @@ fn active_host_that_cannot_serve_yields_to_one_that_can() {
     link.beats(50);
     assert_eq!(link.active(), [0], "none can, so the active one stays");
     link.set_ability(1, ABLE);
-    link.beats(2);
-    assert_eq!(link.active(), [0], "one failed write is no reason");
-    link.beats(4);
+    link.beats(8);
+    assert_eq!(link.active(), [0], "one failed write, repeated after a second, is no reason");
+    link.beats(6);
     assert_eq!(link.active(), [1]);
     link.set_ability(0, ABLE);
     link.beats(50);
@@ -174,6 +174,43 @@ fn active_host_whose_targets_fail_yields_to_one_whose_targets_do_not() {
     link.set_ability(1, Ability { healthy_vips: 50, ..ABLE });
     link.beats(100);
     assert_eq!(link.active(), [1], "where both fail nothing moves");
+}
+
+/// The one reason has no part in the time of the other.
+#[test]
+fn failed_write_of_a_host_whose_targets_fail_is_no_reason_to_yield() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let failing = Ability { healthy_vips: 50, ..ABLE };
+    link.set_ability(0, failing);
+    link.beats(40);
+    link.set_ability(0, Ability { can_serve: false, ..failing });
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+    link.set_ability(0, failing);
+    link.beats(10);
+    assert_eq!(link.active(), [1], "10 s after its targets began to fail");
+}
+
+/// The probes of now one host, now the other fail.
+#[test]
+fn vips_move_more_rarely_each_time_for_the_health_of_targets() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let mut beats = Vec::new();
+    for round in 0..4 {
+        let from = round % 2;
+        link.set_ability(from, Ability { healthy_vips: 50, ..ABLE });
+        link.set_ability(1 - from, ABLE);
+        let mut count = 0;
+        while link.active() != [1 - from] {
+            link.beat();
+            count += 1;
+            assert!(count < 300, "round {round}");
+        }
+        beats.push(count / 50);
+    }
+    assert_eq!(beats, [1, 1, 2, 2], "in units of 10 s; each host counts its own yields");
 }
 
 /// It watches another namespace, or its directory of objects is empty: all of its VIPs have a healthy target.
@@ -280,7 +317,7 @@ proptest! {
                 *host = None;
             }
         }
-        link.beats(12);
+        link.beats(20);
         let alive = link.hosts.iter().flatten().count();
         prop_assert_eq!(link.active().len(), alive.min(1));
         if let Some(active) = link.active().first() {
