@@ -301,7 +301,13 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        let progress = self.settle(&lb.owner, entry.as_ref(), has_written).await?;
+        let mut progress = self.settle(&lb.owner, entry.as_ref(), has_written).await?;
+        if progress == Progress::Done
+            && let Some(left) = self.shared.disputed_for(&spec::object_name(&lb.owner))
+        {
+            // Nothing else reminds of it: neither object changes.
+            progress = Progress::Again(left);
+        }
         if before.as_ref() != Some(&wanted.addresses) {
             let before = before.unwrap_or_default();
             self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);

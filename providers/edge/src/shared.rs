@@ -277,6 +277,11 @@ impl Shared {
         self.on_release(Some(&owner.service), &reserved, &now);
     }
 
+    /// How long the load balancer of this name keeps an address that is served for another one.
+    pub(crate) fn disputed_for(&self, name: &str) -> Option<Duration> {
+        self.allocation().disputed_for(name)
+    }
+
     /// Whether a write of this name had no answer, and its effect was not read since.
     pub(crate) fn is_reserved(&self, name: &str) -> bool {
         self.allocation().is_reserved(name)

@@ -137,3 +137,29 @@ async fn address_of_a_write_without_an_answer_is_not_given_away() {
     assert!(is_taken(shared, "10.9.0.7"), "by the object");
     assert!(!is_taken(shared, "10.9.0.1"));
 }
+
+/// Nothing changes in the minute after which the second load balancer gets another address.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_with_the_address_of_another_is_reconciled_again_in_time() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let provider = with_pool(&client);
+    let lbs = ["a", "b"].map(|name| with_group(load_balancer(name, &[])));
+    for lb in &lbs {
+        let structure = spec::structure(lb, vec![ip("10.9.0.1")]).expect("a spec");
+        let object = json!({"metadata": spec::metadata(&lb.owner), "spec": structure});
+        let entry = Entry::parse(&object.to_string()).expect("an object");
+        provider.shared.balancers.cache.apply(Event::Apply(entry));
+    }
+    let mut progress = Vec::new();
+    for lb in &lbs {
+        let outcome = provider.apply(lb, Compare::Remembered).await.expect("nothing to write");
+        assert_eq!(outcome.ingress[0].ip, Some(ip("10.9.0.1")));
+        progress.push(outcome.progress);
+    }
+    assert_eq!(progress, [Progress::Done, Progress::Again(Duration::from_mins(1))]);
+}
