@@ -64,12 +64,13 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
+    let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
         mac: link.mac,
         name: host.clone(),
         group: heartbeat::group_id(&group),
-        timing: HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() },
+        timing,
     };
     let (heartbeats, membership) =
         HeartbeatLoop::open(local, own_addresses_rx, leaving_rx, abilities_rx, metrics.clone())
@@ -92,8 +93,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
-    let announcer =
-        Announcer::open(link.index, link.mac, held_rx, announcements_rx).context(NEEDS_NET_RAW)?;
+    let announcer = Announcer::open(link.index, link.mac, held_rx, membership.clone(), announcements_rx)
+        .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
@@ -103,10 +104,10 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         StatusSink::Directory(status)
     } else {
         let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
-        let timing = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
+        let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
         let watches = process
             .metrics()
-            .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, timing));
+            .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
         process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
         StatusSink::Api { client: Box::new(client), namespace }
     };
@@ -115,7 +116,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (health, health_rx) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
-    let addresses = VipAddresses::new(link.index, netlink);
+    let addresses = VipAddresses::new(link.index, netlink, timing);
     let keeper = LifetimeKeeper {
         addresses: addresses.clone(),
         membership: membership.clone(),

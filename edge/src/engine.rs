@@ -31,7 +31,7 @@ use crate::status::HostStatus;
 use crate::vips::{VipOwner, VipRole};
 
 /// How often the host's network is read.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the nftables table is compared element by element, if other programs commit to nftables.
 const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
 /// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
@@ -100,8 +100,8 @@ pub(crate) struct Engine {
     last_inspection: Option<Instant>,
     /// Whether the kernel holds the last plan.
     is_programmed: bool,
-    /// The share of VIPs with a healthy target, in millionths.
-    healthy_share: u32,
+    /// The number of VIPs with a healthy target.
+    healthy_vips: u32,
     /// Why the kernel does not hold the plan.
     kernel_error: Option<String>,
     /// The process is ending.
@@ -145,7 +145,7 @@ impl Engine {
             is_waiting: false,
             last_inspection: None,
             is_programmed: false,
-            healthy_share: 0,
+            healthy_vips: 0,
             kernel_error: None,
             is_leaving: false,
         };
@@ -223,7 +223,7 @@ impl Engine {
             at: Instant::now(),
             has_synced: self.index.has_synced(),
             is_programmed: self.is_programmed,
-            healthy_share: self.healthy_share,
+            healthy_vips: self.healthy_vips,
         });
     }
 
@@ -323,13 +323,13 @@ impl Engine {
             probes,
             urgent_probes,
             statuses,
-            healthy_share,
+            healthy_vips,
             is_waiting,
             assignments,
         } = plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
-        self.healthy_share = healthy_share;
+        self.healthy_vips = healthy_vips;
         self.health.set_probes(&probes);
         self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
         if self.membership.settled {

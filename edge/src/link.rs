@@ -4,6 +4,7 @@
 pub(crate) mod ability;
 pub(crate) mod announce;
 pub(crate) mod conflicts;
+pub(crate) mod damping;
 pub(crate) mod election;
 pub(crate) mod frames;
 pub(crate) mod heartbeat;

@@ -15,7 +15,6 @@ use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::ids::{TableNumbers, TargetIds};
 use crate::index::Index;
-use crate::link::ability;
 use crate::slot_table::{self, WeightedTarget};
 
 mod accept;
@@ -47,8 +46,8 @@ pub(crate) struct Plan {
     pub(crate) urgent_probes: HashSet<Probe>,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
-    /// The share of VIPs with a healthy target, in millionths.
-    pub(crate) healthy_share: u32,
+    /// The number of VIPs with a healthy target.
+    pub(crate) healthy_vips: u32,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
     pub(crate) is_waiting: bool,
     /// For the next plan.
@@ -115,7 +114,7 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
             .cloned()
             .collect(),
         statuses: statuses(&accepted, &groups, &frontends),
-        healthy_share: ability::share(frontends.iter().filter(is_healthy).count(), frontends.len()),
+        healthy_vips: u32::try_from(frontends.iter().filter(is_healthy).count()).unwrap_or(u32::MAX),
         is_waiting,
         assignments,
     }

@@ -6,41 +6,34 @@ use std::time::{Duration, Instant};
 /// The engine reports at least once a second. One that is silent for so long is stuck, or writes more than a host should take over.
 const REPORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// A share is a number of millionths.
-pub(crate) const ALL: u32 = 1_000_000;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ability {
     /// Whether the host knows what to serve, its kernel has the rules for that, and its engine runs.
     pub(crate) can_serve: bool,
-    /// The share of VIPs with a healthy target, in millionths.
-    pub(crate) healthy_share: u32,
+    /// The number of VIPs with a healthy target. No share: a host whose own list is empty or old would have all of it.
+    pub(crate) healthy_vips: u32,
 }
 
 impl Ability {
     /// Of a host that has just started.
-    pub(crate) const NONE: Self = Self { can_serve: false, healthy_share: 0 };
-    /// Hosts of earlier versions do not state theirs, and are believed to be able.
-    pub(crate) const UNSTATED: Self = Self { can_serve: true, healthy_share: ALL };
+    pub(crate) const NONE: Self = Self { can_serve: false, healthy_vips: 0 };
+    /// Hosts of earlier versions do not state theirs, and are believed to be able. No other host yields to them for their targets.
+    pub(crate) const UNSTATED: Self = Self { can_serve: true, healthy_vips: 0 };
 
     /// Whether this host is so much better than another that its VIPs should move here. Hosts probe at different times, and a
     /// takeover is not free, so a small difference does not count.
     pub(crate) fn is_much_better_than(self, other: Self) -> bool {
-        let share = |of: Self| u64::from(of.healthy_share);
         match (self.can_serve, other.can_serve) {
-            (true, true) => share(other) * 4 < share(self) * 3,
+            (true, true) => self.is_much_healthier_than(other),
             (can_serve, _) => can_serve && !other.can_serve,
         }
     }
-}
 
-/// The share of `healthy` in `all`, in millionths.
-pub(crate) fn share(healthy: usize, all: usize) -> u32 {
-    if all == 0 {
-        return ALL;
+    /// Whether this host can serve, and has a healthy target for a third more VIPs than another.
+    pub(crate) fn is_much_healthier_than(self, other: Self) -> bool {
+        let healthy = |of: Self| u64::from(of.healthy_vips);
+        self.can_serve && healthy(other) * 4 < healthy(self) * 3
     }
-    let (healthy, all) = (u64::try_from(healthy).unwrap_or(0), u64::try_from(all).unwrap_or(u64::MAX));
-    u32::try_from(healthy.saturating_mul(ALL.into()) / all).unwrap_or(ALL).min(ALL)
 }
 
 /// What the engine reports of itself, again and again while it runs.
@@ -51,14 +44,14 @@ pub(crate) struct AbilityReport {
     pub(crate) has_synced: bool,
     /// Whether the kernel has the rules of the last plan.
     pub(crate) is_programmed: bool,
-    /// The share of VIPs with a healthy target, in millionths.
-    pub(crate) healthy_share: u32,
+    /// The number of VIPs with a healthy target.
+    pub(crate) healthy_vips: u32,
 }
 
 impl AbilityReport {
     /// Before the first plan.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { at: now, has_synced: false, is_programmed: false, healthy_share: 0 }
+        Self { at: now, has_synced: false, is_programmed: false, healthy_vips: 0 }
     }
 
     /// Why the host cannot serve.
@@ -75,7 +68,7 @@ impl AbilityReport {
     }
 
     pub(crate) fn ability(&self, now: Instant) -> Ability {
-        Ability { can_serve: self.problem(now).is_none(), healthy_share: self.healthy_share }
+        Ability { can_serve: self.problem(now).is_none(), healthy_vips: self.healthy_vips }
     }
 }
 
@@ -97,20 +90,15 @@ mod tests {
 
     #[test]
     fn only_a_large_difference_counts() {
-        let able = |healthy_share| Ability { can_serve: true, healthy_share };
+        let able = |healthy_vips| Ability { can_serve: true, healthy_vips };
         assert!(able(0).is_much_better_than(Ability::NONE));
         assert!(!Ability::NONE.is_much_better_than(able(0)));
         assert!(!Ability::NONE.is_much_better_than(Ability::NONE));
-        assert!(able(ALL).is_much_better_than(able(ALL / 2)));
+        assert!(able(100).is_much_better_than(able(74)));
         assert!(able(1).is_much_better_than(able(0)));
-        assert!(!able(ALL).is_much_better_than(able(ALL / 10 * 9)));
+        assert!(!able(100).is_much_better_than(able(75)));
         assert!(!able(0).is_much_better_than(able(0)));
-        let unable = Ability { can_serve: false, healthy_share: ALL };
+        let unable = Ability { can_serve: false, healthy_vips: 100 };
         assert!(!unable.is_much_better_than(able(0)));
-    }
-
-    #[test]
-    fn share_is_of_all_and_whole_without_any() {
-        assert_eq!([share(0, 0), share(0, 3), share(1, 2), share(3, 3)], [ALL, 0, ALL / 2, ALL]);
     }
 }

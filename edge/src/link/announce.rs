@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::frames;
+use super::membership::Membership;
 use super::packet::PacketSocket;
 use crate::forward::Mac;
 
@@ -33,18 +34,21 @@ pub(crate) struct Announcer {
     socket: PacketSocket,
     mac: Mac,
     held: watch::Receiver<BTreeSet<IpAddr>>,
+    membership: watch::Receiver<Membership>,
     requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
 }
 
 impl Announcer {
-    /// `held`: the VIPs of this host; `requests`: those to announce at once.
+    /// `held`: the VIPs of this host; `requests`: those to announce at once. The membership comes from the heartbeats, because an
+    /// engine that does not respond removes no VIP.
     pub(crate) fn open(
         index: u32,
         mac: Mac,
         held: watch::Receiver<BTreeSet<IpAddr>>,
+        membership: watch::Receiver<Membership>,
         requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
     ) -> io::Result<Self> {
-        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, requests })
+        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, membership, requests })
     }
 
     /// Runs until the sender of requests is gone.
@@ -66,9 +70,8 @@ impl Announcer {
                 refresh = now + REFRESH_INTERVAL;
                 schedule.extend(self.held.borrow().iter().map(|vip| (*vip, (now, REPEATS.len()))));
             }
-            let held = self.held.borrow().clone();
-            // A VIP that was removed meanwhile must not be announced.
-            schedule.retain(|vip, _| held.contains(vip));
+            let announced = announced(&self.held.borrow(), &self.membership.borrow());
+            schedule.retain(|vip, _| announced.contains(vip));
             let due: Vec<_> =
                 schedule.iter().filter(|(_, (due, _))| *due <= now).map(|(vip, _)| *vip).collect();
             for (number, vip) in due.into_iter().enumerate() {
@@ -85,5 +88,29 @@ impl Announcer {
                 }
             }
         }
+    }
+}
+
+/// The VIPs that may be announced. One that was removed meanwhile must not be, nor those of another active host: clients would
+/// send to this one again.
+fn announced(held: &BTreeSet<IpAddr>, membership: &Membership) -> BTreeSet<IpAddr> {
+    if membership.may_have_vips() { held.clone() } else { BTreeSet::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The main loop of the host is stuck, so that it keeps its VIPs until the end of their lifetime.
+    #[test]
+    fn standby_announces_no_vip() {
+        let held = BTreeSet::from([IpAddr::from([10, 0, 0, 100])]);
+        let announced = |active, other_active| {
+            announced(&held, &Membership { active, other_active, settled: true, ..Membership::default() })
+        };
+        assert_eq!(announced(false, true), BTreeSet::new());
+        assert_eq!(announced(true, false), held);
+        assert_eq!(announced(true, true), held, "two active hosts for a moment");
+        assert_eq!(announced(false, false), held, "nobody else has them");
     }
 }

@@ -12,11 +12,13 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::ability::Ability;
+use super::damping::Damping;
 use super::heartbeat::Heartbeat;
+use crate::engine::REFRESH_INTERVAL;
 use crate::forward::Mac;
 
-/// A host yields to one whose targets are healthier only after this time: hosts probe at different times.
-const HEALTH_PATIENCE: Duration = Duration::from_secs(10);
+/// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
+const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);
 
 /// Another host, as of its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +41,8 @@ pub(crate) struct HeartbeatTiming {
 }
 
 impl HeartbeatTiming {
-    fn timeout(self) -> Duration {
+    /// The time without heartbeats after which a host is dead.
+    pub(crate) fn timeout(self) -> Duration {
         self.interval * self.misses
     }
 }
@@ -53,8 +56,11 @@ pub(crate) struct Election {
     active: bool,
     leaving: bool,
     ability: Ability,
-    /// Since when this host is active beside one that is much better able to serve.
-    worse_since: Option<Instant>,
+    /// Since when this host is active and cannot serve, beside one that can.
+    unable_since: Option<Instant>,
+    /// Since when this host is active beside one whose targets are much healthier.
+    unhealthy_since: Option<Instant>,
+    damping: Damping,
     term: u64,
     /// Of all heartbeats since the start.
     highest_term: u64,
@@ -75,7 +81,9 @@ impl Election {
             active: false,
             leaving: false,
             ability: Ability::NONE,
-            worse_since: None,
+            unable_since: None,
+            unhealthy_since: None,
+            damping: Damping::default(),
             term: 0,
             highest_term: 0,
             started: now,
@@ -149,13 +157,13 @@ impl Election {
         if self.active || strongest_peer.is_some() {
             self.quiet_since = now;
         }
-        let is_worse = self.is_worse_for_long(now);
+        let yields = self.is_worse_for_long(now);
         let next = match strongest_peer {
             Some(peer) => {
                 let own = (self.ability.can_serve, self.term, self.name.clone(), self.mac);
                 self.active && !self.leaving && own > peer
             }
-            None if self.active => !is_worse,
+            None if self.active => !yields,
             None if self.leaving || self.is_handed_over_by_better(now) => false,
             None => {
                 now >= self.quiet_since.max(self.started + self.timing.timeout()) + self.takeover_delay(now)
@@ -172,15 +180,19 @@ impl Election {
 
     /// Whether this host has been active beside a much better one for so long that it should yield.
     fn is_worse_for_long(&mut self, now: Instant) -> bool {
-        let is_better = |peer: &Peer| {
-            self.is_alive(peer, now) && !peer.leaving && peer.ability.is_much_better_than(self.ability)
-        };
-        if !self.active || !self.peers.values().any(is_better) {
-            self.worse_since = None;
-            return false;
+        let others = || self.peers.values().filter(|peer| self.is_alive(peer, now) && !peer.leaving);
+        let is_unable = self.active && !self.ability.can_serve && others().any(|peer| peer.ability.can_serve);
+        let is_unhealthy =
+            self.active && others().any(|peer| peer.ability.is_much_healthier_than(self.ability));
+        let is_unhealthy_for_long = elapsed(&mut self.unhealthy_since, is_unhealthy, now)
+            .is_some_and(|since| since >= self.damping.wait(now));
+        let is_without_other = self.active_peers(now).next().is_none();
+        if is_unhealthy_for_long && is_without_other {
+            self.damping.on_yield(now);
         }
-        let patience = if self.ability.can_serve { HEALTH_PATIENCE } else { self.timing.timeout() };
-        now.duration_since(*self.worse_since.get_or_insert(now)) >= patience
+        let patience = self.timing.timeout().max(REPAIR_TIME);
+        elapsed(&mut self.unable_since, is_unable, now).is_some_and(|since| since >= patience)
+            || is_unhealthy_for_long
     }
 
     /// Whether a host that can serve is leaving, and this one cannot: the kernel of the other one serves on without its process, as
@@ -211,6 +223,12 @@ impl Election {
     fn active_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
         self.peers.iter().filter(move |(_, peer)| peer.active && !peer.leaving && self.is_alive(peer, now))
     }
+}
+
+/// For how long a condition has held; `None` if it does not hold.
+fn elapsed(since: &mut Option<Instant>, holds: bool, now: Instant) -> Option<Duration> {
+    *since = holds.then(|| since.unwrap_or(now));
+    since.map(|since| now.duration_since(since))
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ const LEAVING: u8 = 2;
 const MAX_ADDRESSES: usize = 8;
 /// The shortest Ethernet frame, without its checksum.
 const MIN_FRAME: usize = 60;
-/// The kind of the field with the sender's ability: a byte for `can_serve`, and the share.
+/// The kind of the field with the sender's ability: a byte for `can_serve`, and `healthy_vips`.
 const ABILITY: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub(crate) fn encode(from: Mac, heartbeat: &Heartbeat) -> Vec<u8> {
     }
     if let Some(ability) = heartbeat.ability {
         frame.extend_from_slice(&[ABILITY, 5, u8::from(ability.can_serve)]);
-        frame.extend_from_slice(&ability.healthy_share.to_be_bytes());
+        frame.extend_from_slice(&ability.healthy_vips.to_be_bytes());
     }
     frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
@@ -94,7 +94,7 @@ fn field(mut rest: &[u8], kind: u8) -> Option<&[u8]> {
 
 fn ability(value: &[u8]) -> Option<Ability> {
     let can_serve = *value.first()? != 0;
-    Some(Ability { can_serve, healthy_share: u32::from_be_bytes(value.get(1..5)?.try_into().ok()?) })
+    Some(Ability { can_serve, healthy_vips: u32::from_be_bytes(value.get(1..5)?.try_into().ok()?) })
 }
 
 /// The sender and its heartbeat; `None` for any other frame.
@@ -139,10 +139,10 @@ mod tests {
     proptest! {
         #[test]
         fn heartbeat_round_trips(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
-                                 four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_share: u32) {
+                                 four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_vips: u32) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
-            let ability = Some(Ability { can_serve, healthy_share });
+            let ability = Some(Ability { can_serve, healthy_vips });
             let addresses = vec![four.into(), octets.into()];
             let heartbeat = Heartbeat { group, host, active, leaving, term, addresses, ability };
             let from = [2, 0, 0, 0, 0, 1];
@@ -165,7 +165,7 @@ mod tests {
     }
 
     fn example() -> Heartbeat {
-        let ability = Some(Ability { can_serve: true, healthy_share: 7 });
+        let ability = Some(Ability { can_serve: true, healthy_vips: 7 });
         let addresses = vec![[1; 4].into()];
         Heartbeat {
             group: 1,

@@ -13,13 +13,16 @@ use std::time::{Duration, Instant};
 use steerage_model::chain;
 use tokio::sync::watch;
 
+use crate::link::election::HeartbeatTiming;
 use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 
 /// How often lifetimes begin again, if that costs little.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
-/// A lifetime is so many intervals, so that one refresh may fail.
+/// A lifetime has so many intervals, so that one refresh may fail.
 const INTERVALS: u32 = 3;
+/// A lifetime has so many times more in which a host is found dead: another host first waits for that, and then for its turn.
+const TIMEOUTS: u32 = 2;
 /// A refresh takes at most this part of the time, because others wait for the kernel's lock meanwhile.
 const DUTY: u32 = 10;
 /// The most that the engine waits for a refresh.
@@ -37,19 +40,23 @@ fn interval(count: usize, cost: Duration) -> Duration {
     estimated_cost(count).max(cost).saturating_mul(DUTY).max(REFRESH_INTERVAL)
 }
 
+/// The lifetime of VIPs that are refreshed at this interval. The VIPs of a dead host must stay until another host has them.
+fn limit(interval: Duration, timing: HeartbeatTiming) -> Duration {
+    interval.saturating_mul(INTERVALS).saturating_add(timing.timeout().saturating_mul(TIMEOUTS))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lifetime {
     /// It goes on as it is.
     Unchanged,
-    /// Some intervals, from now on.
+    /// [`limit`], from now on.
     Limited,
     Unlimited,
 }
 
 impl Lifetime {
     fn new(membership: &Membership) -> Self {
-        let Membership { settled, active, other_active, has_standby, .. } = *membership;
-        match (settled, active || !other_active, has_standby) {
+        match (membership.settled, membership.may_have_vips(), membership.has_standby) {
             // A process that has just started does not know whether another host has them.
             (false, ..) | (true, false, _) => Self::Unchanged,
             (true, true, true) => Self::Limited,
@@ -67,6 +74,7 @@ struct Addresses {
     /// The interface's.
     index: u32,
     netlink: Rtnetlink,
+    timing: HeartbeatTiming,
     held: BTreeSet<IpAddr>,
     /// Whether a lifetime may be limited.
     is_limited: bool,
@@ -77,11 +85,12 @@ struct Addresses {
 }
 
 impl VipAddresses {
-    pub(crate) fn new(index: u32, netlink: Rtnetlink) -> Self {
+    pub(crate) fn new(index: u32, netlink: Rtnetlink, timing: HeartbeatTiming) -> Self {
         // VIPs that an earlier process left may have a limited lifetime.
         let addresses = Addresses {
             index,
             netlink,
+            timing,
             held: BTreeSet::new(),
             is_limited: true,
             cost: Duration::ZERO,
@@ -120,13 +129,13 @@ impl VipAddresses {
 
     /// Gives all VIPs the lifetime that the membership allows. Returns the time until the next refresh.
     fn keep(&self, membership: &Membership) -> Duration {
-        let interval = {
+        let (interval, timing) = {
             let addresses = self.lock();
-            interval(addresses.held.len(), addresses.cost)
+            (interval(addresses.held.len(), addresses.cost), addresses.timing)
         };
         match Lifetime::new(membership) {
             Lifetime::Unchanged => {}
-            Lifetime::Limited => self.write_all(Some(interval.saturating_mul(INTERVALS))),
+            Lifetime::Limited => self.write_all(Some(limit(interval, timing))),
             Lifetime::Unlimited => self.write_all(None),
         }
         interval
@@ -184,6 +193,27 @@ impl Addresses {
     }
 }
 
+/// When lifetimes are refreshed.
+#[derive(Clone, Copy, Debug)]
+struct RefreshSchedule {
+    /// Not earlier, because a refresh costs others time.
+    not_before: Instant,
+    due: Instant,
+}
+
+impl RefreshSchedule {
+    /// Something changed: refresh as soon as possible. Never later than planned, because lifetimes would end.
+    fn hurry(&mut self) {
+        self.due = self.due.min(self.not_before);
+    }
+
+    /// A refresh ran from `begun` to `now`, and the next one is due after `interval`.
+    fn after(begun: Instant, now: Instant, interval: Duration) -> Self {
+        let cost = now.duration_since(begun);
+        Self { not_before: now + cost.saturating_mul(DUTY), due: now + interval }
+    }
+}
+
 /// The task that keeps the VIPs while this process runs.
 #[derive(Debug)]
 pub(crate) struct LifetimeKeeper {
@@ -197,7 +227,8 @@ impl LifetimeKeeper {
     /// Runs until the engine is gone: the heartbeats go on for as long as anybody receives the membership.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut last = Lifetime::Unchanged;
-        let (mut not_before, mut due) = (Instant::now(), Instant::now());
+        let begun = Instant::now();
+        let mut schedule = RefreshSchedule { not_before: begun, due: begun };
         loop {
             tokio::select! {
                 changed = self.membership.changed() => {
@@ -205,7 +236,7 @@ impl LifetimeKeeper {
                         return Ok(());
                     }
                     if Lifetime::new(&self.membership.borrow_and_update()) != last {
-                        due = not_before;
+                        schedule.hurry();
                     }
                 }
                 changed = self.held.changed() => {
@@ -213,16 +244,14 @@ impl LifetimeKeeper {
                         return Ok(());
                     }
                     // The new ones have no limit.
-                    due = due.min(not_before);
+                    schedule.hurry();
                 }
-                () = tokio::time::sleep_until(due.into()) => {
+                () = tokio::time::sleep_until(schedule.due.into()) => {
                     let membership = self.membership.borrow_and_update().clone();
                     let begun = Instant::now();
                     let interval = tokio::task::block_in_place(|| self.addresses.keep(&membership));
-                    let now = Instant::now();
                     last = Lifetime::new(&membership);
-                    not_before = now + now.duration_since(begun).saturating_mul(DUTY);
-                    due = now + interval;
+                    schedule = RefreshSchedule::after(begun, Instant::now(), interval);
                 }
             }
         }
@@ -247,7 +276,37 @@ mod tests {
                 (Duration::from_millis(cost), interval(count, Duration::from_millis(cost)));
             assert!(interval >= cost * DUTY, "{count}: {interval:?}");
             // Even a refresh that takes twice as long as the last one ends before the lifetimes.
-            assert!(interval * INTERVALS > interval + cost * 2, "{count}: {interval:?}");
+            let timing = HeartbeatTiming { interval: Duration::from_millis(20), misses: 2 };
+            assert!(limit(interval, timing) > interval + cost * 2, "{count}: {interval:?}");
+        }
+    }
+
+    #[test]
+    fn vips_of_a_dead_host_stay_until_another_host_has_them() {
+        for (milliseconds, misses) in [(20, 2), (200, 3), (1_000, 30), (10_000, 100)] {
+            let timing = HeartbeatTiming { interval: Duration::from_millis(milliseconds), misses };
+            for count in [1, 1_000, 10_000] {
+                let interval = interval(count, Duration::ZERO);
+                // The host may die just before a refresh. The next one takes over once it is found dead, at the latest after as long
+                // again, and then writes its VIPs.
+                let needed = timing.timeout() * 2 + REFRESH_INTERVAL;
+                assert!(limit(interval, timing) >= interval + needed, "{timing:?}, {count}: {interval:?}");
+            }
+        }
+        let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
+        assert_eq!(limit(REFRESH_INTERVAL, default), Duration::from_millis(16_200));
+    }
+
+    /// The interval follows the time of the refresh before, so a slow one may forbid the next one for longer than a lifetime.
+    #[test]
+    fn change_of_the_membership_delays_no_refresh() {
+        let begun = Instant::now();
+        for cost in [Duration::from_millis(10), Duration::from_secs(10)] {
+            let now = begun + cost;
+            let mut schedule = RefreshSchedule::after(begun, now, REFRESH_INTERVAL);
+            schedule.hurry();
+            assert!(schedule.due <= now + REFRESH_INTERVAL, "{cost:?}");
+            assert!(schedule.due >= now + (cost * DUTY).min(REFRESH_INTERVAL), "{cost:?}");
         }
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Allocation {
     released: BTreeMap<IpAddr, (Instant, Option<Key>)>,
     /// Load balancers whose address another one has that is served instead, by object name, and since when that is known.
     duplicates: BTreeMap<String, Instant>,
+    /// The addresses that the Service of each load balancer publishes, or is about to, by object name.
+    confirmed: BTreeMap<String, Vec<IpAddr>>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
 }
@@ -44,6 +46,19 @@ impl Allocation {
     /// The addresses of a load balancer, which has `current`. They are reserved until
     /// [`Allocation::end_reservation`], also if a later try fails.
     pub(crate) fn allocate(
+        &mut self,
+        lb: &LoadBalancer,
+        current: Vec<IpAddr>,
+        pools: &[Pool],
+        index: &Index,
+    ) -> Result<Vec<IpAddr>, Error> {
+        let result = self.find_addresses(lb, current, pools, index);
+        let confirmed = result.as_ref().unwrap_or(&lb.published).clone();
+        self.confirmed.insert(spec::object_name(&lb.owner), confirmed);
+        result
+    }
+
+    fn find_addresses(
         &mut self,
         lb: &LoadBalancer,
         current: Vec<IpAddr>,
@@ -97,6 +112,20 @@ impl Allocation {
         self.reserved.remove(name).map(|(addresses, _)| addresses)
     }
 
+    /// A write of the load balancer of this name begins, or ended without an answer: it may have an effect from now on. The
+    /// allocation was earlier, and targets are written in between.
+    pub(crate) fn renew_reservation(&mut self, name: &str) {
+        if let Some((_, since)) = self.reserved.get_mut(name) {
+            *since = Instant::now();
+        }
+    }
+
+    /// How long the load balancer of this name keeps an address that another one has, and that is served for the other one.
+    pub(crate) fn disputed_for(&self, name: &str) -> Option<Duration> {
+        let left = DUPLICATE_PATIENCE.saturating_sub(self.duplicates.get(name)?.elapsed());
+        (!left.is_zero()).then_some(left)
+    }
+
     /// Whether addresses are reserved for the load balancer of this name.
     pub(crate) fn is_reserved(&self, name: &str) -> bool {
         self.reserved.contains_key(name)
@@ -124,9 +153,12 @@ impl Allocation {
         self.waiting.extract_if(.., |_, request| may_end(request)).map(|(owner, _)| owner).collect()
     }
 
-    /// Removes `owner` from those that wait.
-    pub(crate) fn stop_waiting(&mut self, owner: &Owner) {
+    /// The load balancer of `owner` is being deleted: it waits for no address, and disputes none.
+    pub(crate) fn forget(&mut self, owner: &Owner) {
         self.waiting.remove(owner);
+        let name = spec::object_name(owner);
+        self.duplicates.remove(&name);
+        self.confirmed.remove(&name);
     }
 
     /// Removes and returns all owners that wait.
@@ -141,7 +173,7 @@ impl Allocation {
         of_others.map(|(address, _)| *address).collect()
     }
 
-    /// The published addresses without those that another load balancer has for so long that it will keep them. Edge hosts serve an
+    /// The published addresses without those that another Service publishes for so long that it will keep them. Edge hosts serve an
     /// address for the first of its load balancers by name.
     fn undisputed(
         &mut self,
@@ -150,8 +182,15 @@ impl Allocation {
         published: &[IpAddr],
         index: &Index,
     ) -> Vec<IpAddr> {
-        let is_lost = |address: &IpAddr| current.contains(address) && index.is_used_before(*address, name);
-        let Some(lost) = published.iter().find(|address| is_lost(address)) else {
+        let confirmed = &self.confirmed;
+        // Unknown for a load balancer that this process has not reconciled yet.
+        let is_with_other = |address: &IpAddr, if_unknown: bool| {
+            let publishes = |holder| {
+                confirmed.get(holder).map_or(if_unknown, |published: &Vec<_>| published.contains(address))
+            };
+            current.contains(address) && index.holders_before(*address, name).any(publishes)
+        };
+        let Some(lost) = published.iter().find(|address| is_with_other(address, true)) else {
             self.duplicates.remove(name);
             return published.to_vec();
         };
@@ -162,7 +201,7 @@ impl Allocation {
         if since.elapsed() < DUPLICATE_PATIENCE {
             return published.to_vec();
         }
-        published.iter().copied().filter(|address| !is_lost(address)).collect()
+        published.iter().copied().filter(|address| !is_with_other(address, false)).collect()
     }
 
     fn taken<'a>(&self, index: &'a Index, name: &'a str) -> TakenByOthers<'a> {

@@ -56,10 +56,10 @@ impl Index {
         self.holders.get(&address).is_some_and(|holders| holders.iter().any(|holder| holder != name))
     }
 
-    /// Whether an object that comes before `name` has the address.
-    pub(crate) fn is_used_before(&self, address: IpAddr, name: &str) -> bool {
-        let holders = self.holders.get(&address);
-        holders.is_some_and(|holders| holders.iter().any(|holder| holder.as_str() < name))
+    /// The names of the objects with the address that come before `name`.
+    pub(crate) fn holders_before(&self, address: IpAddr, name: &str) -> impl Iterator<Item = &str> {
+        let holders = self.holders.get(&address).into_iter().flatten().map(String::as_str);
+        holders.filter(move |holder| *holder < name)
     }
 
     /// The addresses of all objects.

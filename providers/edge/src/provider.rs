@@ -125,8 +125,8 @@ impl EdgeProvider {
         };
         let Some(patch) = spec::merge_patch(&current, &to_value(wanted)?) else { return Ok(false) };
         let name = spec::object_name(owner);
-        let _own = self.shared.begin_write(&name, wanted);
-        self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
+        let own = self.shared.begin_write(&name, wanted);
+        own.end(self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await)?;
         Ok(true)
     }
 
@@ -292,8 +292,8 @@ impl Provider for EdgeProvider {
             has_written = self.change(&lb.owner, entry, &wanted).await?;
         } else {
             let (balancers, name) = (&self.shared.balancers, spec::object_name(&lb.owner));
-            let _own = self.shared.begin_write(&name, &wanted);
-            if let Err(failure) = balancers.create(spec::metadata(&lb.owner), &wanted).await {
+            let own = self.shared.begin_write(&name, &wanted);
+            if let Err(failure) = own.end(balancers.create(spec::metadata(&lb.owner), &wanted).await) {
                 if failure.code() == Some(409) {
                     // Created by an earlier call whose response was lost: the retry finds it.
                     balancers.reread(&name).await?;
@@ -301,7 +301,13 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        let progress = self.settle(&lb.owner, entry.as_ref(), has_written).await?;
+        let mut progress = self.settle(&lb.owner, entry.as_ref(), has_written).await?;
+        if progress == Progress::Done
+            && let Some(left) = self.shared.disputed_for(&spec::object_name(&lb.owner))
+        {
+            // Nothing else reminds of it: neither object changes.
+            progress = Progress::Again(left);
+        }
         if before.as_ref() != Some(&wanted.addresses) {
             let before = before.unwrap_or_default();
             self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
@@ -314,9 +320,14 @@ impl Provider for EdgeProvider {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let Some(set) = &targets.nodes else { return Ok(Outcome::done()) };
         self.shared.activate().await?;
-        let Some(entry) = self.owned_entry(owner).await?.filter(|entry| !entry.deleting) else {
-            return Ok(Outcome::done());
+        let Some(entry) = self.owned_entry(owner).await? else {
+            // A creation without an answer may still have an effect.
+            let progress = self.settle(owner, None, false).await?;
+            return Ok(Outcome { progress, ..Outcome::done() });
         };
+        if entry.deleting {
+            return Ok(Outcome::done());
+        }
         let Ok(content) = &entry.content else {
             return Err(Error::Unavailable(format!(
                 "EdgeLoadBalancer {} cannot be read by this version. Its targets stay as they are.",
@@ -379,7 +390,7 @@ impl Provider for EdgeProvider {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         self.shared.activate().await?;
-        self.shared.not_waiting(owner);
+        self.shared.forget(owner);
         let name = spec::object_name(owner);
         let mut entry = self.shared.balancers.cache.get(&name);
         if entry.is_none() && self.shared.is_reserved(&name) {

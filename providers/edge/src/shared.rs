@@ -16,6 +16,7 @@ use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::{Notify, OnceCell};
 
 use crate::allocation::Allocation;
+use crate::calls::Failure;
 use crate::entry::{Change, Entry};
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
@@ -165,9 +166,9 @@ impl Shared {
         }
     }
 
-    /// Removes `owner` from those that wait for an address.
-    pub(crate) fn not_waiting(&self, owner: &Owner) {
-        self.allocation().stop_waiting(owner);
+    /// The load balancer of `owner` is being deleted.
+    pub(crate) fn forget(&self, owner: &Owner) {
+        self.allocation().forget(owner);
     }
 
     /// A pool changed. If its specification did, Services that wait for an address may get one; its status changes with every address.
@@ -276,6 +277,11 @@ impl Shared {
         self.on_release(Some(&owner.service), &reserved, &now);
     }
 
+    /// How long the load balancer of this name keeps an address that is served for another one.
+    pub(crate) fn disputed_for(&self, name: &str) -> Option<Duration> {
+        self.allocation().disputed_for(name)
+    }
+
     /// Whether a write of this name had no answer, and its effect was not read since.
     pub(crate) fn is_reserved(&self, name: &str) -> bool {
         self.allocation().is_reserved(name)
@@ -376,7 +382,8 @@ impl Shared {
     /// A write of a load balancer begins, and ends with the result's drop. The watch may deliver it before its response arrives.
     pub(crate) fn begin_write(&self, name: &str, wanted: &EdgeLoadBalancerSpec) -> OwnWrite<'_> {
         self.writing().insert(name.to_owned(), wanted.clone());
-        OwnWrite { shared: self, name: name.to_owned() }
+        self.allocation().renew_reservation(name);
+        OwnWrite { shared: self, name: name.to_owned(), is_answered: false }
     }
 
     fn writing(&self) -> MutexGuard<'_, BTreeMap<String, EdgeLoadBalancerSpec>> {
@@ -431,11 +438,24 @@ impl Shared {
 pub(crate) struct OwnWrite<'a> {
     shared: &'a Shared,
     name: String,
+    is_answered: bool,
+}
+
+impl OwnWrite<'_> {
+    /// Ends the write with this result. After an error of the API server itself the write may still have an effect.
+    pub(crate) fn end(mut self, result: Result<(), Failure>) -> Result<(), Failure> {
+        let refuses = |failure: &Failure| failure.code().is_some_and(|code| code < 500);
+        self.is_answered = result.as_ref().err().is_none_or(refuses);
+        result
+    }
 }
 
 impl Drop for OwnWrite<'_> {
     fn drop(&mut self) {
         self.shared.writing().remove(&self.name);
+        if !self.is_answered {
+            self.shared.allocation().renew_reservation(&self.name);
+        }
     }
 }
 

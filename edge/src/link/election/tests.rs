@@ -2,12 +2,11 @@
 //! Hosts on a simulated link. Each sends a heartbeat and decides every 200 ms; the tests partition the link and stop hosts.
 
 use super::*;
-use crate::link::ability;
 use proptest::prelude::*;
 
 const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
 
-const ABLE: Ability = Ability { can_serve: true, healthy_share: ability::ALL };
+const ABLE: Ability = Ability { can_serve: true, healthy_vips: 100 };
 const UNABLE: Ability = Ability { can_serve: false, ..ABLE };
 
 struct Link {
@@ -154,9 +153,9 @@ fn active_host_that_cannot_serve_yields_to_one_that_can() {
     link.beats(50);
     assert_eq!(link.active(), [0], "none can, so the active one stays");
     link.set_ability(1, ABLE);
-    link.beats(2);
-    assert_eq!(link.active(), [0], "one failed write is no reason");
-    link.beats(4);
+    link.beats(8);
+    assert_eq!(link.active(), [0], "one failed write, repeated after a second, is no reason");
+    link.beats(6);
     assert_eq!(link.active(), [1]);
     link.set_ability(0, ABLE);
     link.beats(50);
@@ -167,14 +166,62 @@ fn active_host_that_cannot_serve_yields_to_one_that_can() {
 fn active_host_whose_targets_fail_yields_to_one_whose_targets_do_not() {
     let mut link = Link::new(2);
     link.beats(10);
-    link.set_ability(0, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.set_ability(0, Ability { healthy_vips: 50, ..ABLE });
     link.beats(45);
     assert_eq!(link.active(), [0], "the other may find the same a moment later");
     link.beats(10);
     assert_eq!(link.active(), [1]);
-    link.set_ability(1, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.set_ability(1, Ability { healthy_vips: 50, ..ABLE });
     link.beats(100);
     assert_eq!(link.active(), [1], "where both fail nothing moves");
+}
+
+/// The one reason has no part in the time of the other.
+#[test]
+fn failed_write_of_a_host_whose_targets_fail_is_no_reason_to_yield() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let failing = Ability { healthy_vips: 50, ..ABLE };
+    link.set_ability(0, failing);
+    link.beats(40);
+    link.set_ability(0, Ability { can_serve: false, ..failing });
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+    link.set_ability(0, failing);
+    link.beats(10);
+    assert_eq!(link.active(), [1], "10 s after its targets began to fail");
+}
+
+/// The probes of now one host, now the other fail.
+#[test]
+fn vips_move_more_rarely_each_time_for_the_health_of_targets() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let mut beats = Vec::new();
+    for round in 0..4 {
+        let from = round % 2;
+        link.set_ability(from, Ability { healthy_vips: 50, ..ABLE });
+        link.set_ability(1 - from, ABLE);
+        let mut count = 0;
+        while link.active() != [1 - from] {
+            link.beat();
+            count += 1;
+            assert!(count < 300, "round {round}");
+        }
+        beats.push(count / 50);
+    }
+    assert_eq!(beats, [1, 1, 2, 2], "in units of 10 s; each host counts its own yields");
+}
+
+/// It watches another namespace, or its directory of objects is empty: all of its VIPs have a healthy target.
+#[test]
+fn host_with_an_empty_list_takes_no_vips_for_the_health_of_its_targets() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.set_ability(0, Ability { healthy_vips: 70, ..ABLE });
+    link.set_ability(1, Ability { healthy_vips: 0, ..ABLE });
+    link.beats(100);
+    assert_eq!(link.active(), [0]);
 }
 
 #[test]
@@ -229,6 +276,20 @@ fn host_of_an_earlier_version_counts_as_able() {
     assert!(host.other_is_active(link.now));
 }
 
+#[test]
+fn no_host_yields_to_one_of_an_earlier_version_for_the_health_of_targets() {
+    let mut link = Link::new(1);
+    let old = Heartbeat { ability: None, ..link.host(1).heartbeat(Vec::new()) };
+    link.beats(10);
+    link.set_ability(0, Ability { healthy_vips: 0, ..ABLE });
+    for _ in 0..100 {
+        let now = link.now;
+        link.hosts[0].as_mut().expect("host").on_heartbeat([2, 0, 0, 0, 0, 1], old.clone(), now);
+        link.beat();
+        assert_eq!(link.active(), [0]);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
@@ -256,7 +317,7 @@ proptest! {
                 *host = None;
             }
         }
-        link.beats(12);
+        link.beats(20);
         let alive = link.hosts.iter().flatten().count();
         prop_assert_eq!(link.active().len(), alive.min(1));
         if let Some(active) = link.active().first() {

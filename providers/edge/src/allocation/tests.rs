@@ -157,9 +157,44 @@ async fn duplicate_address_stays_with_the_load_balancer_that_is_served() {
     };
     assert_eq!(get("b", &[]).expect("its own"), [address], "another program may have edited the first");
     tokio::time::advance(DUPLICATE_PATIENCE).await;
+    assert_eq!(get("b", &[]).expect("its own"), [address], "the other one may not publish it");
     assert_eq!(get("a", &[]).expect("its own"), [address]);
     assert_eq!(get("b", &["10.9.0.1"]).expect_err("of another").reason(), crate::ADDRESS_IN_USE);
     assert_eq!(get("b", &[]).expect("another"), [ip("10.9.0.2")]);
+}
+
+/// Creating Services anew for years must not fill the memory.
+#[tokio::test(start_paused = true)]
+async fn deleted_load_balancer_disputes_no_address() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    let address = ip("10.9.0.1");
+    for name in ["a", "b"] {
+        index.change(None, Some(&object(name, &[address])));
+        let lb = LoadBalancer { published: vec![address], ..load_balancer(name, &[]) };
+        allocation.allocate(&lb, vec![address], &pools, &index).expect("its own");
+    }
+    assert_eq!(allocation.duplicates.len(), 1);
+    allocation.forget(&owner("b"));
+    assert!(allocation.duplicates.is_empty());
+}
+
+/// The first one was edited, and cannot be written for a while. Its Service publishes its own address.
+#[tokio::test(start_paused = true)]
+async fn address_stays_if_the_other_service_does_not_publish_it() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    let (address, other) = (ip("10.9.0.1"), ip("10.9.0.7"));
+    for name in ["a", "b"] {
+        index.change(None, Some(&object(name, &[address])));
+    }
+    for _ in 0..2 {
+        for (name, published) in [("a", other), ("b", address)] {
+            let lb = LoadBalancer { published: vec![published], ..load_balancer(name, &[]) };
+            let given = allocation.allocate(&lb, vec![address], &pools, &index);
+            assert_eq!(given.expect("its own"), [published]);
+            assert_eq!(allocation.disputed_for(&spec::object_name(&lb.owner)), None);
+        }
+        tokio::time::advance(DUPLICATE_PATIENCE).await;
+    }
 }
 
 /// The first one was edited, and has its own address again.

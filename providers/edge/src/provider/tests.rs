@@ -49,12 +49,25 @@ fn losing_an_answer() -> (Client, Arc<Mutex<Value>>) {
     (Client::new(service, "default"), object)
 }
 
-/// A request for another address had no answer, and is taken back before the watch shows that it succeeded.
-#[tokio::test(start_paused = true)]
-async fn address_of_a_write_without_an_answer_is_not_given_away() {
-    let (client, object) = losing_an_answer();
+fn with_group(lb: LoadBalancer) -> LoadBalancer {
+    let health_check = HealthCheck {
+        protocol: HealthProtocol::Tcp,
+        port: Some(80),
+        is_of_service: false,
+        interval: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
+        healthy_threshold: 1,
+        unhealthy_threshold: 1,
+    };
+    let targets = Targets::Nodes(TargetSet::own(Vec::<Target>::new()));
+    let group = TargetGroup { key: GroupKey::Vip, health_check, affinity: None, targets };
+    LoadBalancer { groups: vec![group], published: vec![ip("10.9.0.1")], ..lb }
+}
+
+/// A provider that has listed nothing but the pool.
+fn with_pool(client: &Client) -> EdgeProvider {
     let provider = EdgeProvider {
-        shared: Arc::new(Shared::new(&client, "system")),
+        shared: Arc::new(Shared::new(client, "system")),
         _stop: CancellationToken::new().drop_guard(),
     };
     let shared = &provider.shared;
@@ -64,20 +77,42 @@ async fn address_of_a_write_without_an_answer_is_not_given_away() {
     list(&shared.pools.cache);
     list(&shared.health.cache);
     shared.pools.cache.apply(Event::Apply(Entry::parse(POOL).expect("a pool")));
-    let with_group = |lb: LoadBalancer| {
-        let health_check = HealthCheck {
-            protocol: HealthProtocol::Tcp,
-            port: Some(80),
-            is_of_service: false,
-            interval: Duration::from_secs(1),
-            timeout: Duration::from_secs(1),
-            healthy_threshold: 1,
-            unhealthy_threshold: 1,
-        };
-        let targets = Targets::Nodes(TargetSet::own(Vec::<Target>::new()));
-        let group = TargetGroup { key: GroupKey::Vip, health_check, affinity: None, targets };
-        LoadBalancer { groups: vec![group], published: vec![ip("10.9.0.1")], ..lb }
-    };
+    provider
+}
+
+/// A creation failed, and from then on only the targets change: the Service asks for what is unsupported.
+#[tokio::test(start_paused = true)]
+async fn reservation_of_a_creation_that_failed_ends_by_a_change_of_targets() {
+    let service = tower::service_fn(|request: http::Request<Body>| async move {
+        if request.method() != http::Method::GET {
+            return Err(io::Error::other("connection reset"));
+        }
+        let status =
+            json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "message": "", "code": 404});
+        let body = Body::from(status.to_string().into_bytes());
+        Ok(http::Response::builder().status(404).body(body).expect("a response"))
+    });
+    let provider = with_pool(&Client::new(service, "default"));
+    let lb = with_group(load_balancer("web", &[]));
+    provider.apply(&lb, Compare::Remembered).await.expect_err("no answer");
+    let name = spec::object_name(&lb.owner);
+    let nodes = Some(TargetSet::own(Vec::<Target>::new()));
+    let targets = GroupTargets { nodes, ..GroupTargets::default() };
+    let waiting = provider.set_targets(&lb.owner, &targets).await.expect("no object");
+    assert!(matches!(waiting.progress, Progress::Again(left) if !left.is_zero()), "{waiting:?}");
+    assert!(provider.shared.is_reserved(&name));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let settled = provider.set_targets(&lb.owner, &targets).await.expect("no object");
+    assert_eq!(settled.progress, Progress::Done);
+    assert!(!provider.shared.is_reserved(&name));
+}
+
+/// A request for another address had no answer, and is taken back before the watch shows that it succeeded.
+#[tokio::test(start_paused = true)]
+async fn address_of_a_write_without_an_answer_is_not_given_away() {
+    let (client, object) = losing_an_answer();
+    let provider = with_pool(&client);
+    let shared = &provider.shared;
     let (before, requesting) =
         (with_group(load_balancer("web", &[])), with_group(load_balancer("web", &["10.9.0.7"])));
     let mut metadata = serde_json::to_value(spec::metadata(&before.owner)).expect("metadata");
@@ -101,4 +136,30 @@ async fn address_of_a_write_without_an_answer_is_not_given_away() {
     assert_eq!((kept.progress, kept.ingress[0].ip), (Progress::Done, Some(ip("10.9.0.7"))));
     assert!(is_taken(shared, "10.9.0.7"), "by the object");
     assert!(!is_taken(shared, "10.9.0.1"));
+}
+
+/// Nothing changes in the minute after which the second load balancer gets another address.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_with_the_address_of_another_is_reconciled_again_in_time() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let provider = with_pool(&client);
+    let lbs = ["a", "b"].map(|name| with_group(load_balancer(name, &[])));
+    for lb in &lbs {
+        let structure = spec::structure(lb, vec![ip("10.9.0.1")]).expect("a spec");
+        let object = json!({"metadata": spec::metadata(&lb.owner), "spec": structure});
+        let entry = Entry::parse(&object.to_string()).expect("an object");
+        provider.shared.balancers.cache.apply(Event::Apply(entry));
+    }
+    let mut progress = Vec::new();
+    for lb in &lbs {
+        let outcome = provider.apply(lb, Compare::Remembered).await.expect("nothing to write");
+        assert_eq!(outcome.ingress[0].ip, Some(ip("10.9.0.1")));
+        progress.push(outcome.progress);
+    }
+    assert_eq!(progress, [Progress::Done, Progress::Again(Duration::from_mins(1))]);
 }

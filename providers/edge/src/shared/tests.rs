@@ -119,3 +119,36 @@ async fn own_write_that_the_watch_delivers_before_its_response_is_no_change_of_a
         "after a write that was given up"
     );
 }
+
+/// The targets of a load balancer are written between the allocation and the write of its object, which may take long.
+#[tokio::test(start_paused = true)]
+async fn reservation_lasts_from_the_write_and_from_its_end_without_an_answer() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let shared = Shared::new(&client, "system");
+    let known = Entry::parse(&pool("100", "10.9.0.0/24").to_string()).expect("a pool");
+    shared.pools.cache.apply(Event::Apply(known));
+    let name = spec::object_name(&owner("web"));
+    let wanted = balancer("1", &["a"]).content.expect("readable").spec;
+    shared.allocate(&load_balancer("web", &[])).expect("free");
+    let whole = shared.unsettled(&name).expect("reserved");
+    tokio::time::advance(whole).await;
+    assert_eq!(shared.unsettled(&name), None);
+    let own = shared.begin_write(&name, &wanted);
+    assert_eq!(shared.unsettled(&name), Some(whole));
+    tokio::time::advance(whole / 2).await;
+    assert!(own.end(Ok(())).is_ok());
+    assert_eq!(shared.unsettled(&name), Some(whole / 2));
+    let given_up = shared.begin_write(&name, &wanted);
+    tokio::time::advance(whole / 2).await;
+    drop(given_up);
+    assert_eq!(shared.unsettled(&name), Some(whole));
+    let failed = shared.begin_write(&name, &wanted);
+    tokio::time::advance(whole / 2).await;
+    assert!(failed.end(Err(Failure::Deadline)).is_err());
+    assert_eq!(shared.unsettled(&name), Some(whole));
+}
