@@ -145,7 +145,7 @@ async fn failed_call_beside_a_refusal_leaves_the_same() {
             let is_over = cloud.has_faults();
             cloud.set_faults(Faults::None);
             let states = "Not served: port 8443. Served, but not as requested: port 443. Not requested any more, but served until \
-                          then: port 81. AWS";
+                          AWS accepts the others: port 81. AWS";
             assert!(refusal(&outcome).1.contains(states), "{number} {fault:?}: {outcome:?}");
             let ports = [(80, (31080, 2)), (81, (30081, 2)), (443, (30443, 2))];
             assert_eq!(served(&cloud), BTreeMap::from(ports), "{number} {fault:?}");
@@ -216,7 +216,7 @@ async fn port_that_moved_stays_until_the_new_one_is_accepted() {
     assert_eq!(rules(&cloud), [true, false, true, false]);
     let moved = |certificate| with_tls(wanted(&[(80, 30080), (8443, 30443)], &[0, 1]), "8443", certificate);
     let outcome = apply(&aws, &moved(MISSING), Compare::Remembered).await.unwrap();
-    let states = "Not served: port 8443. Not requested any more, but served until then: port 443. AWS";
+    let states = "Not served: port 8443. Not requested any more, but served until AWS accepts the others: port 443. AWS";
     assert!(refusal(&outcome).1.contains(states), "{outcome:?}");
     assert_eq!(served(&cloud), BTreeMap::from([(80, (30080, 2)), (443, (30443, 2))]));
     assert_eq!(rules(&cloud), [true, false, true, true], "clients may connect");
