@@ -10,6 +10,7 @@ mod dual_stack;
 mod economy;
 mod follow;
 mod groups_in_use;
+mod held_ports;
 mod late_calls;
 mod named_groups;
 mod options;

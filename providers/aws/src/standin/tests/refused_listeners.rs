@@ -18,11 +18,11 @@ use crate::reasons;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
 
-const GOOD: &str = "arn:aws:acm:::a";
-const MISSING: &str = "arn:aws:acm:::missing";
+pub(super) const GOOD: &str = "arn:aws:acm:::a";
+pub(super) const MISSING: &str = "arn:aws:acm:::missing";
 
 /// The ports, of which `tls` has TLS with this certificate.
-fn with_tls(mut lb: LoadBalancer, tls: &str, certificate: &str) -> LoadBalancer {
+pub(super) fn with_tls(mut lb: LoadBalancer, tls: &str, certificate: &str) -> LoadBalancer {
     lb.annotations.insert(SSL_CERT.to_owned(), certificate.to_owned());
     lb.annotations.insert(SSL_PORTS.to_owned(), tls.to_owned());
     lb
@@ -33,7 +33,7 @@ fn web(certificate: &str) -> LoadBalancer {
 }
 
 /// The node port and the number of targets behind each port.
-fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
+pub(super) fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
     let cloud = cloud.cloud();
     let behind = |arn: &String| cloud.groups.get(arn).map(|group| (group.port, group.registered().count()));
     cloud.listeners.values().filter_map(|found| Some((found.port, behind(&found.group)?))).collect()
