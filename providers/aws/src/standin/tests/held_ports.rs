@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of ports that are served although the Service no longer has them: AWS refuses the listener of a new port.
 
-use steerage_provider_api::{Compare, Provider as _};
+use std::collections::BTreeSet;
+
+use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
 use tokio::time::Duration;
 
-use super::driver::{apply, pause, provider, standin_with, wanted};
+use super::driver::{apply, pause, provider, standin, standin_with, wanted};
 use super::refused_listeners::{GOOD, MISSING, served, with_tls};
-use super::security_groups::group;
+use super::security_groups::{ALL, OFFICE, group, rule};
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
 
@@ -36,5 +38,27 @@ async fn restart_takes_no_rules_before_it_reads_the_listeners() {
             pause().await;
         }
         assert!(!cloud.has_faults(), "the read failed once");
+    }
+}
+
+/// Who removes a port and then adds sources did not mean that port.
+#[tokio::test(start_paused = true)]
+async fn held_port_admits_nobody_new() {
+    let of = |ports: &[(u16, u16)], tls, certificate, range: &str| {
+        let lb = with_tls(wanted(ports, &[0]), tls, certificate);
+        LoadBalancer { source_ranges: vec![range.parse().unwrap()], ..lb }
+    };
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let first = of(&[(22, 30022), (80, 30080), (443, 30443)], "443", GOOD, OFFICE);
+    apply(&aws, &first, Compare::Remembered).await.unwrap();
+    for (range, kept) in [(ALL, Some(OFFICE)), ("10.1.0.0/16", Some("10.1.0.0/16")), ("192.0.2.0/24", None)] {
+        pause().await;
+        let moved = of(&[(80, 30080), (8443, 30443)], "8443", MISSING, range);
+        assert!(apply(&aws, &moved, Compare::Remembered).await.unwrap().incomplete.is_some());
+        assert_eq!(served(&cloud).into_keys().collect::<Vec<_>>(), [22, 80, 443]);
+        let requested = [80, 8443].map(|port| rule("tcp", port, range));
+        let held = kept.into_iter().flat_map(|kept| [22, 443].map(|port| rule("tcp", port, kept)));
+        assert_eq!(group(&cloud).own, requested.into_iter().chain(held).collect::<BTreeSet<_>>(), "{range}");
     }
 }
