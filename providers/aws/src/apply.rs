@@ -186,10 +186,8 @@ impl Aws {
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
         }
-        if let Some(known) = resources.balancer.as_mut().filter(|_| is_udp_refused) {
-            // Somebody may have turned it off: the next call looks.
-            known.source_nat = SourceNat::Off;
-        }
+        // Somebody may have turned source NAT off.
+        entry.source_nat.must_read |= is_udp_refused;
         for step in others.iter().filter(deletes_group) {
             // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
             let is_kept =
