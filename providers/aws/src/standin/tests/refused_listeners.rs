@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_model::Protocol;
+use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Compare, HealthState, LoadBalancer, Outcome, Progress, Provider as _};
 
 use super::driver::{apply, apply_now, changes, delete, pause, provider, set, standin, standin_with, wanted};
 use super::pods::with_pods;
 use super::security_groups::{ALL, assert_empty, group, rule};
 use super::shared::{self, has_ports, sharing};
-use crate::annotations::{SSL_CERT, SSL_PORTS};
+use super::zones;
+use crate::annotations::{SSL_CERT, SSL_PORTS, SUBNETS};
 use crate::desired::tests::{planned, planned_with_pods};
+use crate::ip_address_type::IpAddressType;
 use crate::reasons;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
@@ -28,7 +30,7 @@ pub(super) fn with_tls(mut lb: LoadBalancer, tls: &str, certificate: &str) -> Lo
     lb
 }
 
-fn web(certificate: &str) -> LoadBalancer {
+pub(super) fn web(certificate: &str) -> LoadBalancer {
     with_tls(wanted(&[(80, 30080), (81, 30081), (443, 30443)], &[0, 1]), "443", certificate)
 }
 
@@ -41,7 +43,7 @@ pub(super) fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
 
 /// The reason and the message of what is not in place.
 #[track_caller]
-fn refusal(outcome: &Outcome) -> (&'static str, &str) {
+pub(super) fn refusal(outcome: &Outcome) -> (&'static str, &str) {
     let (reason, message) = outcome.incomplete.as_ref().unwrap();
     assert!(outcome.progress == Progress::Done && outcome.ingress.len() == 1, "{outcome:?}");
     (reason, message)
@@ -338,6 +340,34 @@ async fn listener_that_keeps_targets_of_another_kind_refuses_the_service() {
     pause().await;
     assert_eq!(apply(&aws, &pods, Compare::InPlace).await.unwrap().incomplete, None);
     assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (8081, 2))]));
+}
+
+/// Clients learn of IPv6 only when everything for it is there. That has nothing to do with a refused listener.
+#[tokio::test(start_paused = true)]
+async fn refused_listener_hides_no_failure_of_the_subnets() {
+    let cloud = standin(1);
+    zones::plant(&cloud);
+    let aws = provider(&cloud);
+    pause().await;
+    let of = |certificate, subnets: &str, families: &[Family]| {
+        let mut lb = web(certificate);
+        lb.annotations.insert(SUBNETS.to_owned(), subnets.to_owned());
+        LoadBalancer { families: families.to_vec(), ..lb }
+    };
+    apply(&aws, &of(GOOD, "subnet-a", &[Family::V4]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Once("SetSubnets", Fault::Code("InvalidSubnet")));
+    let changed = of(MISSING, "subnet-a,subnet-b", &[Family::V4, Family::V6]);
+    let outcome = apply(&aws, &changed, Compare::Remembered).await.unwrap();
+    let (_, message) = refusal(&outcome);
+    assert!(message.contains("CertificateNotFound") && message.contains("InvalidSubnet"), "{message}");
+    let kind = |cloud: &StandIn| cloud.cloud().balancers.into_values().next().unwrap().ip_address_type;
+    assert_eq!(kind(&cloud), IpAddressType::Ipv4);
+    pause().await;
+    let outcome = apply(&aws, &changed, Compare::InPlace).await.unwrap();
+    let (_, message) = refusal(&outcome);
+    assert!(message.contains("CertificateNotFound") && !message.contains("InvalidSubnet"), "{message}");
+    assert_eq!(kind(&cloud), IpAddressType::DualStack);
 }
 
 #[tokio::test(start_paused = true)]
