@@ -196,7 +196,7 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
-        let refused = refused.conclude(wanted, resources)?;
+        let refused = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }

@@ -11,6 +11,7 @@ use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
 use crate::observe::Resources;
 use crate::reasons;
 use crate::tls::Tls;
+use crate::wanted_targets::WantedTargets;
 
 /// What AWS refused in one try.
 #[derive(Debug, Default)]
@@ -42,17 +43,22 @@ fn has_port(resources: &Resources, port: u16) -> bool {
     resources.listeners.iter().any(|listener| listener.port == port)
 }
 
-/// The target group of a listener, if it is one of this Service.
-fn group_of<'a>(listener: &ObservedListener, resources: &'a Resources) -> Option<&'a ObservedGroup> {
-    resources.groups.values().find(|group| listener.group_arn.as_ref() == Some(&group.arn))
+/// The target group of a listener with its name, if it is one of this Service.
+fn group_of<'a>(
+    listener: &ObservedListener,
+    resources: &'a Resources,
+) -> Option<(&'a String, &'a ObservedGroup)> {
+    resources.groups.iter().find(|(_, group)| listener.group_arn.as_ref() == Some(&group.arn))
 }
 
-/// Whether the targets that are wanted now are right for this group too: AWS checks them in the same way.
-fn is_followed(group: &ObservedGroup, wanted: &Desired) -> bool {
-    wanted.groups.iter().any(|wanted| {
-        let is_same_kind = (wanted.has_pods(), wanted.family) == (group.has_pods, group.family());
-        is_same_kind && wanted.health == group.health
-    })
+/// Whether there are targets for this group, and those that are wanted now are right for it: AWS checks them in the same way. A port of
+/// pods that is no longer requested has none.
+fn is_followed(name: &str, group: &ObservedGroup, wanted: &Desired, targets: &WantedTargets) -> bool {
+    targets.of(name, group).is_some()
+        && wanted.groups.iter().any(|wanted| {
+            let is_same_kind = (wanted.has_pods(), wanted.family) == (group.has_pods, group.family());
+            is_same_kind && wanted.health == group.health
+        })
 }
 
 /// `port 80` or `ports 80, 81`.
@@ -124,6 +130,7 @@ impl RefusedListeners {
     pub(crate) fn conclude(
         self,
         wanted: &Desired,
+        targets: &WantedTargets,
         resources: &Resources,
     ) -> Result<Option<(&'static str, String)>, Error> {
         let Some((port, error)) = self.first else { return Ok(None) };
@@ -142,7 +149,8 @@ impl RefusedListeners {
             states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
         let message = format!("AWS refuses the listener of port {port}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
-        if !resources.listeners.is_empty() && groups.all(|group| is_followed(group, wanted)) {
+        let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
+        if !resources.listeners.is_empty() && are_followed {
             return Ok(Some((error.reason(), message)));
         }
         Err(Error::invalid(error.reason(), message))

@@ -342,6 +342,24 @@ async fn listener_that_keeps_targets_of_another_kind_refuses_the_service() {
     assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (8081, 2))]));
 }
 
+/// The targets of a port of pods that is no longer requested are not given, so they would not be followed.
+#[tokio::test(start_paused = true)]
+async fn listener_that_keeps_pods_of_another_port_refuses_the_service() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let of = |a, b| with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, a), (Protocol::Tcp, 81, b)]), &[0, 1]);
+    apply(&aws, &of(8080, 8081), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Once("ModifyListener", Fault::Code("InvalidConfigurationRequest")));
+    let changed = of(9090, 9091);
+    let error = apply_now(&aws, &changed, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), reasons::REJECTED_BY_PROVIDER, "{error}");
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (9091, 2))]));
+    pause().await;
+    assert_eq!(apply(&aws, &changed, Compare::InPlace).await.unwrap().incomplete, None);
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (9090, 2)), (81, (9091, 2))]));
+}
+
 /// Clients learn of IPv6 only when everything for it is there. That has nothing to do with a refused listener.
 #[tokio::test(start_paused = true)]
 async fn refused_listener_hides_no_failure_of_the_subnets() {
