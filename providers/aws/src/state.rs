@@ -24,6 +24,7 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::refused_answers::RefusedAnswers;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Requested, Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -118,6 +119,8 @@ pub(crate) struct ServiceState {
     pub(crate) subnets: KnownPlacement,
     /// What is known of the load balancer's source NAT.
     pub(crate) source_nat: KnownSourceNat,
+    /// What AWS refused in the present change, which throttling may interrupt.
+    pub(crate) refused_answers: RefusedAnswers,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.

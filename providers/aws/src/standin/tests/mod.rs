@@ -3,6 +3,7 @@
 
 mod adoption;
 mod adoption_refused;
+mod alike_refusals;
 mod backend_group;
 mod consistency;
 mod driver;
