@@ -115,7 +115,7 @@ impl RefusedListeners {
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
         let states: Vec<String> =
             states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
-        let message = format!("AWS refuses the listener of port {port}. {} {error}", states.join(" "));
+        let message = format!("AWS rejects the listener of port {port}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
         if !resources.listeners.is_empty() && are_followed {

@@ -69,7 +69,7 @@ async fn new_load_balancer_serves_the_ports_that_aws_accepts() {
         let outcome = apply(&aws, &web(MISSING), Compare::Remembered).await.unwrap();
         let (reason, message) = refusal(&outcome);
         assert_eq!(reason, reasons::REJECTED_BY_PROVIDER);
-        let begin = "AWS refuses the listener of port 443. Not served: port 443. AWS rejects the request: ";
+        let begin = "AWS rejects the listener of port 443. Not served: port 443. AWS rejects the request: ";
         assert!(message.starts_with(begin) && message.contains("CertificateNotFound"), "{message}");
         assert_eq!(served(&cloud), BTreeMap::from([(80, (30080, 2)), (81, (30081, 2))]));
         pause().await;
