@@ -17,7 +17,8 @@ use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
-use crate::refused_listeners::RefusedListeners;
+use crate::refused_answers::Asked;
+use crate::refused_listeners::{RefusedListeners, has_port};
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
@@ -170,10 +171,12 @@ impl Aws {
             if refused.holds(step, resources) {
                 continue;
             }
+            let asked = Asked::of(step);
+            if let Some(error) = asked.as_ref().and_then(|asked| entry.refused_answers.expected(asked)) {
+                refused.note(step, resources, Err(error))?;
+                continue;
+            }
             let done = async {
-                if let Some(error) = refused.expected(step) {
-                    return Err(error);
-                }
                 if brings_udp(step) {
                     self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
                     if wanted.ip_address_type == IpAddressType::DualStack {
@@ -183,13 +186,15 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await
             };
             let done = done.await;
+            let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
+            if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
+                entry.refused_answers.note(asked, error);
+            }
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
         }
-        if let Some(known) = resources.balancer.as_mut().filter(|_| is_udp_refused) {
-            // Somebody may have turned it off: the next call looks.
-            known.source_nat = SourceNat::Off;
-        }
+        // Somebody may have turned source NAT off.
+        entry.source_nat.must_read |= is_udp_refused;
         for step in others.iter().filter(deletes_group) {
             // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
             let is_kept =
@@ -198,7 +203,7 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
-        let refused = refused.conclude(wanted, resources)?;
+        let refused = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
@@ -348,21 +353,37 @@ impl Aws {
         }
     }
 
+    /// Adds those that AWS accepts, whatever becomes of the others.
     async fn add_certificates(
         &self,
         listener: &str,
         certificates: BTreeSet<String>,
         resources: &mut Resources,
-        entry: &ServiceState,
+        entry: &mut ServiceState,
     ) -> Result<(), Error> {
+        let mut refused = None;
         for arn in certificates {
-            entry.check_time()?;
-            self.client.add_certificate(listener, &arn).await?;
-            if let Some(tls) = tls_of(resources, listener) {
-                tls.others.insert(arn);
+            let asked = Asked::Certificate(arn.clone());
+            let done = if let Some(error) = entry.refused_answers.expected(&asked) {
+                Err(error)
+            } else {
+                entry.check_time()?;
+                let done = self.client.add_certificate(listener, &arn).await.map_err(Error::from);
+                done.inspect_err(|error| entry.refused_answers.note(asked, error))
+            };
+            match done {
+                Ok(()) => {
+                    if let Some(tls) = tls_of(resources, listener) {
+                        tls.others.insert(arn);
+                    }
+                }
+                Err(error @ Error::Invalid { .. }) if error.reason() != reasons::QUOTA_EXCEEDED => {
+                    refused.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     }
 
     async fn remove_certificates(

@@ -120,7 +120,9 @@ impl Aws {
         if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
             return false;
         }
-        let verify = if wanted.is_beyond_lists { Instant::now() } else { self.verify_slot() };
+        // Rules of another port: it may be served until AWS accepts a new one, or a change was interrupted.
+        let is_read_now = wanted.is_beyond_lists || entry.has_rules_of_other_ports(owner, wanted);
+        let verify = if is_read_now { Instant::now() } else { self.verify_slot() };
         entry.complete = Some(Complete {
             structure: wanted.clone(),
             refused: None,
@@ -129,7 +131,7 @@ impl Aws {
             verify: Some(verify),
         });
         entry.shares_health = true;
-        !wanted.is_beyond_lists
+        !is_read_now
     }
 
     /// When a Service reads what the list does not show.

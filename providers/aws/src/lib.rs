@@ -46,6 +46,7 @@ pub mod peers;
 mod placement;
 mod provider;
 mod reasons;
+mod refused_answers;
 mod refused_listeners;
 mod registered;
 mod restrict;

@@ -285,7 +285,6 @@ impl Aws {
         let owner = &lb.owner;
         let is_finished = is_in_place && finished.is_ok();
         let refused = entry.complete.as_ref().filter(|_| is_finished).and_then(|known| known.refused.clone());
-        outcome.incomplete.clone_from(&refused);
         if is_finished && !has_v6 {
             // Clients keep their rules as long as they are told the addresses.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
@@ -297,12 +296,17 @@ impl Aws {
         if is_finished {
             self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
         }
-        if is_finished && has_v6 && outcome.incomplete == refused {
+        if is_finished && has_v6 && outcome.incomplete.is_none() {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
         if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if let Some((reason, message)) = refused {
+            let others = outcome.incomplete.iter().map(|(_, other)| other.as_str());
+            let all: Vec<&str> = std::iter::once(message.as_str()).chain(others).collect();
+            outcome.incomplete = Some((reason, all.join(" ")));
         }
         finished.map(|_| outcome)
     }

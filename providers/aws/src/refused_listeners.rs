@@ -9,8 +9,7 @@ use steerage_provider_api::Error;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
 use crate::observe::Resources;
-use crate::reasons;
-use crate::tls::Tls;
+use crate::wanted_targets::WantedTargets;
 
 /// What AWS refused in one try.
 #[derive(Debug, Default)]
@@ -20,8 +19,6 @@ pub(crate) struct RefusedListeners {
     ports: BTreeSet<u16>,
     /// Whether one of them has no listener.
     lacks_listener: bool,
-    /// With what TLS listeners were rejected, and AWS's words.
-    tls: Vec<(Tls, String)>,
 }
 
 /// The present listener that the step changes.
@@ -38,21 +35,26 @@ fn listener_of<'a>(step: &Step, resources: &'a Resources) -> Option<&'a Observed
     resources.listeners.iter().find(|listener| listener.arn == *arn)
 }
 
-fn has_port(resources: &Resources, port: u16) -> bool {
+pub(crate) fn has_port(resources: &Resources, port: u16) -> bool {
     resources.listeners.iter().any(|listener| listener.port == port)
 }
 
-/// The target group of a listener, if it is one of this Service.
-fn group_of<'a>(listener: &ObservedListener, resources: &'a Resources) -> Option<&'a ObservedGroup> {
-    resources.groups.values().find(|group| listener.group_arn.as_ref() == Some(&group.arn))
+/// The target group of a listener with its name, if it is one of this Service.
+fn group_of<'a>(
+    listener: &ObservedListener,
+    resources: &'a Resources,
+) -> Option<(&'a String, &'a ObservedGroup)> {
+    resources.groups.iter().find(|(_, group)| listener.group_arn.as_ref() == Some(&group.arn))
 }
 
-/// Whether the targets that are wanted now are right for this group too: AWS checks them in the same way.
-fn is_followed(group: &ObservedGroup, wanted: &Desired) -> bool {
-    wanted.groups.iter().any(|wanted| {
-        let is_same_kind = (wanted.has_pods(), wanted.family) == (group.has_pods, group.family());
-        is_same_kind && wanted.health == group.health
-    })
+/// Whether there are targets for this group, and those that are wanted now are right for it: AWS checks them in the same way. A port of
+/// pods that is no longer requested has none.
+fn is_followed(name: &str, group: &ObservedGroup, wanted: &Desired, targets: &WantedTargets) -> bool {
+    targets.of(name, group).is_some()
+        && wanted.groups.iter().any(|wanted| {
+            let is_same_kind = (wanted.has_pods(), wanted.family) == (group.has_pods, group.family());
+            is_same_kind && wanted.health == group.health
+        })
 }
 
 /// `port 80` or `ports 80, 81`.
@@ -70,19 +72,6 @@ impl RefusedListeners {
             || matches!(step, Step::DeleteListener { .. }) && self.lacks_listener
     }
 
-    /// What AWS would answer to this step: it has rejected two listeners with the same certificate and policies, in the same words. A
-    /// Service has up to 50 ports, and each resync tries again.
-    pub(crate) fn expected(&self, step: &Step) -> Option<Error> {
-        let (Step::CreateListener { tls: Some(tls), .. } | Step::SwitchListener { tls: Some(tls), .. }) =
-            step
-        else {
-            return None;
-        };
-        let mut answers = self.tls.iter().filter(|(of, _)| tls.is_set_as(of)).map(|(_, answer)| answer);
-        let (one, other) = (answers.next()?, answers.next()?);
-        (one == other).then(|| Error::invalid(reasons::REJECTED_BY_PROVIDER, one))
-    }
-
     /// Keeps a refusal of the listener's step. Any other error is returned.
     pub(crate) fn note(
         &mut self,
@@ -96,27 +85,12 @@ impl RefusedListeners {
             Step::DeleteListener { .. } => None,
             _ => listener_of(step, resources).map(|listener| listener.port),
         };
-        let (Some(port), Error::Invalid { reason, message }) = (port, &error) else { return Err(error) };
-        match step {
-            // Only its further certificates were refused.
-            Step::CreateListener { .. } if has_port(resources, port) => {}
-            Step::CreateListener { tls, .. } => {
-                self.lacks_listener = true;
-                self.note_tls(tls.as_ref(), reason, message);
-            }
-            Step::SwitchListener { tls, .. } => self.note_tls(tls.as_ref(), reason, message),
-            _ => {}
-        }
+        let (Some(port), Error::Invalid { .. }) = (port, &error) else { return Err(error) };
+        // Where it exists, only its further certificates were refused.
+        self.lacks_listener |= matches!(step, Step::CreateListener { .. }) && !has_port(resources, port);
         self.ports.insert(port);
         self.first.get_or_insert((port, error));
         Ok(())
-    }
-
-    fn note_tls(&mut self, tls: Option<&Tls>, reason: &'static str, message: &str) {
-        // At a quota, another listener may still have room.
-        if let Some(tls) = tls.filter(|_| reason == reasons::REJECTED_BY_PROVIDER) {
-            self.tls.push((tls.clone(), message.to_owned()));
-        }
     }
 
     /// What users are told, when all steps were tried. An error if the Service as a whole is refused: none of its ports has a listener, or
@@ -124,6 +98,7 @@ impl RefusedListeners {
     pub(crate) fn conclude(
         self,
         wanted: &Desired,
+        targets: &WantedTargets,
         resources: &Resources,
     ) -> Result<Option<(&'static str, String)>, Error> {
         let Some((port, error)) = self.first else { return Ok(None) };
@@ -140,9 +115,10 @@ impl RefusedListeners {
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
         let states: Vec<String> =
             states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
-        let message = format!("AWS refuses the listener of port {port}. {} {error}", states.join(" "));
+        let message = format!("AWS rejects the listener of port {port}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
-        if !resources.listeners.is_empty() && groups.all(|group| is_followed(group, wanted)) {
+        let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
+        if !resources.listeners.is_empty() && are_followed {
             return Ok(Some((error.reason(), message)));
         }
         Err(Error::invalid(error.reason(), message))

@@ -159,6 +159,22 @@ impl ServiceState {
     }
 }
 
+/// What to keep while the listeners are not the wanted ones yet: a port of the group that is no longer wanted may still be served. Of its
+/// clients, those stay whom the other ports admit, and nobody new comes: who removes a port and then admits more did not mean that port.
+pub(crate) fn with_kept_ports(
+    wanted: &BTreeSet<Rule>,
+    present: &BTreeSet<Rule>,
+    is_kept: impl Fn(u16) -> bool,
+) -> BTreeSet<Rule> {
+    let requested: BTreeSet<(&str, u16)> = wanted.iter().map(|rule| (rule.protocol, rule.port)).collect();
+    let is_left = |rule: &&Rule| is_kept(rule.port) && !requested.contains(&(rule.protocol, rule.port));
+    let left: BTreeSet<Rule> = present.iter().filter(is_left).cloned().collect();
+    let sources = wanted.iter().map(|rule| rule.source.clone()).collect();
+    let sources = Requested { sources, keeps_lists: false, keeps_ports: false };
+    let kept = narrowed(&left, &sources).unwrap_or_else(|| overlapping(&left, &sources));
+    wanted.iter().cloned().chain(kept).collect()
+}
+
 /// Which of the rules' sources are requested.
 struct Lookup<'a> {
     ranges: Ranges,
@@ -256,6 +272,24 @@ mod tests {
             let requested: BTreeSet<Source> = requested.iter().map(|text| source(text)).collect();
             let found = narrowed(&rules(present), &wish(requested.clone()));
             assert_eq!(found, Some(rules(left)), "{present:?} {requested:?}");
+        }
+    }
+
+    #[test]
+    fn ports_that_are_still_served_keep_clients_and_admit_nobody_new() {
+        let of = |port, text: &str| Rule { protocol: "tcp", port, source: source(text) };
+        for (wanted, present, kept) in [
+            ("10.0.0.0/8", "0.0.0.0/0", Some("10.0.0.0/8")),
+            ("0.0.0.0/0", "10.0.0.0/8", Some("10.0.0.0/8")),
+            ("192.0.2.0/24", "10.0.0.0/8", None),
+            ("pl-1", "0.0.0.0/0", Some("pl-1")),
+        ] {
+            let (wanted, present) =
+                (BTreeSet::from([of(443, wanted)]), BTreeSet::from([of(443, present), of(80, present)]));
+            let kept: BTreeSet<Rule> =
+                kept.into_iter().map(|text| of(80, text)).chain(wanted.clone()).collect();
+            assert_eq!(with_kept_ports(&wanted, &present, |_| true), kept);
+            assert_eq!(with_kept_ports(&wanted, &present, |port| port != 80), wanted);
         }
     }
 

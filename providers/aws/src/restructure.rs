@@ -12,6 +12,7 @@ use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::partial_read::Reader;
 use crate::provider::Aws;
+use crate::refused_answers::RefusedAnswers;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
@@ -186,7 +187,12 @@ impl Aws {
         let is_used =
             |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
         entry.leaving.retain(|name, _| !is_used(name));
-        let refused = match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
+        entry.refused_answers.begin(&wanted);
+        let stepped = self.apply_steps(owner, &wanted, targets, &mut resources, entry).await;
+        if !matches!(stepped, Err(Error::Throttled { .. })) {
+            entry.refused_answers = RefusedAnswers::default();
+        }
+        let refused = match stepped {
             Ok(Stepped::Done(refused)) => refused,
             Ok(Stepped::Unproven) => {
                 entry.resources = Some((owner.clone(), resources));

@@ -20,9 +20,8 @@ use crate::named_groups::check_own;
 use crate::observe::not_visible;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::reasons;
-use crate::security_group::{
-    NewSecurityGroup, Rule, Security, SecurityGroup, new_security_group, with_kept_ports,
-};
+use crate::restrict::with_kept_ports;
+use crate::security_group::{NewSecurityGroup, Rule, Security, SecurityGroup, new_security_group};
 use crate::state::{KnownSecurityGroup, ServiceState};
 
 /// Rules whose answer was lost are sent again, which costs a call each. If they are more, the group is read, as soon as reads show them.
@@ -196,7 +195,7 @@ impl Aws {
         }
         let is_kept = |port| entry.may_serve(owner, wanted, port);
         match known {
-            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group, is_kept), entry).await,
+            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, &group.own, is_kept), entry).await,
             None => self.sync_rules(owner, rules, entry).await,
         }
     }

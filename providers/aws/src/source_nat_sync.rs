@@ -25,6 +25,8 @@ pub(crate) struct KnownSourceNat {
     pub(crate) tried: Option<LastAttempt<SourceNatWish, SourceNat>>,
     /// Calls in a row that failed.
     failures: u32,
+    /// Whether AWS refused a listener with UDP: the load balancer may have another source NAT than is known.
+    pub(crate) must_read: bool,
 }
 
 /// Whether listeners of this protocol take UDP.
@@ -88,6 +90,7 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         let Some(balancer) = &mut resources.balancer else { return Ok(()) };
+        entry.source_nat.must_read = self.read_doubtful(owner, balancer, entry).await?;
         if balancer.source_nat.is_on() {
             return Ok(());
         }
@@ -107,6 +110,10 @@ impl Aws {
         let wish = wanted.source_nat.clone();
         let has_v6 = |found: &&Balancer| found.ip_address_type == IpAddressType::DualStack;
         let Some(mut balancer) = entry.balancer(owner).filter(has_v6).cloned() else { return };
+        let (read, must_read) = match self.read_doubtful(owner, &mut balancer, entry).await {
+            Ok(must_read) => (Ok(()), must_read),
+            Err(error) => (Err(error), true),
+        };
         if wish == SourceNatWish::Off && balancer.source_nat.is_on() && entry.may_have_udp(owner) {
             // Of somebody else, whose listener AWS would not leave without it; or the listeners were not read yet.
             entry.source_nat.tried = LastAttempt::new(wish, balancer.source_nat, None);
@@ -114,6 +121,7 @@ impl Aws {
         }
         let known = entry.source_nat.tried.as_ref().filter(|_| compare == Compare::Remembered);
         let result = match known.and_then(|known| known.result(&wish, &balancer.source_nat)) {
+            _ if read.is_err() => read,
             Some(result) => result,
             None if entry.is_just_changed(owner, self.config.settle) => {
                 if wish.change(&balancer.source_nat, &balancer.placed, &Prefixes::new()).is_some() {
@@ -127,6 +135,7 @@ impl Aws {
             },
         };
         let known = &mut entry.source_nat;
+        known.must_read = must_read;
         known.tried = LastAttempt::new(wish, balancer.source_nat.clone(), result.as_ref().err());
         if let Some(known) = entry.balancer_mut(owner) {
             (known.placed, known.source_nat) = (balancer.placed, balancer.source_nat);
@@ -148,6 +157,21 @@ impl Aws {
         } else {
             outcome.incomplete.get_or_insert_with(|| (error.reason(), error.to_string()));
         }
+    }
+
+    /// Reads it after AWS refused a listener with UDP. True if a read must wait.
+    async fn read_doubtful(
+        &self,
+        owner: &Owner,
+        balancer: &mut Balancer,
+        entry: &ServiceState,
+    ) -> Result<bool, Error> {
+        // Right after a change of another Service, it would show an old state.
+        if !entry.source_nat.must_read || entry.is_just_changed(owner, self.config.settle) {
+            return Ok(entry.source_nat.must_read);
+        }
+        self.reread_subnets(owner, balancer, entry).await?;
+        Ok(false)
     }
 
     /// The prefixes that the Service gives, by subnet.

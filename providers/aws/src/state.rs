@@ -24,6 +24,7 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::refused_answers::RefusedAnswers;
 use crate::registered::RegisteredIds;
 use crate::security_group::{Requested, Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -118,6 +119,8 @@ pub(crate) struct ServiceState {
     pub(crate) subnets: KnownPlacement,
     /// What is known of the load balancer's source NAT.
     pub(crate) source_nat: KnownSourceNat,
+    /// What AWS refused in the present change, which throttling may interrupt.
+    pub(crate) refused_answers: RefusedAnswers,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -249,13 +252,26 @@ impl ServiceState {
     }
 
     /// Whether a port that is not wanted in this way may be served: the structure is not complete, or AWS refused to change its listener.
+    /// A list shows no listeners: until they are read, it may be any port.
     pub(crate) fn may_serve(&self, owner: &Owner, wanted: &Desired, port: u16) -> bool {
-        if !self.is_complete(owner, wanted) {
+        let is_unread = self.complete.as_ref().is_some_and(|found| found.verify.is_some());
+        if is_unread || !self.is_complete(owner, wanted) {
             return true;
         }
         let has_refused = self.complete.as_ref().is_some_and(|found| found.refused.is_some());
         let mut listeners = self.resources.iter().flat_map(|(_, resources)| &resources.listeners);
         has_refused && listeners.any(|listener| listener.port == port)
+    }
+
+    /// Whether Steerage's security group has rules of a port that is not wanted.
+    pub(crate) fn has_rules_of_other_ports(&self, owner: &Owner, wanted: &Desired) -> bool {
+        let (Security::Rules(rules), Some(known)) = (&wanted.security, self.security_groups.get(owner))
+        else {
+            return false;
+        };
+        let of = |rule: &Rule| (rule.protocol, rule.port);
+        let ports: BTreeSet<_> = rules.iter().map(of).collect();
+        known.group.own.iter().any(|rule| !ports.contains(&of(rule)))
     }
 
     /// Whether the owner's load balancer is known to have IPv6.

@@ -125,7 +125,7 @@ impl ListenerCalls for StandIn {
                 return refuse("DuplicateListener");
             }
             if count >= self.quotas.listeners {
-                return refuse("TooManyListeners");
+                return Err(CallError::made_up(action, "TooManyListeners", "quota"));
             }
             check_group(cloud, self.quotas.targets, action, (balancer, protocol, group))?;
             let tls = made_tls(action, protocol, tls, None)?;

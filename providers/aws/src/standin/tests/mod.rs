@@ -3,6 +3,7 @@
 
 mod adoption;
 mod adoption_refused;
+mod alike_refusals;
 mod backend_group;
 mod consistency;
 mod driver;
@@ -10,6 +11,7 @@ mod dual_stack;
 mod economy;
 mod follow;
 mod groups_in_use;
+mod held_ports;
 mod late_calls;
 mod named_groups;
 mod options;

@@ -5,35 +5,37 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_model::Protocol;
+use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Compare, HealthState, LoadBalancer, Outcome, Progress, Provider as _};
 
 use super::driver::{apply, apply_now, changes, delete, pause, provider, set, standin, standin_with, wanted};
 use super::pods::with_pods;
 use super::security_groups::{ALL, assert_empty, group, rule};
 use super::shared::{self, has_ports, sharing};
-use crate::annotations::{SSL_CERT, SSL_PORTS};
+use super::zones;
+use crate::annotations::{SSL_CERT, SSL_PORTS, SUBNETS};
 use crate::desired::tests::{planned, planned_with_pods};
+use crate::ip_address_type::IpAddressType;
 use crate::reasons;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
 
-const GOOD: &str = "arn:aws:acm:::a";
-const MISSING: &str = "arn:aws:acm:::missing";
+pub(super) const GOOD: &str = "arn:aws:acm:::a";
+pub(super) const MISSING: &str = "arn:aws:acm:::missing";
 
 /// The ports, of which `tls` has TLS with this certificate.
-fn with_tls(mut lb: LoadBalancer, tls: &str, certificate: &str) -> LoadBalancer {
+pub(super) fn with_tls(mut lb: LoadBalancer, tls: &str, certificate: &str) -> LoadBalancer {
     lb.annotations.insert(SSL_CERT.to_owned(), certificate.to_owned());
     lb.annotations.insert(SSL_PORTS.to_owned(), tls.to_owned());
     lb
 }
 
-fn web(certificate: &str) -> LoadBalancer {
+pub(super) fn web(certificate: &str) -> LoadBalancer {
     with_tls(wanted(&[(80, 30080), (81, 30081), (443, 30443)], &[0, 1]), "443", certificate)
 }
 
 /// The node port and the number of targets behind each port.
-fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
+pub(super) fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
     let cloud = cloud.cloud();
     let behind = |arn: &String| cloud.groups.get(arn).map(|group| (group.port, group.registered().count()));
     cloud.listeners.values().filter_map(|found| Some((found.port, behind(&found.group)?))).collect()
@@ -41,7 +43,7 @@ fn served(cloud: &StandIn) -> BTreeMap<u16, (u16, usize)> {
 
 /// The reason and the message of what is not in place.
 #[track_caller]
-fn refusal(outcome: &Outcome) -> (&'static str, &str) {
+pub(super) fn refusal(outcome: &Outcome) -> (&'static str, &str) {
     let (reason, message) = outcome.incomplete.as_ref().unwrap();
     assert!(outcome.progress == Progress::Done && outcome.ingress.len() == 1, "{outcome:?}");
     (reason, message)
@@ -67,7 +69,7 @@ async fn new_load_balancer_serves_the_ports_that_aws_accepts() {
         let outcome = apply(&aws, &web(MISSING), Compare::Remembered).await.unwrap();
         let (reason, message) = refusal(&outcome);
         assert_eq!(reason, reasons::REJECTED_BY_PROVIDER);
-        let begin = "AWS refuses the listener of port 443. Not served: port 443. AWS rejects the request: ";
+        let begin = "AWS rejects the listener of port 443. Not served: port 443. AWS rejects the request: ";
         assert!(message.starts_with(begin) && message.contains("CertificateNotFound"), "{message}");
         assert_eq!(served(&cloud), BTreeMap::from([(80, (30080, 2)), (81, (30081, 2))]));
         pause().await;
@@ -145,7 +147,7 @@ async fn failed_call_beside_a_refusal_leaves_the_same() {
             let is_over = cloud.has_faults();
             cloud.set_faults(Faults::None);
             let states = "Not served: port 8443. Served, but not as requested: port 443. Not requested any more, but served until \
-                          then: port 81. AWS";
+                          AWS accepts the others: port 81. AWS";
             assert!(refusal(&outcome).1.contains(states), "{number} {fault:?}: {outcome:?}");
             let ports = [(80, (31080, 2)), (81, (30081, 2)), (443, (30443, 2))];
             assert_eq!(served(&cloud), BTreeMap::from(ports), "{number} {fault:?}");
@@ -216,7 +218,7 @@ async fn port_that_moved_stays_until_the_new_one_is_accepted() {
     assert_eq!(rules(&cloud), [true, false, true, false]);
     let moved = |certificate| with_tls(wanted(&[(80, 30080), (8443, 30443)], &[0, 1]), "8443", certificate);
     let outcome = apply(&aws, &moved(MISSING), Compare::Remembered).await.unwrap();
-    let states = "Not served: port 8443. Not requested any more, but served until then: port 443. AWS";
+    let states = "Not served: port 8443. Not requested any more, but served until AWS accepts the others: port 443. AWS";
     assert!(refusal(&outcome).1.contains(states), "{outcome:?}");
     assert_eq!(served(&cloud), BTreeMap::from([(80, (30080, 2)), (443, (30443, 2))]));
     assert_eq!(rules(&cloud), [true, false, true, true], "clients may connect");
@@ -338,6 +340,52 @@ async fn listener_that_keeps_targets_of_another_kind_refuses_the_service() {
     pause().await;
     assert_eq!(apply(&aws, &pods, Compare::InPlace).await.unwrap().incomplete, None);
     assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (8081, 2))]));
+}
+
+/// The targets of a port of pods that is no longer requested are not given, so they would not be followed.
+#[tokio::test(start_paused = true)]
+async fn listener_that_keeps_pods_of_another_port_refuses_the_service() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let of = |a, b| with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, a), (Protocol::Tcp, 81, b)]), &[0, 1]);
+    apply(&aws, &of(8080, 8081), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Once("ModifyListener", Fault::Code("InvalidConfigurationRequest")));
+    let changed = of(9090, 9091);
+    let error = apply_now(&aws, &changed, Compare::Remembered).await.unwrap_err();
+    assert_eq!(error.reason(), reasons::REJECTED_BY_PROVIDER, "{error}");
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (9091, 2))]));
+    pause().await;
+    assert_eq!(apply(&aws, &changed, Compare::InPlace).await.unwrap().incomplete, None);
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (9090, 2)), (81, (9091, 2))]));
+}
+
+/// Clients learn of IPv6 only when everything for it is there. That has nothing to do with a refused listener.
+#[tokio::test(start_paused = true)]
+async fn refused_listener_hides_no_failure_of_the_subnets() {
+    let cloud = standin(1);
+    zones::plant(&cloud);
+    let aws = provider(&cloud);
+    pause().await;
+    let of = |certificate, subnets: &str, families: &[Family]| {
+        let mut lb = web(certificate);
+        lb.annotations.insert(SUBNETS.to_owned(), subnets.to_owned());
+        LoadBalancer { families: families.to_vec(), ..lb }
+    };
+    apply(&aws, &of(GOOD, "subnet-a", &[Family::V4]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Once("SetSubnets", Fault::Code("InvalidSubnet")));
+    let changed = of(MISSING, "subnet-a,subnet-b", &[Family::V4, Family::V6]);
+    let outcome = apply(&aws, &changed, Compare::Remembered).await.unwrap();
+    let (_, message) = refusal(&outcome);
+    assert!(message.contains("CertificateNotFound") && message.contains("InvalidSubnet"), "{message}");
+    let kind = |cloud: &StandIn| cloud.cloud().balancers.into_values().next().unwrap().ip_address_type;
+    assert_eq!(kind(&cloud), IpAddressType::Ipv4);
+    pause().await;
+    let outcome = apply(&aws, &changed, Compare::InPlace).await.unwrap();
+    let (_, message) = refusal(&outcome);
+    assert!(message.contains("CertificateNotFound") && !message.contains("InvalidSubnet"), "{message}");
+    assert_eq!(kind(&cloud), IpAddressType::DualStack);
 }
 
 #[tokio::test(start_paused = true)]

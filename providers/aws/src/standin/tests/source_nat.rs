@@ -119,6 +119,28 @@ async fn annotation_decides_without_udp() {
     assert_eq!(refused.unwrap_err().reason(), "ConflictingAnnotations");
 }
 
+/// A refusal of one more listener says nothing certain about it, and subnets change by the same call.
+#[tokio::test(start_paused = true)]
+async fn refused_listener_with_udp_ends_it_nowhere() {
+    let named = |subnets: &str, ports: &[_]| with(&[(SUBNETS, subnets)], service(ports));
+    let (cloud, aws) = in_place(&named("subnet-a", &[TCP, UDP])).await;
+    cloud.set_faults(Faults::Once("CreateListener", Fault::Code("InvalidConfigurationRequest")));
+    let more = named("subnet-a,subnet-b", &[TCP, UDP, (Protocol::Udp, 54, 30054)]);
+    let outcome = apply(&aws, &more, Compare::Remembered).await.unwrap();
+    let (_, message) = outcome.incomplete.unwrap();
+    assert!(message.contains("port 54.") && message.contains("CreateListener"), "{message}");
+    assert_eq!(made(&cloud), ["CreateListener", "SetSubnets"], "{message}");
+    assert_eq!((prefixes(&cloud).len(), balancer(&cloud).placed.len()), (2, 2));
+    settles_after(&cloud, &aws, &more).await;
+}
+
+/// AWS accepts what it refused.
+async fn settles_after(cloud: &Arc<StandIn>, aws: &Aws, lb: &LoadBalancer) {
+    pause().await;
+    let outcome = apply(aws, lb, Compare::InPlace).await.unwrap();
+    assert_eq!((outcome.incomplete, made(cloud)), (None, vec!["CreateListener"]));
+}
+
 /// AWS replaces the subnets by the same call: neither zones nor prefixes change by the way.
 #[tokio::test(start_paused = true)]
 async fn zones_and_prefixes_change_one_without_the_other() {

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Answers by which AWS refused steps of listeners. Where two are equal, AWS would answer the others in the same way: a Service has up to
+//! 50 ports, each try costs a call, and each resync tries again. No I/O.
+
+use steerage_provider_api::Error;
+
+use crate::desired::Desired;
+use crate::diff::Step;
+use crate::reasons;
+use crate::tls::Tls;
+
+/// What AWS was asked for.
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    /// A listener of this protocol.
+    Create(&'static str, Option<Tls>),
+    /// Another target group, protocol, default certificate or policy for a listener.
+    Switch(Option<&'static str>, Option<Tls>),
+    /// A further certificate for a listener, by ARN.
+    Certificate(String),
+}
+
+impl Asked {
+    /// What the step asks for first; `None` if AWS refuses no two such steps for the same cause.
+    pub(crate) fn of(step: &Step) -> Option<Self> {
+        match step {
+            Step::CreateListener { protocol, tls, .. } => Some(Self::Create(protocol, tls.clone())),
+            Step::SwitchListener { protocol, tls, .. } => Some(Self::Switch(*protocol, tls.clone())),
+            _ => None,
+        }
+    }
+
+    /// Whether an answer with this reason is one to both. A quota does not depend on certificates.
+    fn is_like(&self, other: &Self, reason: &str) -> bool {
+        let is_quota = reason == reasons::QUOTA_EXCEEDED;
+        let is_same = |one: Option<&Tls>, other: Option<&Tls>| match (one, other) {
+            (Some(one), Some(other)) => is_quota || one.is_set_as(other),
+            (one, other) => is_quota || one.is_none() && other.is_none(),
+        };
+        match (self, other) {
+            (Self::Create(one, tls), Self::Create(other, of)) => {
+                one == other && is_same(tls.as_ref(), of.as_ref())
+            }
+            (Self::Switch(one, tls), Self::Switch(other, of)) => {
+                one == other && is_same(tls.as_ref(), of.as_ref())
+            }
+            (Self::Certificate(one), Self::Certificate(other)) => is_quota || one == other,
+            _ => false,
+        }
+    }
+}
+
+/// The answers of the tries to make one change.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedAnswers {
+    wanted: Option<Desired>,
+    all: Vec<(Asked, &'static str, String)>,
+}
+
+impl RefusedAnswers {
+    /// A try to make this change begins. The answers to another one say nothing of it.
+    pub(crate) fn begin(&mut self, wanted: &Desired) {
+        if self.wanted.as_ref() != Some(wanted) {
+            *self = Self { wanted: Some(wanted.clone()), all: Vec::new() };
+        }
+    }
+
+    /// What AWS would answer: it gave the same answer to two that are alike.
+    pub(crate) fn expected(&self, asked: &Asked) -> Option<Error> {
+        let alike = self.all.iter().filter(|(other, reason, _)| asked.is_like(other, reason));
+        let answers: Vec<(&'static str, &str)> =
+            alike.map(|(_, reason, message)| (*reason, message.as_str())).collect();
+        let is_repeated =
+            |answer: &&(&'static str, &str)| answers.iter().filter(|other| other == answer).count() > 1;
+        answers.iter().find(is_repeated).map(|(reason, message)| Error::invalid(reason, *message))
+    }
+
+    /// Keeps an answer, if it is a refusal.
+    pub(crate) fn note(&mut self, asked: Asked, error: &Error) {
+        if let Error::Invalid { reason, message } = error {
+            self.all.push((asked, reason, message.clone()));
+        }
+    }
+}
