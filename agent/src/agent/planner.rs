@@ -329,8 +329,11 @@ impl Planner {
 mod budget_tests;
 #[cfg(test)]
 mod tests {
-    use steerage_model::{EndpointPort, names};
-    use steerage_model::{EndpointSlice, Family, Ingress, Protocol, ServiceKind, ServicePort};
+    use steerage_model::{
+        Endpoint, EndpointPort, Family, Ingress, Protocol, ServiceKind, ServicePort, names,
+    };
+
+    use std::net::Ipv4Addr;
 
     use super::*;
     use crate::plan::{Action, ElementLimits};
@@ -419,16 +422,12 @@ mod tests {
         let mut planner = planner();
         let service = Key::new("default", "kubernetes");
         let slice = |name: &str, first: u32, endpoints: u32| {
-            let endpoint = |n: u32| Endpoint::ready(std::net::Ipv4Addr::from_bits(first + n).into(), "there");
-            let port = steerage_model::EndpointPort {
-                name: "https".to_owned(),
-                protocol: steerage_model::Protocol::Tcp,
-                port: 6443,
-            };
+            let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(first + n).into(), "there");
+            let port = EndpointPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 6443 };
             Event::Apply(EndpointSlice {
                 ports: vec![port],
                 endpoints: (0..endpoints).map(endpoint).collect(),
-                ..EndpointSlice::new(Key::new("default", name), service.clone(), steerage_model::Family::V4)
+                ..EndpointSlice::new(Key::new("default", name), service.clone(), Family::V4)
             })
         };
         let first = 0x0a00_0001;

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use steerage_model::{EndpointPort, EndpointSlice, Family, Protocol, Service, ServicePort};
+use steerage_model::{Endpoint, EndpointPort, Family, Protocol, ServicePort};
 
 use super::*;
 use crate::plan::ElementLimits;
