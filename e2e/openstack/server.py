@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An OpenStack for tests: the real APIs of Keystone, Neutron and Octavia behind one port of loopback, as `devstack` shows them.
 
-    server.py [--port PORT] [--delay SECONDS] [--state DIR]
+    server.py [--port PORT] [--delay SECONDS] [--state DIR] [--until-eof]
 
 Each is a process of its own with SQLite, and all end with this one. Octavia's provider drivers are our own: `amphora-test` accepts
 everything, `ovn` refuses what OVN's driver refuses, and both report ACTIVE after the delay. When all answer, one line of JSON is printed:
@@ -131,6 +131,7 @@ def parse():
     parser.add_argument("--state", help="keep configuration, databases and logs in this directory (default: a temporary one)")
     parser.add_argument("--load-balancers", type=int, default=-1, help="quota of load balancers of a project")
     parser.add_argument("--floating-ips", type=int, default=-1, help="quota of floating IPs of a project")
+    parser.add_argument("--until-eof", action="store_true", help="end when standard input ends, as it does with the process that wrote to it")
     return parser.parse_args()
 
 
@@ -411,6 +412,8 @@ def run(args, state):
 def main():
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if args.until_eof:
+        threading.Thread(target=lambda: (sys.stdin.buffer.read(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
     if args.state:
         state = Path(args.state).absolute()
         state.mkdir(parents=True, exist_ok=True)
