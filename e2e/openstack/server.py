@@ -204,6 +204,13 @@ class Front(BaseHTTPRequestHandler):
         status, answered, content = self.forward(child.port, headers, body)
         self.answer(status, answered, content)
 
+    def handle(self):
+        try:
+            super().handle()
+        except ConnectionError:
+            # A client that does not wait for its answer, as one that crashes.
+            pass
+
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = handle_any
 
     def forward(self, port, headers, body):
@@ -300,9 +307,9 @@ def read_past(state, path):
     )
     for address, port, description in floating:
         shown[f"floating IP {description}"] = f"of {ports.get(port)}"
-    for owner, device in rows(state, "neutron", "SELECT device_owner, name FROM ports WHERE device_owner = 'Octavia'"):
-        shown.setdefault("VIP ports", "")
-        shown["VIP ports"] += "+"
+    for (device,) in rows(state, "neutron", "SELECT name FROM ports WHERE device_owner = 'Octavia'"):
+        balancer = device.removeprefix("octavia-lb-")
+        shown[f"VIP port of {names.get(balancer)} {tags.get(balancer)}"] = ""
     if path.startswith("/test/targets/"):
         uid = f"steerage.dev/uid={path.rpartition('/')[2]}"
         mine = [id for id in names if uid in tags.get(id, [])]

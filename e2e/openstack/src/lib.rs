@@ -163,7 +163,11 @@ impl Server {
         connection.read_to_string(&mut answer)?;
         let (head, content) = answer.split_once("\r\n\r\n").context("no answer")?;
         let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok((status, head.to_owned(), serde_json::from_str(content).unwrap_or(Value::String(content.to_owned()))))
+        Ok((
+            status,
+            head.to_owned(),
+            serde_json::from_str(content).unwrap_or(Value::String(content.to_owned())),
+        ))
     }
 }
 

@@ -196,16 +196,12 @@ impl OpenStack {
                     return Ok(again(entry, self));
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}
-                // Somebody else has the address by now: another one is better than none.
-                Err(failure)
-                    if vip.is_some()
-                        && !is_required
-                        && entry.refused_vip != vip
-                        && names_address(&failure, vip) =>
-                {
-                    entry.refused_vip = vip;
-                }
-                Err(failure) => return Err(failure.into()),
+                Err(failure) => match vip.filter(|vip| is_taken(&failure, *vip)) {
+                    Some(vip) if is_required => return Err(taken(vip, &failure)),
+                    // Somebody else has it by now: another one is better than none.
+                    Some(vip) if entry.refused_vip != Some(vip) => entry.refused_vip = Some(vip),
+                    _ => return Err(failure.into()),
+                },
             }
         }
         Ok(again(entry, self))
@@ -245,7 +241,9 @@ impl OpenStack {
             WantedAddress::Internal(None) => {
                 let mut published = lb.published.iter().copied();
                 let range: Option<IpNet> = subnet.cidr.parse().ok();
-                let known = entry.kept_vip.or_else(|| published.find(|ip| range.is_some_and(|range| range.contains(ip))));
+                let known = entry
+                    .kept_vip
+                    .or_else(|| published.find(|ip| range.is_some_and(|range| range.contains(ip))));
                 (known, false)
             }
             WantedAddress::Floating { .. } | WantedAddress::Given(_) => (None, false),
@@ -343,8 +341,18 @@ pub(crate) fn note_refused(failure: &CallError, nodes: &Nodes, refused: &mut Ref
     !named.is_empty()
 }
 
-fn names_address(failure: &CallError, address: Option<IpAddr>) -> bool {
-    addresses(failure.message()).any(|named| Some(named) == address)
+/// Whether a creation failed because of its VIP. Octavia shows Neutron's conflict as an error of its own.
+fn is_taken(failure: &CallError, vip: IpAddr) -> bool {
+    failure.message().contains("ConflictException") || addresses(failure.message()).any(|named| named == vip)
+}
+
+fn taken(vip: IpAddr, failure: &CallError) -> Error {
+    let message = format!(
+        "The Service requests the address {vip}, which the subnet of VIPs does not give: {}. No load balancer is created. Request another \
+         address.",
+        failure.message().trim_end_matches('.')
+    );
+    Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
 }
 
 /// The addresses that a text names.

@@ -165,7 +165,8 @@ impl Calls for Client {
 /// The object in an answer under this key.
 pub(crate) fn object<T: DeserializeOwned>(call: &str, mut answer: Value, key: &str) -> Result<T> {
     let found = answer.get_mut(key).map(Value::take).unwrap_or_default();
-    serde_json::from_value(found).map_err(|error| CallError::unusable(call.to_owned(), format!("{key}: {error}")))
+    serde_json::from_value(found)
+        .map_err(|error| CallError::unusable(call.to_owned(), format!("{key}: {error}")))
 }
 
 /// All objects of a list: the pages of an answer, as many as the cloud makes of it. `query` filters it.

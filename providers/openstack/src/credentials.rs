@@ -125,9 +125,7 @@ impl Credentials {
     }
 
     /// From variables `OS_…`, which have the names of `clouds.yaml` in capitals.
-    fn from_environment(
-        variables: impl Iterator<Item = (String, String)>,
-    ) -> Result<Self, CredentialsError> {
+    fn from_environment(variables: impl Iterator<Item = (String, String)>) -> Result<Self, CredentialsError> {
         let named = variables.filter_map(|(name, value)| {
             let name = name.strip_prefix("OS_")?.to_ascii_lowercase();
             (!value.is_empty()).then_some((name, value))
@@ -137,9 +135,8 @@ impl Credentials {
 
     fn from_settings(settings: &Settings, place: &str) -> Result<Self, CredentialsError> {
         let get = |name: &str| settings.get(name).cloned();
-        let need = |name: &'static str| {
-            get(name).ok_or_else(|| CredentialsError::Missing(name, place.to_owned()))
-        };
+        let need =
+            |name: &'static str| get(name).ok_or_else(|| CredentialsError::Missing(name, place.to_owned()));
         let url = need("auth_url")?;
         let url = url.trim_end_matches('/');
         let auth_url = if url.ends_with("/v3") { url.to_owned() } else { format!("{url}/v3") };
@@ -151,10 +148,8 @@ impl Credentials {
             auth_url,
             login: login(settings, place)?,
             region: get("region_name"),
-            interface: get("interface").map_or_else(
-                || "public".to_owned(),
-                |name| name.trim_end_matches("URL").to_owned(),
-            ),
+            interface: get("interface")
+                .map_or_else(|| "public".to_owned(), |name| name.trim_end_matches("URL").to_owned()),
             ca_file: get("cacert").map(PathBuf::from),
             load_balancer_endpoint: get("load_balancer_endpoint_override"),
             network_endpoint: get("network_endpoint_override"),

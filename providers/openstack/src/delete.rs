@@ -17,8 +17,7 @@ impl OpenStack {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
-        let all =
-            observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
+        let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
         let mine: Vec<Balancer> =
             all.into_iter().filter(|(of, _)| of == owner).map(|(_, balancer)| balancer).collect();
         let is_known = entry.known(owner).is_some();

@@ -297,7 +297,9 @@ pub(crate) fn members(
     let mut members = Members::new();
     for target in &*nodes.targets {
         let Some(address) = target.addresses.iter().copied().find(|ip| Family::of(*ip) == family) else {
-            let why = format!("the node has no internal {family} address; set one, or let the cloud controller manager set it");
+            let why = format!(
+                "the node has no internal {family} address; set one, or let the cloud controller manager set it"
+            );
             refused.insert(target.node.clone(), why);
             continue;
         };
@@ -422,3 +424,5 @@ impl WantedPool {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod tests;

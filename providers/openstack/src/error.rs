@@ -169,23 +169,62 @@ mod tests {
     /// Bodies as the services of version 2025.2 wrote them.
     #[test]
     fn every_error_says_what_to_do() {
-        let octavia = |text: &str| format!(r#"{{"faultcode":"Client","faultstring":"{text}","debuginfo":null}}"#);
+        let octavia =
+            |text: &str| format!(r#"{{"faultcode":"Client","faultstring":"{text}","debuginfo":null}}"#);
         let neutron = |kind: &str, text: &str| {
             format!(r#"{{"NeutronError":{{"type":"{kind}","message":"{text}","detail":""}}}}"#)
         };
         let immutable = octavia("Load Balancer 1 is immutable and cannot be updated.");
         for (status, headers, body, reason, part) in [
-            (400, &[][..], octavia("169.254.169.254 is not a valid option for member address"), "RejectedByProvider", "169.254.169.254"),
+            (
+                400,
+                &[][..],
+                octavia("169.254.169.254 is not a valid option for member address"),
+                "RejectedByProvider",
+                "169.254.169.254",
+            ),
             (401, &[], String::new(), "ProviderDenied", "does not accept the credentials"),
-            (403, &[], octavia("Policy does not allow this request to be performed."), "ProviderDenied", "Policy does not allow"),
-            (403, &[], octavia("Quota has been met for resources: Load Balancer"), "QuotaExceeded", "Load Balancer"),
+            (
+                403,
+                &[],
+                octavia("Policy does not allow this request to be performed."),
+                "ProviderDenied",
+                "Policy does not allow",
+            ),
+            (
+                403,
+                &[],
+                octavia("Quota has been met for resources: Load Balancer"),
+                "QuotaExceeded",
+                "Load Balancer",
+            ),
             (404, &[], octavia("Load Balancer 1 not found."), "ProviderConflict", "not found"),
             (409, &[], immutable.clone(), "ProviderConflict", "immutable"),
-            (409, &[], neutron("OverQuota", "Quota exceeded for resources: ['floatingip']."), "QuotaExceeded", "floatingip"),
-            (409, &[], neutron("IpAddressGenerationFailure", "No more IP addresses available on network 1."), "QuotaExceeded", "No more IP"),
+            (
+                409,
+                &[],
+                neutron("OverQuota", "Quota exceeded for resources: ['floatingip']."),
+                "QuotaExceeded",
+                "floatingip",
+            ),
+            (
+                409,
+                &[],
+                neutron("IpAddressGenerationFailure", "No more IP addresses available on network 1."),
+                "QuotaExceeded",
+                "No more IP",
+            ),
             (413, &[("retry-after", "7")], String::new(), "ProviderThrottled", "Octavia POST listeners: 413"),
             (429, &[], "slow down".to_owned(), "ProviderThrottled", "slow down"),
-            (501, &[], octavia("Provider 'ovn' does not support a requested option: OVN provider does not support HTTP"), "RejectedByProvider", "OVN provider"),
+            (
+                501,
+                &[],
+                octavia(
+                    "Provider 'ovn' does not support a requested option: OVN provider does not support HTTP",
+                ),
+                "RejectedByProvider",
+                "OVN provider",
+            ),
             (503, &[("retry-after", "7")], String::new(), "ProviderThrottled", "503"),
             (503, &[], "<html>no backend</html>".to_owned(), "ProviderUnavailable", "no backend"),
             (500, &[], octavia("oops"), "ProviderUnavailable", "oops"),

@@ -49,11 +49,7 @@ struct MemberStatus {
 }
 
 impl OpenStack {
-    pub(crate) async fn read_health(
-        &self,
-        owner: &Owner,
-        entry: &ServiceState,
-    ) -> Result<Health, Error> {
+    pub(crate) async fn read_health(&self, owner: &Owner, entry: &ServiceState) -> Result<Health, Error> {
         let id = match entry.known(owner) {
             Some(tree) => tree.balancer.id.clone(),
             None => {
@@ -106,7 +102,9 @@ fn health(tree: StatusTree) -> Health {
 fn state(operating: &str) -> (HealthState, &'static str) {
     match operating {
         "ONLINE" => (HealthState::Healthy, ""),
-        "NO_MONITOR" => (HealthState::Initial, "Octavia has not checked it yet, or has no health monitor for it"),
+        "NO_MONITOR" => {
+            (HealthState::Initial, "Octavia has not checked it yet, or has no health monitor for it")
+        }
         "DRAINING" => (HealthState::Draining, ""),
         "OFFLINE" => (HealthState::Unused, "it is disabled in Octavia"),
         "ERROR" => (HealthState::Unhealthy, "Octavia's health monitor fails"),

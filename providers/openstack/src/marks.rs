@@ -120,7 +120,9 @@ mod tests {
         assert_eq!(floating_owner(&cluster("c1"), &description), Some(web()));
         assert_eq!(floating_owner(&cluster("c"), &description), None);
         assert_eq!(floating_owner(&cluster("c2"), &description), None);
-        for foreign in ["", "Floating IP for Kubernetes external service from cluster prod", "steerage.dev: x"] {
+        for foreign in
+            ["", "Floating IP for Kubernetes external service from cluster prod", "steerage.dev: x"]
+        {
             assert_eq!(floating_owner(&cluster("c1"), foreign), None, "{foreign}");
         }
         let uid = "00000000-0000-0000-0000-000000000000";
@@ -130,8 +132,7 @@ mod tests {
 
     #[test]
     fn tags_of_others_stay() {
-        let wanted =
-            of_pool(&web(), PoolPorts { node_port: 30080, check_port: Some(32000) });
+        let wanted = of_pool(&web(), PoolPorts { node_port: 30080, check_port: Some(32000) });
         assert_eq!(pool_ports(&wanted), Some(PoolPorts { node_port: 30080, check_port: Some(32000) }));
         assert_eq!(merged(&wanted, &wanted), None);
         let mut present = wanted.clone();

@@ -23,9 +23,7 @@ pub(crate) async fn balancers(
     let found: Vec<Balancer> = list(calls, call, "loadbalancers", &[("tags", &tags)]).await?;
     let owned = found.into_iter().filter_map(|balancer| Some((marks::owner(cluster, &balancer)?, balancer)));
     let mut owned: Vec<_> = owned.collect();
-    owned.sort_by(|(_, one), (_, other)| {
-        (&one.created_at, &one.id).cmp(&(&other.created_at, &other.id))
-    });
+    owned.sort_by(|(_, one), (_, other)| (&one.created_at, &one.id).cmp(&(&other.created_at, &other.id)));
     Ok(owned)
 }
 

@@ -106,7 +106,8 @@ fn boolean(annotations: &Annotations, name: &str) -> Result<Option<bool>, Error>
 /// An ID is part of a path and a query.
 fn identifier(annotations: &Annotations, name: &str) -> Result<Option<String>, Error> {
     let Some(value) = annotations.get(name).map(|value| value.trim()) else { return Ok(None) };
-    let is_id = (1..=64).contains(&value.len()) && value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+    let is_id =
+        (1..=64).contains(&value.len()) && value.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
     if is_id {
         return Ok(Some(value.to_owned()));
     }

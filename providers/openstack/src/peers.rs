@@ -9,11 +9,7 @@ use steerage_provider_cloud::{PeerAnnotation, PeerAnnotations};
 
 use crate::annotations;
 
-const fn peer(
-    suffix: &'static str,
-    accepted: &'static [&'static str],
-    why: &'static str,
-) -> PeerAnnotation {
+const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'static str) -> PeerAnnotation {
     PeerAnnotation { suffix, accepted, why }
 }
 
@@ -35,17 +31,17 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     peer("health-monitor-max-retries", &[], CHECK),
     peer("health-monitor-max-retries-down", &[], CHECK),
     peer("health-monitor-timeout", &[], CHECK),
-    peer("hostname", &[], "With PROXY protocol the address is published with ipMode Proxy, which needs no host name."),
+    peer(
+        "hostname",
+        &[],
+        "With PROXY protocol the address is published with ipMode Proxy, which needs no host name.",
+    ),
     peer(
         "keep-floatingip",
         &["false"],
         "To keep an address, create a floating IP and request its address by steerage.dev/addresses: Steerage never deletes it.",
     ),
-    peer(
-        "load-balancer-address",
-        &[],
-        "cloud-provider-openstack wrote it; nothing reads it.",
-    ),
+    peer("load-balancer-address", &[], "cloud-provider-openstack wrote it; nothing reads it."),
     peer(
         "load-balancer-id",
         &[],
@@ -53,7 +49,11 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
     peer("network-id", &[], "Use subnet-id."),
     peer("node-selector", &[], "Use steerage.dev/target-node-labels."),
-    peer("port-id", &[], "Octavia creates the VIP's port. To keep an address, request it by steerage.dev/addresses."),
+    peer(
+        "port-id",
+        &[],
+        "Octavia creates the VIP's port. To keep an address, request it by steerage.dev/addresses.",
+    ),
     peer("x-forwarded-for", &["false"], "Load balancers forward TCP and UDP, not HTTP."),
 ];
 
@@ -107,7 +107,10 @@ mod tests {
             ("service.beta.kubernetes.io/openstack-internal-loadbalancer", annotations::INTERNAL),
         ] {
             let (reason, message) = checked(typo, "true").unwrap_err();
-            assert!(reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")), "{message}");
+            assert!(
+                reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")),
+                "{message}"
+            );
         }
         let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
         assert_eq!(checked(ranges, "10.0.0.0/8").unwrap_err().0, "AnnotationNotSupported");

@@ -255,8 +255,10 @@ impl Provider for OpenStack {
         let (calls, cluster) = (&*self.calls, &self.config.cluster);
         let all = observe::balancers(calls, cluster, Some(&lb.owner.service)).await?;
         let (mine, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(owner, _)| *owner == lb.owner);
-        let mut lines: Vec<String> =
-            others.iter().map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id)).collect();
+        let mut lines: Vec<String> = others
+            .iter()
+            .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
+            .collect();
         let Some((_, balancer)) = mine.into_iter().next() else { return Ok(None) };
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
@@ -292,7 +294,8 @@ mod tests {
 
     #[test]
     fn newest_version_is_the_highest() {
-        let answer = json!({ "versions": [{ "id": "v1" }, { "id": "v2.9" }, { "id": "v2.30" }, { "id": "v2.4" }] });
+        let answer =
+            json!({ "versions": [{ "id": "v1" }, { "id": "v2.9" }, { "id": "v2.30" }, { "id": "v2.4" }] });
         assert_eq!(newest_version(&answer), Some((2, 30)));
         assert_eq!(newest_version(&json!({})), None);
     }

@@ -2,8 +2,8 @@
 //! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
 
 pub(crate) use steerage_provider_cloud::reasons::{
-    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED,
-    QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED, QUOTA_EXCEEDED,
+    REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
 };
 
 /// A requested pool, of which this provider has none.

@@ -83,7 +83,8 @@ fn narrowed(present: Option<&[IpNet]>, requested: &[IpNet], family: Family) -> V
             let both: Vec<IpNet> = intersection(present, requested).into_iter().collect();
             if both.is_empty() {
                 // Something is requested, but nothing of it is admitted.
-                let other = [Family::V4, Family::V6].map(|of| if of == Family::V4 { "0.0.0.0/32" } else { "::/128" });
+                let other =
+                    [Family::V4, Family::V6].map(|of| if of == Family::V4 { "0.0.0.0/32" } else { "::/128" });
                 return vec![other[usize::from(family == Family::V6)].to_owned()];
             }
             allowed(&both, family)

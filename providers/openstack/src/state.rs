@@ -35,10 +35,6 @@ impl Tree {
         changed.members.clone_from(members);
         true
     }
-
-    pub(crate) fn pool(&self, id: Option<&String>) -> Option<&Pool> {
-        self.pools.iter().find(|pool| Some(&pool.id) == id)
-    }
 }
 
 /// What is complete, and what was answered then.

@@ -12,18 +12,55 @@ use crate::types::Member;
 /// A change.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    UpdateBalancer { id: String, changes: Value },
-    CreatePool { name: String, body: Value },
-    UpdatePool { id: String, name: String, changes: Value },
-    DeletePool { id: String, name: String },
+    UpdateBalancer {
+        id: String,
+        changes: Value,
+    },
+    CreatePool {
+        name: String,
+        body: Value,
+    },
+    UpdatePool {
+        id: String,
+        name: String,
+        changes: Value,
+    },
+    DeletePool {
+        id: String,
+        name: String,
+    },
     /// All members of a pool, also those that stay.
-    SetMembers { pool: String, name: String, members: Vec<Member> },
-    CreateMonitor { pool: String, body: Value },
-    UpdateMonitor { id: String, pool: String, changes: Value },
-    DeleteMonitor { id: String, pool: String },
-    CreateListener { port: String, body: Value },
-    UpdateListener { id: String, port: String, changes: Value },
-    DeleteListener { id: String, port: String },
+    SetMembers {
+        pool: String,
+        name: String,
+        members: Vec<Member>,
+    },
+    CreateMonitor {
+        pool: String,
+        body: Value,
+    },
+    UpdateMonitor {
+        id: String,
+        pool: String,
+        changes: Value,
+    },
+    DeleteMonitor {
+        id: String,
+        pool: String,
+    },
+    CreateListener {
+        port: String,
+        body: Value,
+    },
+    UpdateListener {
+        id: String,
+        port: String,
+        changes: Value,
+    },
+    DeleteListener {
+        id: String,
+        port: String,
+    },
 }
 
 impl Step {
@@ -53,9 +90,7 @@ impl Step {
             Self::UpdateMonitor { id, changes, .. } => {
                 put("PUT healthmonitors", format!("healthmonitors/{id}"), "healthmonitor", changes)
             }
-            Self::DeleteMonitor { id, .. } => {
-                delete("DELETE healthmonitors", format!("healthmonitors/{id}"))
-            }
+            Self::DeleteMonitor { id, .. } => delete("DELETE healthmonitors", format!("healthmonitors/{id}")),
             Self::CreateListener { body, .. } => post("POST listeners", "listeners", "listener", body),
             Self::UpdateListener { id, changes, .. } => {
                 put("PUT listeners", format!("listeners/{id}"), "listener", changes)
