@@ -416,11 +416,18 @@ def run(args, state):
         sys.exit(f"{child.service} ended")
 
 
+def end_with_input():
+    # Not sys.stdin: its lock would be held when the interpreter ends.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main():
     args = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if args.until_eof:
-        threading.Thread(target=lambda: (sys.stdin.buffer.read(), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+        threading.Thread(target=end_with_input, daemon=True).start()
     if args.state:
         state = Path(args.state).absolute()
         state.mkdir(parents=True, exist_ok=True)

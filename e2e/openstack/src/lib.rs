@@ -2,7 +2,8 @@
 //! The APIs of Keystone, Neutron and Octavia on loopback, for tests. A dependency of what tests only. `server.py` says how they are put
 //! together. They end with the [`Server`], and at the latest with the process that started it.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -155,10 +156,10 @@ impl Server {
             body.len()
         );
         if let Some(token) = token {
-            request.push_str(&format!("X-Auth-Token: {token}\r\n"));
+            let _ = write!(request, "X-Auth-Token: {token}\r\n");
         }
         let mut connection = TcpStream::connect(self.addr()?)?;
-        connection.write_all(format!("{request}\r\n{body}").as_bytes())?;
+        std::io::Write::write_all(&mut connection, format!("{request}\r\n{body}").as_bytes())?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer)?;
         let (head, content) = answer.split_once("\r\n\r\n").context("no answer")?;

@@ -124,7 +124,7 @@ impl OpenStack {
         }
         let Some(balancer) = balancer else { return Ok(Present::Nothing) };
         if entry.known(owner).is_none() {
-            let tree = Tree { balancer: balancer.clone(), listeners: Vec::new(), pools: Vec::new() };
+            let tree = Tree::empty(balancer.clone());
             (entry.tree, entry.is_verified) = (Some((owner.clone(), tree)), false);
         }
         match balancer.provisioning_status {
@@ -152,8 +152,13 @@ impl OpenStack {
         entry: &mut ServiceState,
         nodes: &Nodes,
     ) -> Result<bool, Error> {
-        match self.calls.send(step.call()).await {
-            Ok(_) => {}
+        if !entry.may_make(step) {
+            return Err(Error::Unavailable(format!(
+                "Octavia accepted a change and does not show it ({step}). Steerage makes it again later. Look at Octavia's logs."
+            )));
+        }
+        let answer = match self.calls.send(step.call()).await {
+            Ok(answer) => answer,
             Err(failure) if failure.is_busy() => {
                 entry.sent();
                 return Ok(true);
@@ -165,10 +170,10 @@ impl OpenStack {
                 }
                 return Err(failure.into());
             }
-        }
+        };
         tracing::info!(change = %step, "load balancer changed");
         entry.sent();
-        let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step));
+        let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
         entry.is_verified &= is_certain;
         Ok(true)
     }
@@ -188,11 +193,15 @@ impl OpenStack {
             let name = call.name();
             match self.calls.send(call).await {
                 Ok(answer) => {
-                    let balancer: Balancer = object(&name, answer, "loadbalancer")?;
-                    tracing::info!(service = %lb.owner.service, id = balancer.id, "load balancer created");
-                    let tree = Tree { balancer, listeners: Vec::new(), pools: Vec::new() };
+                    let known = Tree::created(&answer);
+                    entry.is_verified = known.is_some();
+                    let tree = match known {
+                        Some(tree) => tree,
+                        None => Tree::empty(object(&name, answer, "loadbalancer")?),
+                    };
+                    tracing::info!(service = %lb.owner.service, id = tree.balancer.id, "load balancer created");
                     entry.sent();
-                    (entry.tree, entry.is_verified) = (Some((lb.owner.clone(), tree)), false);
+                    entry.tree = Some((lb.owner.clone(), tree));
                     return Ok(again(entry, self));
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}

@@ -203,12 +203,11 @@ fn login(settings: &Settings, place: &str) -> Result<Value, CredentialsError> {
     match kind {
         "v3applicationcredential" => {
             let secret = need("application_credential_secret")?;
-            let credential = match get("application_credential_id") {
-                Some(id) => json!({ "id": id, "secret": secret }),
-                None => {
-                    let name = need("application_credential_name")?;
-                    json!({ "name": name, "secret": secret, "user": user("username")? })
-                }
+            let credential = if let Some(id) = get("application_credential_id") {
+                json!({ "id": id, "secret": secret })
+            } else {
+                let name = need("application_credential_name")?;
+                json!({ "name": name, "secret": secret, "user": user("username")? })
             };
             let methods = ["application_credential"];
             Ok(

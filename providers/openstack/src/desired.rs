@@ -206,17 +206,17 @@ fn address(
             "Remove the annotation: an address of an IPv6 subnet needs no floating IP.",
         )),
         (false, Some(given)) => Ok(WantedAddress::Given(given)),
-        (false, None) => match network {
-            Some(network) => Ok(WantedAddress::Floating { network, subnet: options.floating_subnet.clone() }),
-            None => {
+        (false, None) => {
+            let network = network.ok_or_else(|| {
                 let name = annotations::FLOATING_NETWORK;
                 let message = format!(
                     "The Service needs a floating IP, and no external network is known. No load balancer is created or changed. Set \
                      --openstack-floating-network-id, or the annotation {name}."
                 );
-                Err(Error::invalid(reasons::NO_FLOATING_NETWORK, message))
-            }
-        },
+                Error::invalid(reasons::NO_FLOATING_NETWORK, message)
+            })?;
+            Ok(WantedAddress::Floating { network, subnet: options.floating_subnet.clone() })
+        }
     }
 }
 

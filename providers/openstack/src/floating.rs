@@ -44,7 +44,7 @@ impl OpenStack {
                     Some(ip) => self.attach(&ip, port).await?,
                     None => self.allocate(owner, network, subnet.as_deref(), port).await?,
                 };
-                Some(ip.floating_ip_address)
+                Some(ip.address)
             }
             WantedAddress::Given(address) => {
                 let ip = self.given(*address, port).await?;
@@ -74,7 +74,7 @@ impl OpenStack {
             let call = Call::neutron(Method::DELETE, "DELETE floatingips", &path, None);
             match self.calls.send(call).await {
                 Ok(_) => {
-                    tracing::info!(address = %ip.floating_ip_address, "floating IP deleted");
+                    tracing::info!(address = %ip.address, "floating IP deleted");
                 }
                 Err(failure) if failure.is_not_found() => {}
                 Err(failure) => return Err(failure),
@@ -91,7 +91,7 @@ impl OpenStack {
             let message = format!("The Service requests the address {address}. {problem} {advice}");
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
         };
-        let Some(ip) = found.into_iter().find(|ip| ip.floating_ip_address == address) else {
+        let Some(ip) = found.into_iter().find(|ip| ip.address == address) else {
             let advice = "Create it in the cluster's project: openstack floating ip create.";
             return Err(unavailable("No floating IP of the project has it.", advice));
         };

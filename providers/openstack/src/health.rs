@@ -50,14 +50,13 @@ struct MemberStatus {
 
 impl OpenStack {
     pub(crate) async fn read_health(&self, owner: &Owner, entry: &ServiceState) -> Result<Health, Error> {
-        let id = match entry.known(owner) {
-            Some(tree) => tree.balancer.id.clone(),
-            None => {
-                let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service));
-                let mine = all.await?.into_iter().find(|(of, _)| of == owner);
-                let Some((_, balancer)) = mine else { return Ok(Health::default()) };
-                balancer.id
-            }
+        let id = if let Some(tree) = entry.known(owner) {
+            tree.balancer.id.clone()
+        } else {
+            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service));
+            let mine = all.await?.into_iter().find(|(of, _)| of == owner);
+            let Some((_, balancer)) = mine else { return Ok(Health::default()) };
+            balancer.id
         };
         let call = Call::octavia(Method::GET, "GET status", &format!("loadbalancers/{id}/status"), None);
         let name = call.name();

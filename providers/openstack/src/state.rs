@@ -4,6 +4,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use steerage_model::Ingress;
 use steerage_provider_api::Owner;
 use steerage_provider_cloud::Refusals;
@@ -11,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::step::Step;
-use crate::types::{Balancer, Listener, Pool};
+use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 
 /// Wait after the first load balancer in `ERROR` before another is remade; it doubles with each.
 const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
@@ -28,12 +30,97 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// What a change makes of it, as far as that is certain. False if it must be read again.
-    pub(crate) fn note(&mut self, step: &Step) -> bool {
-        let Step::SetMembers { pool, members, .. } = step else { return false };
-        let Some(changed) = self.pools.iter_mut().find(|known| known.id == *pool) else { return false };
-        changed.members.clone_from(members);
-        true
+    /// One of which nothing is known yet.
+    pub(crate) fn empty(balancer: Balancer) -> Self {
+        Self { balancer, listeners: Vec::new(), pools: Vec::new() }
+    }
+
+    /// The load balancer that an answer to its creation shows, once it is complete.
+    pub(crate) fn created(answer: &Value) -> Option<Self> {
+        let shown = answer.get("loadbalancer")?;
+        let mut pools = Vec::new();
+        for pool in shown.get("pools")?.as_array()? {
+            let mut read = read::<Pool>(pool)?;
+            read.members = serde_json::from_value(pool.get("members")?.clone()).ok()?;
+            for member in &mut read.members {
+                member.provisioning_status = Provisioning::Active;
+            }
+            read.monitor = read_monitor(pool.get("healthmonitor")?);
+            pools.push(read);
+        }
+        let listeners = shown.get("listeners")?.as_array()?.iter().map(read).collect::<Option<_>>()?;
+        Some(Self { balancer: serde_json::from_value(shown.clone()).ok()?, listeners, pools })
+    }
+
+    /// What a change makes of it, which its answer shows. False if that is not certain.
+    pub(crate) fn note(&mut self, step: &Step, answer: &Value) -> bool {
+        self.noted(step, answer).is_some()
+    }
+
+    fn noted(&mut self, step: &Step, answer: &Value) -> Option<()> {
+        let shown = |key: &str| answer.get(key);
+        match step {
+            Step::UpdateBalancer { .. } => {
+                self.balancer = serde_json::from_value(shown("loadbalancer")?.clone()).ok()?;
+            }
+            Step::SetMembers { pool, members, .. } => {
+                self.pools.iter_mut().find(|known| known.id == *pool)?.members.clone_from(members);
+            }
+            Step::CreatePool { .. } => self.pools.push(read(shown("pool")?)?),
+            Step::UpdatePool { id, .. } => {
+                let known = self.pools.iter_mut().find(|known| known.id == *id)?;
+                let changed = read::<Pool>(shown("pool")?)?;
+                let (members, monitor) = (std::mem::take(&mut known.members), known.monitor.take());
+                *known = Pool { members, monitor, ..changed };
+            }
+            Step::DeletePool { id, .. } => self.pools.retain(|known| known.id != *id),
+            Step::CreateMonitor { .. } | Step::UpdateMonitor { .. } => {
+                let monitor = read_monitor(shown("healthmonitor")?)?;
+                let of = monitor.pools.first()?.id.clone();
+                self.pools.iter_mut().find(|known| known.id == of)?.monitor = Some(monitor);
+            }
+            Step::DeleteMonitor { id, .. } => {
+                for known in &mut self.pools {
+                    known.monitor.take_if(|monitor| monitor.id == *id);
+                }
+            }
+            Step::CreateListener { .. } => self.listeners.push(read(shown("listener")?)?),
+            Step::UpdateListener { id, .. } => {
+                *self.listeners.iter_mut().find(|known| known.id == *id)? = read(shown("listener")?)?;
+            }
+            Step::DeleteListener { id, .. } => self.listeners.retain(|known| known.id != *id),
+        }
+        Some(())
+    }
+}
+
+/// A listener or pool, as it is once the change that shows it is complete.
+fn read<T: DeserializeOwned + Settle>(shown: &Value) -> Option<T> {
+    let mut found: T = serde_json::from_value(shown.clone()).ok()?;
+    found.settle();
+    Some(found)
+}
+
+fn read_monitor(shown: &Value) -> Option<Monitor> {
+    let mut found: Monitor = serde_json::from_value(shown.clone()).ok()?;
+    found.provisioning_status = Provisioning::Active;
+    Some(found)
+}
+
+/// What a change leaves `PENDING` in its own answer.
+trait Settle {
+    fn settle(&mut self);
+}
+
+impl Settle for Listener {
+    fn settle(&mut self) {
+        self.provisioning_status = Provisioning::Active;
+    }
+}
+
+impl Settle for Pool {
+    fn settle(&mut self) {
+        self.provisioning_status = Provisioning::Active;
     }
 }
 
@@ -63,7 +150,12 @@ pub(crate) struct ServiceState {
     pub(crate) kept_vip: Option<IpAddr>,
     /// A VIP that the subnet does not give any more.
     pub(crate) refused_vip: Option<IpAddr>,
+    /// The last change, and how often it was made in a row.
+    last: Option<(Step, u32)>,
 }
+
+/// Octavia accepts a change and does not show it: after so many times it is left for later.
+const MAX_REPEATS: u32 = 3;
 
 impl ServiceState {
     /// The owner's load balancer, if it is known.
@@ -74,6 +166,17 @@ impl ServiceState {
     /// Something may have changed that is not known: all is read again.
     pub(crate) fn forget(&mut self) {
         (self.tree, self.is_verified, self.changing, self.complete) = (None, false, None, None);
+    }
+
+    /// A change is about to be made. False if it was made again and again.
+    pub(crate) fn may_make(&mut self, step: &Step) -> bool {
+        let count = self.last.as_ref().filter(|(last, _)| last == step).map_or(0, |(_, count)| *count);
+        self.last = Some((step.clone(), count + 1));
+        if count > 0 {
+            // Its answer did not show what it made.
+            self.is_verified = false;
+        }
+        count < MAX_REPEATS
     }
 
     /// A change was sent.
@@ -102,7 +205,7 @@ impl ServiceState {
 
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
-        (self.remade, self.kept_vip) = ((0, None), None);
+        (self.remade, self.kept_vip, self.last) = ((0, None), None, None);
     }
 }
 
@@ -128,6 +231,18 @@ mod tests {
         state.note_remade();
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(state.may_remake());
+    }
+
+    #[test]
+    fn change_without_effect_is_left_for_later() {
+        let step = |id: &str| Step::DeletePool { id: id.to_owned(), name: String::new() };
+        let mut state = ServiceState { is_verified: true, ..ServiceState::default() };
+        let made = [(); 4].map(|()| {
+            let may = state.may_make(&step("a"));
+            (may, std::mem::replace(&mut state.is_verified, true))
+        });
+        assert_eq!(made, [(true, true), (true, false), (true, false), (false, false)]);
+        assert!(state.may_make(&step("b")) && state.may_make(&step("a")), "each is counted anew");
     }
 
     #[tokio::test(start_paused = true)]

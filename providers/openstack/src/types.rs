@@ -86,6 +86,7 @@ pub(crate) struct Pool {
     pub(crate) lb_algorithm: String,
     pub(crate) admin_state_up: bool,
     pub(crate) session_persistence: Option<Persistence>,
+    #[serde(default)]
     pub(crate) healthmonitor_id: Option<String>,
     #[serde(default)]
     pub(crate) tags: Vec<String>,
@@ -197,7 +198,8 @@ pub(crate) struct Check {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct FloatingIp {
     pub(crate) id: String,
-    pub(crate) floating_ip_address: IpAddr,
+    #[serde(rename = "floating_ip_address")]
+    pub(crate) address: IpAddr,
     pub(crate) floating_network_id: String,
     pub(crate) port_id: Option<String>,
     #[serde(default)]

@@ -60,7 +60,7 @@ fn make(tree: &mut Tree, step: &Step) {
             assert!(tree.listeners.iter().all(|listener| listener.default_pool_id.as_ref() != Some(id)));
             tree.pools.retain(|pool| pool.id != *id);
         }
-        Step::SetMembers { .. } => assert!(tree.note(step)),
+        Step::SetMembers { .. } => assert!(tree.note(step, &Value::Null)),
         Step::CreateMonitor { body, .. } => {
             let id = body["pool_id"].as_str().unwrap();
             let pool = tree.pools.iter_mut().find(|pool| pool.id == id).unwrap();
@@ -198,7 +198,7 @@ fn every_difference_is_one_change_and_nothing_else() {
             tree.pools[0].monitor.as_mut().unwrap().admin_state_up = false;
         }),
         ("an algorithm", "lb_algorithm changes", |tree| {
-            "SOURCE_IP".clone_into(&mut tree.pools[0].lb_algorithm)
+            "SOURCE_IP".clone_into(&mut tree.pools[0].lb_algorithm);
         }),
         ("an affinity", "session_persistence changes", |tree| {
             let r#type = "SOURCE_IP".to_owned();
