@@ -208,10 +208,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     process: ProcessArgs,
     #[command(flatten)]
-    aws: AwsArgs,
-    #[cfg(feature = "openstack")]
-    #[command(flatten)]
-    openstack: OpenStackArgs,
+    clouds: CloudArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -226,10 +223,25 @@ enum ProviderName {
     OpenStack,
 }
 
+impl ProviderName {
+    /// Provider calls per second without the flag.
+    fn default_qps(self) -> u32 {
+        match self {
+            Self::Edge => 10_000,
+            Self::Aws => 20,
+            #[cfg(feature = "openstack")]
+            Self::OpenStack => 20,
+        }
+    }
+}
+
 /// The flags of the clouds.
+#[derive(Debug, clap::Args)]
 struct CloudArgs {
+    #[command(flatten)]
     aws: AwsArgs,
     #[cfg(feature = "openstack")]
+    #[command(flatten)]
     openstack: OpenStackArgs,
 }
 
@@ -279,24 +291,12 @@ impl Args {
             dry_run,
             client,
             process: _,
-            aws,
-            #[cfg(feature = "openstack")]
-            openstack,
+            clouds,
         } = self;
-        let clouds = CloudArgs {
-            aws,
-            #[cfg(feature = "openstack")]
-            openstack,
-        };
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
         let client = if dry_run { read_only(client) } else { client };
-        let provider_qps = provider_qps.unwrap_or(match provider {
-            ProviderName::Edge => 10_000,
-            ProviderName::Aws => 20,
-            #[cfg(feature = "openstack")]
-            ProviderName::OpenStack => 20,
-        });
+        let provider_qps = provider_qps.unwrap_or(provider.default_qps());
         let watches =
             process.metrics().register("controller_watch", |registry| Watches::new(client.clone(), registry));
         let Some(provider) = new_provider(provider, &client, &watches, &namespace, clouds, process).await?

@@ -108,29 +108,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         ),
         table(["annotation", "accepted values", "why, or what to use"], rows)
     );
-    let rows = steerage_provider_openstack::annotations::ALL.iter().map(|annotation| {
-        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
-        [code(annotation.name), annotation.value.to_owned(), meaning]
-    });
-    let of_openstack = format!(
-        "## Annotations on a Service of the provider `openstack`\n\n{}",
-        table(["annotation", "value", "meaning"], rows)
-    );
-    let rows = steerage_provider_openstack::peers::PEER_ANNOTATIONS.iter().map(|peer| {
-        let name = code(&format!("{}{}", steerage_provider_openstack::peers::PREFIX, peer.suffix));
-        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
-        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
-        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
-    });
-    let of_openstack_peers = format!(
-        "## Annotations of cloud-provider-openstack\n\n{}\n\n{}",
-        wrap(
-            "The provider `openstack` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
-             anyway, and refuses the Service otherwise (`AnnotationNotSupported`). It refuses other names that begin with \
-             `loadbalancer.openstack.org/` or `service.beta.kubernetes.io/openstack-` too (`UnknownAnnotation`)."
-        ),
-        table(["annotation", "accepted values", "why, or what to use"], rows)
-    );
+    let [of_openstack, of_openstack_peers] = annotations_of_openstack();
     let modes = [AgentMode::Labelled, AgentMode::KubeProxyReplacement].map(|mode| code(mode.name()));
     let rows = [
         (names::AGENT_MODE, modes.join(" or "), "Written by the agent: which Services it serves on the node"),
@@ -191,6 +169,34 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         "[The guide](../annotations.md) explains how they work together.",
         &[of_services, of_aws, of_peers, of_openstack, of_openstack_peers, of_nodes, others],
     )
+}
+
+/// What the provider `openstack` reads, and what it refuses.
+fn annotations_of_openstack() -> [String; 2] {
+    let rows = steerage_provider_openstack::annotations::ALL.iter().map(|annotation| {
+        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
+        [code(annotation.name), annotation.value.to_owned(), meaning]
+    });
+    let of_openstack = format!(
+        "## Annotations on a Service of the provider `openstack`\n\n{}",
+        table(["annotation", "value", "meaning"], rows)
+    );
+    let rows = steerage_provider_openstack::peers::PEER_ANNOTATIONS.iter().map(|peer| {
+        let name = code(&format!("{}{}", steerage_provider_openstack::peers::PREFIX, peer.suffix));
+        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
+        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
+        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
+    });
+    let of_openstack_peers = format!(
+        "## Annotations of cloud-provider-openstack\n\n{}\n\n{}",
+        wrap(
+            "The provider `openstack` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
+             anyway, and refuses the Service otherwise (`AnnotationNotSupported`). It refuses other names that begin with \
+             `loadbalancer.openstack.org/` or `service.beta.kubernetes.io/openstack-` too (`UnknownAnnotation`)."
+        ),
+        table(["annotation", "accepted values", "why, or what to use"], rows)
+    );
+    [of_openstack, of_openstack_peers]
 }
 
 #[test]
