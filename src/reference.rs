@@ -214,8 +214,9 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "## Events of the agent: Warning\n\n{}\n\n{}",
         wrap(
             "The first three are events of a Service, the others of the agent's Node. Of `ExternalIPNotServed` and `ServiceTooLarge` \
-             together an agent publishes ten at once and one a minute, within 30 s; its log has at most 60 lines a minute about them. Of \
-             `TablesChanged` and `ForeignTable` together it publishes ten at once and one a minute."
+             together an agent publishes ten at once and one a minute for each namespace, and ten times as many in all, within 30 s; its \
+             log has at most 20 lines a minute about them for each namespace, and 200 in all. Of `TablesChanged` and `ForeignTable` \
+             together it publishes ten at once and one a minute."
         ),
         error_table(AGENT_EVENTS)
     ));

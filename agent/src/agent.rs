@@ -6,6 +6,7 @@
 
 mod foreign;
 mod health_ports;
+mod log_lines;
 mod planner;
 mod unserved;
 
@@ -16,7 +17,7 @@ use steerage_model::{EndpointSlice, Key, NodeAgent};
 use steerage_process::{Pending, duration};
 use steerage_watch::events::Recorder;
 use steerage_watch::{Backoff, Event};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +38,10 @@ use unserved::UnservedReports;
 const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Pause between readings of long lists that a start believed.
 const LISTS_INTERVAL: Duration = Duration::from_millis(10);
+/// Running agents begin the watch of all Nodes within this time, and not all at once: a user may cause it by an external IP.
+const NODES_SPREAD: Duration = Duration::from_secs(5);
+/// Services are planned for so long, and those that are left after the write of these. One of them may take longer.
+const PLAN_TIME: Duration = Duration::from_millis(50);
 /// Slower writes are logged.
 const SLOW_WRITE: Duration = Duration::from_millis(200);
 
@@ -50,6 +55,8 @@ pub struct Agent {
     pub dataplane: Dataplane,
     /// Knows the ways to other nodes, if packets are forwarded to them.
     pub next_hops: Option<NextHops>,
+    /// Starts the watch of all Nodes within the time that is sent. `None`: they are watched anyway.
+    pub cluster_nodes: Option<oneshot::Sender<Duration>>,
     /// Deletes stale UDP flows.
     pub cleaner: FlowCleaner,
     /// What health-check ports answer.
@@ -123,8 +130,10 @@ impl Agent {
             if std::mem::take(&mut state.host_addresses_changed) {
                 state.planner.host_addresses = self.settings.host_addresses();
             }
+            self.proxy_health.round_begun();
             self.step(&mut state);
             self.read_lists(&mut state);
+            self.proxy_health.round_ended();
             self.ports.expire();
             self.open_ports(&mut state);
         }
@@ -132,7 +141,7 @@ impl Agent {
 
     /// When there is something to do without an input. An idle agent has no deadline.
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
-        let pure = [state.planner.next(), self.ports.next_expiry()];
+        let pure = [state.planner.next(StdInstant::now()), self.ports.next_expiry()];
         let pure = pure.map(|at| at.map(Instant::from_std));
         [state.retry, state.read_lists, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
@@ -157,7 +166,14 @@ impl Agent {
                 }
                 state.planner.index.apply_slice(event);
             }
-            Input::Node(event) => state.planner.index.apply_node(event),
+            Input::Node(event) => {
+                if self.settings.forward_to_peers.is_some() {
+                    state.planner.on_cluster_node(event.clone());
+                }
+                state.planner.index.apply_node(event);
+            }
+            Input::ClusterNode(event) => state.planner.on_cluster_node(event),
+            Input::TooManyNodes => state.planner.give_cluster_nodes_up(),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
             Input::Foreign(noticed) => self.take_noticed(state, noticed),
             Input::HostAddresses => state.host_addresses_changed = true,
@@ -169,9 +185,9 @@ impl Agent {
         }
     }
 
-    fn debug_reply(&mut self, state: &LoopState, command: &DebugCommand) -> DebugReply {
+    fn debug_reply(&mut self, state: &mut LoopState, command: &DebugCommand) -> DebugReply {
         let planner = &state.planner;
-        let Some((local_node, pods)) = planner.local_node.as_ref().filter(|_| state.listed) else {
+        let Some((local_node, pods)) = planner.planned_node().filter(|_| state.listed) else {
             return DebugReply::Text(
                 "the agent has not listed Services, slices and its node yet\n".to_owned(),
             );
@@ -180,14 +196,14 @@ impl Agent {
             DebugCommand::Explain(query) => {
                 let host = host_addresses();
                 let ruleset = &self.ruleset;
-                let context =
-                    ExplainContext { ruleset, index: &planner.index, local_node, pods, host: &host };
+                let (index, local_node) = (&planner.index, &local_node);
+                let context = ExplainContext { ruleset, index, local_node, pods, host: &host };
                 DebugReply::Text(explain(*query, context).to_string())
             }
             DebugCommand::Dump { .. } => {
                 // It shows the order of the lists.
                 let wrong = tokio::task::block_in_place(|| self.dataplane.read_all_lists(&mut self.ruleset));
-                self.repaired_lists(wrong);
+                self.repaired_lists(state, wrong);
                 DebugReply::Ruleset(Box::new(self.ruleset.clone()))
             }
         }
@@ -204,7 +220,9 @@ impl Agent {
         }
         let is_damaged = self.repair_first(state);
         self.find_peers(state);
-        let Some(updates) = state.planner.plan(&self.settings, StdInstant::now()) else { return };
+        let begun = StdInstant::now();
+        let is_over = || begun.elapsed() >= PLAN_TIME;
+        let Some(updates) = state.planner.plan(&self.settings, begun, is_over) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
             reconfigured |= self.ruleset.set_unassigned(self.settings.unassigned(cidrs));
@@ -213,7 +231,17 @@ impl Agent {
             self.dataplane.mark_out_of_sync();
         }
         state.pending.note(&updates);
-        if !synced {
+        if state.planner.wants_cluster_nodes()
+            && let Some(start) = self.cluster_nodes.take()
+        {
+            let spread = if self.first.is_some() { Duration::ZERO } else { NODES_SPREAD };
+            // The process ends if nobody takes it.
+            let _ = start.send(spread);
+        }
+        // A first write without external IPs would take them from a predecessor's tables, as would one without
+        // what is not planned yet.
+        let is_partial = state.planner.awaits_cluster_nodes() || state.planner.has_waiting();
+        if !synced || self.first.is_some() && is_partial {
             return self.ruleset.stage(updates);
         }
         if state.retry.is_some_and(|at| Instant::now() < at) {
@@ -274,7 +302,7 @@ impl Agent {
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| self.dataplane.write(&mut self.ruleset, updates));
         let took = started.elapsed();
-        self.report_wrong_lists();
+        self.report_wrong_lists(state);
         let index = &state.planner.index;
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
@@ -293,7 +321,8 @@ impl Agent {
                 if written.full {
                     Self::report_repaired(state, written.elements);
                 }
-                state.pending.written(&self.metrics.kube_proxy, self.dataplane.families());
+                let is_waiting = |service: &Key| state.planner.is_waiting(service);
+                state.pending.written(&self.metrics.kube_proxy, self.dataplane.families(), is_waiting);
                 self.written(written, &health, took);
             }
             Err(error) => {
@@ -349,28 +378,15 @@ impl Agent {
             // Also the next round after a failure, which compares everything.
             state.read_lists = Some(now + LISTS_INTERVAL);
             let wrong = tokio::task::block_in_place(|| self.dataplane.read_some_lists(&mut self.ruleset));
-            self.repaired_lists(wrong);
+            self.repaired_lists(state, wrong);
         }
     }
 
     /// After a reading that no write follows.
-    fn repaired_lists(&mut self, wrong: usize) {
-        self.report_wrong_lists();
+    fn repaired_lists(&mut self, state: &mut LoopState, wrong: usize) {
+        self.report_wrong_lists(state);
         if wrong > 0 {
             self.cleaner.clean(self.ruleset.take_all_stale_flows());
-        }
-    }
-
-    /// Reports and counts lists that were not what their digests said.
-    fn report_wrong_lists(&mut self) {
-        let found = self.dataplane.take_found();
-        if !found.is_empty() {
-            let changed = found.to_string();
-            tracing::warn!(
-                changed,
-                "long lists were changed by another program while no agent ran; repairing them"
-            );
-            self.metrics.foreign_changes.count(&found);
         }
     }
 

@@ -17,6 +17,10 @@ pub enum Input {
     Slice(Event<EndpointSlice>),
     /// From the watch of this node, or of all nodes where packets are forwarded to them.
     Node(Event<Node>),
+    /// From the watch of all nodes, which begins once a Service has an external IP. Nothing waits for it longer than some seconds.
+    ClusterNode(Event<Node>),
+    /// All nodes are too many to be watched.
+    TooManyNodes,
     /// From the watch of the networks of cluster IPs, where there is one. Nothing waits for it.
     ServiceCidr(Event<ServiceCidr>),
     /// What other programs do to nftables.

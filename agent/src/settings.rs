@@ -12,7 +12,7 @@ use steerage_watch::Store;
 use crate::kernel::host_addresses;
 use crate::local_node::{LocalNode, LocalPods};
 use crate::peers::ForwardToPeers;
-use crate::plan::{ElementLimits, ExternalIps};
+use crate::plan::{ClusterNodes, ElementLimits, ExternalIps};
 
 /// How to recognise traffic from local pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +141,7 @@ impl AgentSettings {
             },
             node: given().collect(),
             api_servers,
+            cluster: ClusterNodes::default(),
         };
         LocalNode {
             external_ips,

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use crate::args::{EdgeArgs, host_name};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::forward::{self, Device, NftWriter};
+use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
 use crate::link::election::HeartbeatTiming;
@@ -19,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::prober::Prober;
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
-use crate::vips::VipOwner;
+use crate::vips::{LifetimeKeeper, VipAddresses, VipOwner};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
@@ -60,8 +61,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let device = Device { name: link.name.clone(), index: link.index };
     let nft = NftWriter::open(device).context("cannot read nftables (it needs CAP_NET_ADMIN)")?;
 
-    let (addresses, addresses_rx) = watch::channel(Vec::new());
+    let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
+    let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
     let local = LocalHost {
         index: link.index,
         mac: link.mac,
@@ -70,7 +72,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         timing: HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() },
     };
     let (heartbeats, membership) =
-        HeartbeatLoop::open(local, addresses_rx, leaving_rx).context(NEEDS_NET_RAW)?;
+        HeartbeatLoop::open(local, own_addresses_rx, leaving_rx, abilities_rx, metrics.clone())
+            .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
 
     let (monitored_vips, monitored_vips_rx) = watch::channel(std::collections::BTreeSet::new());
@@ -112,8 +115,15 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (health, health_rx) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
-    let vips = VipOwner::new(link.index, netlink, metrics.clone(), held, announcements);
-    let outputs = Outputs { addresses, peers, monitored_vips, status, leaving };
+    let addresses = VipAddresses::new(link.index, netlink);
+    let keeper = LifetimeKeeper {
+        addresses: addresses.clone(),
+        membership: membership.clone(),
+        held: held.subscribe(),
+    };
+    process.spawn("VIP lifetimes", keeper.run());
+    let vips = VipOwner::new(addresses, metrics.clone(), held, announcements);
+    let outputs = Outputs { addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events: events_rx,
         health: health_rx,

@@ -20,6 +20,7 @@ use crate::forward::{ForwardingState, Mac, NftWriter};
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::host::{EdgePeer, HostNetwork};
 use crate::index::{Index, IndexEvent};
+use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
 use crate::link::membership::Membership;
 use crate::link::route::{Link, Rtnetlink};
@@ -62,6 +63,8 @@ pub(crate) struct Outputs {
     pub(crate) status: watch::Sender<HostStatus>,
     /// True once this host is leaving.
     pub(crate) leaving: watch::Sender<bool>,
+    /// How well this host can serve, again in each turn of the loop.
+    pub(crate) abilities: watch::Sender<AbilityReport>,
 }
 
 /// What `/readyz` waits for; each is done once.
@@ -95,6 +98,10 @@ pub(crate) struct Engine {
     /// A VIP waits for probes of its new targets, for a limited time.
     is_waiting: bool,
     last_inspection: Option<Instant>,
+    /// Whether the kernel holds the last plan.
+    is_programmed: bool,
+    /// The share of VIPs with a healthy target, in millionths.
+    healthy_share: u32,
     /// Why the kernel does not hold the plan.
     kernel_error: Option<String>,
     /// The process is ending.
@@ -130,13 +137,15 @@ impl Engine {
             outputs,
             gates,
             index: Index::default(),
-            health: HealthByProbe::new(),
+            health: HealthByProbe::default(),
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
             synced_at: None,
             warmed_up: !forwards,
             is_waiting: false,
             last_inspection: None,
+            is_programmed: false,
+            healthy_share: 0,
             kernel_error: None,
             is_leaving: false,
         };
@@ -157,6 +166,7 @@ impl Engine {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut deadline = None;
         loop {
+            self.report_ability();
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
                     deadline = Some(tokio::time::Instant::now() + HAND_OVER_LIMIT);
@@ -208,6 +218,15 @@ impl Engine {
         Ok(())
     }
 
+    fn report_ability(&self) {
+        self.outputs.abilities.send_replace(AbilityReport {
+            at: Instant::now(),
+            has_synced: self.index.has_synced(),
+            is_programmed: self.is_programmed,
+            healthy_share: self.healthy_share,
+        });
+    }
+
     fn role(&self) -> VipRole {
         VipRole::new(&self.membership, self.is_leaving)
     }
@@ -227,6 +246,10 @@ impl Engine {
     fn update_membership(&mut self, next: Membership) {
         let before = std::mem::replace(&mut self.membership, next);
         let Membership { active, departures, live, settled, .. } = self.membership;
+        if settled && !before.settled {
+            // Before the first plan, so that VIPs outlive processes that end again and again.
+            self.vips.keep(&self.membership);
+        }
         if active != before.active {
             tracing::info!(active, peers = live, "role changed");
             if active {
@@ -287,6 +310,10 @@ impl Engine {
             return;
         }
         done(&mut self.gates.synced);
+        if !self.membership.settled {
+            // The plan needs the other hosts, and a process that fails now has not kept its VIPs yet.
+            return;
+        }
         let now = Instant::now();
         let inputs = PlanInputs { index: &self.index, host: &self.host, health: &self.health, now };
         let Plan {
@@ -296,13 +323,15 @@ impl Engine {
             probes,
             urgent_probes,
             statuses,
+            healthy_share,
             is_waiting,
             assignments,
         } = plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
-        self.health.retain(|probe, _| probes.contains(probe));
-        self.prober.set_probes(&probes, &urgent_probes, |target| self.host.source_for(target));
+        self.healthy_share = healthy_share;
+        self.health.set_probes(&probes);
+        self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
         if self.membership.settled {
             // Not before: an edge host that is not known yet would be taken for a foreign one.
             send_if_changed(&self.outputs.monitored_vips, monitored_vips);
@@ -330,6 +359,7 @@ impl Engine {
                 }
                 self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(0));
                 self.kernel_error = None;
+                self.is_programmed = true;
                 done(&mut self.gates.programmed);
                 self.vips.sync_vips(self.role(), vips);
             }
@@ -338,6 +368,7 @@ impl Engine {
                 self.metrics.failures.inc();
                 tracing::error!(error, "ruleset not written; keeping the last one and retrying");
                 self.kernel_error = Some(error);
+                self.is_programmed = false;
             }
         }
     }
@@ -368,6 +399,7 @@ impl Engine {
             self.vips.sync_vips(VipRole::Standby, &BTreeSet::new());
             tracing::info!("VIPs handed over to another edge host");
         } else {
+            self.vips.keep_without_process();
             let vips = self.vips.held().len();
             tracing::info!(vips, "no other edge host is active; leaving VIPs and ruleset in the kernel");
         }

@@ -1,17 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The health of targets: thresholds and weights, from the results of single probes. Pure; `prober` makes the probes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::{HealthCheck, TargetState};
+use steerage_edge_api::{HealthCheck, HealthCheckProtocol, TargetState};
 
 /// An address and how it is probed. Load balancers with equal checks share the probes of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Probe {
     pub(crate) address: IpAddr,
     pub(crate) check: HealthCheck,
+}
+
+/// What a probe asks. Checks that differ in their times and thresholds ask the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Question {
+    address: IpAddr,
+    protocol: HealthCheckProtocol,
+    port: u16,
+    path: Option<String>,
+}
+
+impl Probe {
+    fn question(&self) -> Question {
+        let HealthCheck { protocol, port, path, .. } = &self.check;
+        Question { address: self.address, protocol: *protocol, port: *port, path: path.clone() }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +60,48 @@ impl Default for TargetHealth {
     }
 }
 
-/// Of every probe that was tried at least once, answered or not.
-pub(crate) type HealthByProbe = HashMap<Probe, TargetHealth>;
+/// Of every probe that was tried at least once, answered or not. A new probe that asks the same as another one begins with its
+/// health: an edited interval or threshold says nothing about the target.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HealthByProbe {
+    by_probe: HashMap<Probe, TargetHealth>,
+    /// The last change of any probe that asks this.
+    by_question: HashMap<Question, TargetHealth>,
+}
+
+impl HealthByProbe {
+    pub(crate) fn get(&self, probe: &Probe) -> Option<&TargetHealth> {
+        self.by_probe.get(probe).or_else(|| self.by_question.get(&probe.question()))
+    }
+
+    pub(crate) fn insert(&mut self, probe: Probe, health: TargetHealth) {
+        self.by_question.insert(probe.question(), health.clone());
+        self.by_probe.insert(probe, health);
+    }
+
+    /// Forgets all but these, which are probed from now on. New ones begin with what is known.
+    pub(crate) fn set_probes(&mut self, probes: &HashSet<Probe>) {
+        for probe in probes {
+            if !self.by_probe.contains_key(probe)
+                && let Some(health) = self.by_question.get(&probe.question())
+            {
+                self.by_probe.insert(probe.clone(), health.clone());
+            }
+        }
+        self.by_probe.retain(|probe, _| probes.contains(probe));
+        let asked: HashSet<_> = self.by_probe.keys().map(Probe::question).collect();
+        self.by_question.retain(|question, _| asked.contains(question));
+    }
+
+    /// The number of probes that were tried.
+    pub(crate) fn len(&self) -> usize {
+        self.by_probe.len()
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &TargetHealth> {
+        self.by_probe.values()
+    }
+}
 
 /// The least time between two changes of a weight: each change moves connections.
 const WEIGHT_INTERVAL: Duration = Duration::from_secs(5);
@@ -70,13 +126,14 @@ pub(crate) struct HealthTracker {
 }
 
 impl HealthTracker {
-    /// Before the first probe, which begins now.
-    pub(crate) fn new(now: Instant) -> Self {
+    /// Before the first probe, which begins now, of a target whose health may be known from earlier probes.
+    pub(crate) fn new(known: Option<TargetHealth>, now: Instant) -> Self {
+        let health = known.unwrap_or_default();
         Self {
-            health: TargetHealth::default(),
+            was_healthy: health.state == TargetState::Healthy,
+            health,
             started: now,
             unanswered: 0,
-            was_healthy: false,
             contrary: 0,
             weight_changed: None,
         }
@@ -176,7 +233,7 @@ mod tests {
 
     fn states(results: &str) -> String {
         let now = Instant::now();
-        let mut tracker = HealthTracker::new(now);
+        let mut tracker = HealthTracker::new(None, now);
         let state = |result| {
             let result = if result == '+' {
                 ProbeResult::Passed(None)
@@ -214,7 +271,7 @@ mod tests {
     #[test]
     fn unanswered_probes_are_repeated_soon_and_decide_late() {
         let start = Instant::now();
-        let mut tracker = HealthTracker::new(start);
+        let mut tracker = HealthTracker::new(None, start);
         let (mut now, mut delays) = (start, Vec::new());
         let refused = || ProbeResult::Unanswered("refused".to_owned());
         while tracker.health().state == TargetState::Initial {
@@ -232,7 +289,7 @@ mod tests {
         assert_eq!(tracker.health().state, TargetState::Unhealthy);
         assert_eq!(tracker.initial_delay(Duration::from_hours(1), now), None, "the interval counts now");
 
-        let mut opened = HealthTracker::new(start);
+        let mut opened = HealthTracker::new(None, start);
         assert!(opened.record(&check(), refused(), start));
         let interval = Duration::from_millis(30);
         assert_eq!(opened.initial_delay(interval, start), Some(interval));
@@ -247,7 +304,7 @@ mod tests {
     #[test]
     fn slow_first_probe_decides_if_it_ends_after_the_limit() {
         let start = Instant::now();
-        let mut tracker = HealthTracker::new(start);
+        let mut tracker = HealthTracker::new(None, start);
         let result = ProbeResult::Unanswered("no response within 20s".to_owned());
         assert!(tracker.record(&check(), result, start + Duration::from_secs(20)));
         assert_eq!(tracker.health().state, TargetState::Unhealthy);
@@ -256,7 +313,7 @@ mod tests {
     #[test]
     fn reason_is_set_while_unhealthy() {
         let now = Instant::now();
-        let mut tracker = HealthTracker::new(now);
+        let mut tracker = HealthTracker::new(None, now);
         assert!(tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now));
         assert_eq!(tracker.health().reason, "status 503");
         assert!(!tracker.record(&check(), ProbeResult::Failed("status 503".to_owned()), now), "nothing new");
@@ -273,9 +330,49 @@ mod tests {
     }
 
     #[test]
+    fn known_health_counts_as_earlier_probes() {
+        let now = Instant::now();
+        let known = |state| TargetHealth { state, reason: String::new(), weight: None };
+        let mut tracker = HealthTracker::new(Some(known(TargetState::Healthy)), now);
+        for state in [TargetState::Healthy, TargetState::Healthy, TargetState::Unhealthy] {
+            tracker.record(&check(), ProbeResult::Unanswered("refused".to_owned()), now);
+            assert_eq!(tracker.health().state, state);
+        }
+        let mut tracker = HealthTracker::new(Some(known(TargetState::Unhealthy)), now);
+        assert!(!tracker.record(&check(), ProbeResult::Failed(String::new()), now), "nothing new");
+        assert!(tracker.record(&check(), ProbeResult::Passed(None), now));
+    }
+
+    #[test]
+    fn health_is_inherited_by_a_probe_that_asks_the_same() {
+        let probe = |change: fn(&mut HealthCheck)| {
+            let mut check = check();
+            change(&mut check);
+            Probe { address: [10, 0, 0, 1].into(), check }
+        };
+        let healthy = TargetHealth { state: TargetState::Healthy, reason: String::new(), weight: Some(3) };
+        let (old, slower) = (probe(|_| {}), probe(|check| check.interval_milliseconds = 5000));
+        let mut health = HealthByProbe::default();
+        health.insert(old.clone(), healthy.clone());
+        for other in [
+            probe(|check| check.port = 2),
+            probe(|check| check.path = Some("/x".to_owned())),
+            probe(|check| check.protocol = HealthCheckProtocol::Tcp),
+            Probe { address: [10, 0, 0, 2].into(), ..old.clone() },
+        ] {
+            assert_eq!(health.get(&other), None, "{other:?}");
+        }
+        assert_eq!(health.get(&slower), Some(&healthy));
+        health.set_probes(&[slower.clone()].into());
+        assert_eq!((health.len(), health.get(&slower)), (1, Some(&healthy)));
+        health.set_probes(&HashSet::new());
+        assert_eq!((health.len(), health.get(&old)), (0, None));
+    }
+
+    #[test]
     fn weights_are_bounded_and_rate_limited() {
         let start = Instant::now();
-        let mut tracker = HealthTracker::new(start);
+        let mut tracker = HealthTracker::new(None, start);
         let mut weight = |weight, seconds| {
             tracker.record(&check(), ProbeResult::Passed(weight), start + Duration::from_secs(seconds));
             tracker.health().weight

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The link that clients' routers, edge hosts and nodes share: the host's network, the edge's own frames, and the other hosts.
 
+pub(crate) mod ability;
 pub(crate) mod announce;
 pub(crate) mod conflicts;
 pub(crate) mod election;

@@ -12,6 +12,7 @@ use steerage_process::prometheus_client::registry::Registry;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) active: Gauge<i64, AtomicI64>,
+    pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
     pub(crate) load_balancers: Gauge<i64, AtomicI64>,
     pub(crate) problems: Gauge<i64, AtomicI64>,
@@ -29,6 +30,11 @@ impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let gauges = [
             ("active", "Whether this host has the VIPs (1) or not (0)", &self.active),
+            (
+                "able",
+                "Whether this host can serve (1): objects listed, rules written, main loop running; or not (0)",
+                &self.able,
+            ),
             ("peers", "Other edge hosts that are alive", &self.peers),
             ("load_balancers", "Load balancers served", &self.load_balancers),
             ("load_balancers_with_problem", "Load balancers with a problem in their status", &self.problems),
@@ -53,6 +59,11 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn probes_that_passed(&self) -> u64 {
+        self.probe_results.get_or_create(&[("result", "passed")]).get()
     }
 
     pub(crate) fn count_probe(&self, passed: bool) {

@@ -15,6 +15,7 @@ use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::ids::{TableNumbers, TargetIds};
 use crate::index::Index;
+use crate::link::ability;
 use crate::slot_table::{self, WeightedTarget};
 
 mod accept;
@@ -46,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) urgent_probes: HashSet<Probe>,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
+    /// The share of VIPs with a healthy target, in millionths.
+    pub(crate) healthy_share: u32,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
     pub(crate) is_waiting: bool,
     /// For the next plan.
@@ -99,6 +102,7 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
     let (tables, assignments) = assign(&groups, &frontends, in_use, previous, inputs.now);
     let conflicts = &inputs.host.conflicts;
+    let is_healthy = |to: &&Frontend<'_>| groups.get(to.group).is_some_and(TargetGroup::has_healthy);
     Plan {
         forwarding: forwarding(inputs.host, &groups, &frontends, &tables, &assignments),
         vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
@@ -111,6 +115,7 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
             .cloned()
             .collect(),
         statuses: statuses(&accepted, &groups, &frontends),
+        healthy_share: ability::share(frontends.iter().filter(is_healthy).count(), frontends.len()),
         is_waiting,
         assignments,
     }

@@ -18,7 +18,7 @@ use steerage_process::duration;
 
 use crate::channel::send_if_changed;
 use crate::hash;
-use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
+use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
 use crate::probe_schedule::ProbeSchedule;
 
@@ -53,11 +53,13 @@ impl Prober {
         Self { tasks: HashMap::new(), permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
     }
 
-    /// Probes exactly these, each from the source address that `source` returns. Those in `urgent` are probed sooner.
+    /// Probes exactly these, each from the source address that `source` returns. Those in `urgent` are probed sooner. New ones
+    /// begin with the health that is known.
     pub(crate) fn set_probes(
         &mut self,
         probes: &HashSet<Probe>,
         urgent: &HashSet<Probe>,
+        known: &HealthByProbe,
         source: impl Fn(IpAddr) -> Option<IpAddr>,
     ) {
         self.tasks.retain(|probe, _| probes.contains(probe));
@@ -70,6 +72,7 @@ impl Prober {
             let (sender, receiver) = watch::channel(is_urgent);
             let worker = Worker {
                 probe: probe.clone(),
+                known: known.get(probe).cloned(),
                 source: source(probe.address),
                 is_urgent: receiver,
                 permits: Arc::clone(&self.permits),
@@ -84,6 +87,7 @@ impl Prober {
 
 struct Worker {
     probe: Probe,
+    known: Option<TargetHealth>,
     source: Option<IpAddr>,
     /// Whether no target of its group is healthy.
     is_urgent: watch::Receiver<bool>,
@@ -98,7 +102,7 @@ impl Worker {
         let interval = Duration::from_millis(check.interval_milliseconds.into()).max(MIN_INTERVAL);
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
         let started = Instant::now();
-        let mut tracker = HealthTracker::new(started);
+        let mut tracker = HealthTracker::new(self.known.take(), started);
         let mut schedule = ProbeSchedule::new(interval, spread(self.probe.address), started);
         loop {
             let Ok(permit) = self.permits.acquire().await else { return };
@@ -251,10 +255,10 @@ mod tests {
         let mut probe = probe_of(address, HealthCheckProtocol::Http);
         probe.check.interval_milliseconds = 3_600_000;
         let probes: HashSet<_> = [probe].into();
-        prober.set_probes(&probes, &HashSet::new(), |_| None);
+        prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| None);
         assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Unhealthy);
         // The plan knows only now that no target is healthy.
-        prober.set_probes(&probes, &probes, |_| None);
+        prober.set_probes(&probes, &probes, &HealthByProbe::default(), |_| None);
         let soon = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("soon");
         assert_eq!(soon.expect("a change").1.state, TargetState::Healthy);
     }
@@ -265,13 +269,33 @@ mod tests {
         let (changes, mut heard) = mpsc::unbounded_channel();
         let mut prober = Prober::new(changes, Metrics::default());
         let probe = probe_of(address, HealthCheckProtocol::Http);
-        prober.set_probes(&[probe.clone()].into(), &HashSet::new(), |_| None);
+        prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &HealthByProbe::default(), |_| None);
         for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy] {
             let (of, seen) = heard.recv().await.expect("a change");
             assert_eq!((of, seen.state), (probe.clone(), state));
         }
-        prober.set_probes(&HashSet::new(), &HashSet::new(), |_| None);
+        prober.set_probes(&HashSet::new(), &HashSet::new(), &HealthByProbe::default(), |_| None);
         assert!(prober.tasks.is_empty());
+    }
+
+    /// An edited threshold is no new target: a single failed probe after the edit does not make it unhealthy.
+    #[tokio::test]
+    async fn edited_check_continues_with_the_health_of_the_target() {
+        let address = server(vec![GOOD, BAD, GOOD]).await;
+        let (changes, mut heard) = mpsc::unbounded_channel();
+        let (mut prober, mut health) = (Prober::new(changes, Metrics::default()), HealthByProbe::default());
+        let mut probe = probe_of(address, HealthCheckProtocol::Http);
+        probe.check.interval_milliseconds = 3_600_000;
+        prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &health, |_| None);
+        let (of, first) = heard.recv().await.expect("a change");
+        assert_eq!(first.state, TargetState::Healthy);
+        health.insert(of, first);
+        probe.check.interval_milliseconds = 100;
+        prober.set_probes(&[probe].into(), &HashSet::new(), &health, |_| None);
+        while prober.metrics.probes_that_passed() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(heard.try_recv().is_err(), "one of two probes that may fail");
     }
 
     #[tokio::test]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The VIPs on the interface: decides which of them this host should have, and adds and removes them.
 //!
-//! Owned by `engine`, and the only writer of addresses. It touches only addresses with the mark of `link::route`, and it
-//! removes none unless the load balancer is gone or another host has them: losing this process must not take traffic down.
+//! Owned by `engine`, and the only writer of addresses but `lifetimes`. It touches only addresses with the mark of `link::route`,
+//! and it removes none unless the load balancer is gone or another host has them: losing this process must not take traffic down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,8 +15,12 @@ use tokio::sync::{mpsc, watch};
 use crate::channel::send_if_changed;
 use crate::forward::{Mac, display_mac};
 use crate::link::membership::Membership;
-use crate::link::route::{RouteError, Rtnetlink};
+use crate::link::route::RouteError;
 use crate::metrics::Metrics;
+
+mod lifetimes;
+
+pub(crate) use lifetimes::{LifetimeKeeper, VipAddresses};
 
 /// A VIP that another host on the link announces is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,9 +63,7 @@ impl VipRole {
 
 #[derive(Debug)]
 pub(crate) struct VipOwner {
-    /// The interface's.
-    index: u32,
-    netlink: Rtnetlink,
+    addresses: VipAddresses,
     metrics: Metrics,
     held: BTreeSet<IpAddr>,
     /// The VIPs of this host, for other tasks.
@@ -77,16 +79,14 @@ pub(crate) struct VipOwner {
 
 impl VipOwner {
     pub(crate) fn new(
-        index: u32,
-        netlink: Rtnetlink,
+        addresses: VipAddresses,
         metrics: Metrics,
         published: watch::Sender<BTreeSet<IpAddr>>,
         announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     ) -> Self {
         let held = BTreeSet::new();
         Self {
-            index,
-            netlink,
+            addresses,
             metrics,
             held,
             published,
@@ -105,6 +105,7 @@ impl VipOwner {
 
     /// Takes note of the VIPs that were found on the interface; whether [`VipOwner::sync_vips`] must run again.
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
+        self.addresses.set_held(&found);
         let is_due = self.retry_at.is_some_and(|at| at <= Instant::now());
         std::mem::replace(&mut self.held, found) != self.held || is_due
     }
@@ -114,7 +115,7 @@ impl VipOwner {
         let target = role.target(wanted, &self.held);
         let remove: Vec<_> = self.held.difference(&target).copied().collect();
         for vip in remove {
-            match self.netlink.remove_vip(self.index, vip) {
+            match self.addresses.remove(vip) {
                 Ok(()) => {
                     tracing::info!(%vip, "VIP removed from interface");
                     self.held.remove(&vip);
@@ -132,7 +133,7 @@ impl VipOwner {
         let add: Vec<_> = target.difference(&self.held).copied().collect();
         let mut added = BTreeSet::new();
         for vip in add {
-            match self.netlink.add_vip(self.index, vip) {
+            match self.addresses.add(vip) {
                 Ok(()) => {
                     tracing::info!(%vip, "VIP added to interface");
                     self.held.insert(vip);
@@ -152,6 +153,16 @@ impl VipOwner {
         if !added.is_empty() {
             self.announce(added);
         }
+    }
+
+    /// Gives the held VIPs the lifetime that the membership allows, unless they are very many.
+    pub(crate) fn keep(&self, membership: &Membership) {
+        self.addresses.keep_if_few(membership);
+    }
+
+    /// This process ends, and no other host has the VIPs: the kernel keeps them.
+    pub(crate) fn keep_without_process(&self) {
+        self.addresses.keep_without_process();
     }
 
     /// Announces all held VIPs, since the link may have learned another host's address for them.

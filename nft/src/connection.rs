@@ -7,6 +7,7 @@
 use nix::errno::Errno;
 
 use crate::batch::{Batch, SUBSYSTEM, message};
+use crate::commit_log::{CommitLog, next_generation};
 use crate::error::{Error, KernelError};
 use crate::socket::{Reply, Socket, classify};
 use crate::wire::{Header, Message, Writer, flag};
@@ -25,12 +26,18 @@ pub(crate) const ATTEMPTS: usize = 16;
 #[derive(Debug)]
 pub struct Nft {
     socket: Socket,
+    log: Option<CommitLog>,
 }
 
 impl Nft {
     /// Opens a connection in the network namespace of the calling thread. Needs `CAP_NET_ADMIN` there.
     pub fn open() -> Result<Self, Error> {
-        Ok(Self { socket: Socket::open(0)? })
+        Ok(Self { socket: Socket::open(0)?, log: None })
+    }
+
+    /// Notes all further commits of this connection in `log`. Each then asks for the generation before and after.
+    pub fn log_commits(&mut self, log: CommitLog) {
+        self.log = Some(log);
     }
 
     /// The netlink port of this connection, which a `Monitor` reports with its changes.
@@ -70,8 +77,7 @@ impl Nft {
                 return Ok((generation, generation));
             }
             match self.commit_at(batch, generation) {
-                // The kernel skips generation 0.
-                Ok(()) => return Ok((generation, generation.checked_add(1).unwrap_or(1))),
+                Ok(()) => return Ok((generation, next_generation(generation))),
                 Err(Error::StaleGeneration) => last = Error::StaleGeneration,
                 Err(error) => return Err(error.into()),
             }
@@ -108,6 +114,22 @@ impl Nft {
         if batch.is_empty() {
             return Ok(());
         }
+        let Some(log) = self.log.clone() else { return self.send_operations(batch, generation) };
+        let running = log.begin();
+        let before = match generation {
+            Some(generation) => generation,
+            None => self.generation()?,
+        };
+        self.send_operations(batch, generation)?;
+        let after = next_generation(before);
+        // If others committed meanwhile, it is not known which generation is whose. A batch that changes nothing leads to none.
+        if self.generation().is_ok_and(|now| now == after) {
+            running.led_to(after);
+        }
+        Ok(())
+    }
+
+    fn send_operations(&mut self, batch: Batch, generation: Option<u32>) -> Result<(), Error> {
         if batch.overflowed() {
             return Err(Error::TooLong);
         }

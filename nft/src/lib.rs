@@ -7,8 +7,8 @@
 //! - [`Batch`] collects operations on [`Table`], [`Chain`], [`Set`], [`Element`] and [`Rule`]. [`Nft::commit`] applies all of
 //!   them or none.
 //! - [`Rule`] is built from [`Expression`]s: packet fields, marks, conntrack fields, hashes, map lookups.
-//! - [`Nft`] also lists objects. [`Monitor`] reports changes and their authors, [`Tracer`] the ways of packets. [`Conntrack`]
-//!   lists and deletes conntrack entries.
+//! - [`Nft`] also lists objects. [`Monitor`] reports changes and their authors, [`Tracer`] the ways of packets. [`CommitLog`] tells
+//!   own commits from others whose notifications were lost. [`Conntrack`] lists and deletes conntrack entries.
 //! - [`Rows`] holds many elements of one set in one allocation.
 //!
 //! Keys and data of elements have the layout of the kernel's registers. [`concat()`] creates it from values. A list of
@@ -67,6 +67,7 @@
 //! - A change of rules makes the kernel walk all elements of verdict maps, but not those of maps to values.
 
 mod batch;
+mod commit_log;
 mod connection;
 mod conntrack;
 #[cfg(test)]
@@ -92,6 +93,7 @@ mod verdict;
 mod wire;
 
 pub use batch::Batch;
+pub use commit_log::{CommitLog, is_later_generation, next_generation};
 pub use connection::Nft;
 pub use conntrack::{Conntrack, ConntrackEntry, Tuple};
 pub use error::{Error, KernelError};

@@ -2,8 +2,9 @@
 //! Notifications of changes to nftables, so that the owner of a table detects changes by others.
 //!
 //! A change names the committing socket (`Change::port`, compare with `Nft::port`), and the object. After the changes of a transaction
-//! comes its [`Commit`], with the process. If notifications were lost, [`Monitor::receive`] returns [`Error::Overrun`]: then anything
-//! may have changed.
+//! comes its [`Commit`], with the process. If notifications were lost, [`Monitor::receive`] returns [`Error::Overrun`] once, before those
+//! that came earlier, and more may get lost until none is waiting. Then anything may have changed, unless a
+//! [`CommitLog`](crate::CommitLog) has all commits since.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -68,6 +69,8 @@ pub struct Commit {
     pub port: u32,
     /// The process of that socket.
     pub process: Option<Process>,
+    /// The generation of the ruleset that the transaction led to.
+    pub generation: Option<u32>,
 }
 
 /// What the kernel tells.
@@ -130,7 +133,8 @@ pub(crate) fn notification(message: &Message<'_>) -> Option<Notification> {
     let attrs = message.attrs();
     if kind == message::NEWGEN {
         let process = attrs.u32(2).zip(attrs.string(3)).map(|(id, name)| Process { id, name });
-        return Some(Notification::Commit(Commit { port: message.port, process }));
+        let commit = Commit { port: message.port, process, generation: attrs.u32(1) };
+        return Some(Notification::Commit(commit));
     }
     let (object, name) = match kind {
         message::NEWTABLE | message::DELTABLE => (ObjectKind::Table, None),

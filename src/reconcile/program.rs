@@ -111,6 +111,12 @@ impl Reconciler {
             Err(Error::Denied(_)) => accepted.filter(|before| *before == (steering, service.external_policy)),
             Err(_) => None,
         };
+        if matches!(result, Err(Error::Invalid { .. }))
+            && applied.accepted_pods != Some(planned.plan.pods.is_some())
+        {
+            // A part of the load balancer may have the new kind of targets already, and the rest the old one.
+            applied.accepted_pods = None;
+        }
         let progress = self.record(snapshot, applied, request, planned, result)?;
         if progress == Progress::Done {
             applied.accepted_pods = Some(planned.plan.pods.is_some());

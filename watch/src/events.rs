@@ -23,7 +23,7 @@ mod correlate;
 mod limit;
 mod service;
 
-pub use limit::EventLimit;
+pub use limit::{EventLimit, NamespaceLimits};
 pub use service::ServiceRecorder;
 
 use correlate::{Correlator, Step};

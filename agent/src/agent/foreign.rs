@@ -16,11 +16,19 @@ use crate::rules::KernelState;
 /// What other programs did.
 #[derive(Debug, Default)]
 pub(super) struct ForeignState {
-    /// Changes of the agent's tables that are not repaired.
-    change: Option<(ForeignChange, Instant)>,
+    unrepaired: Option<Unrepaired>,
     /// Tables as they were reported last.
     interferences: BTreeSet<Interference>,
     limit: EventLimit,
+}
+
+/// Changes of the agent's tables that are not repaired, or not compared with everything yet.
+#[derive(Debug)]
+struct Unrepaired {
+    change: ForeignChange,
+    noticed: Instant,
+    /// Elements that were written to repair it so far.
+    elements: usize,
 }
 
 impl Agent {
@@ -37,7 +45,8 @@ impl Agent {
                      Services were lost. Find out why it does so: `nft flush ruleset` deletes tables of all programs."
                 );
                 self.publish(state, "TablesChanged", "Repair", note);
-                state.foreign.change = Some((change, Instant::now()));
+                let elements = state.foreign.unrepaired.take().map_or(0, |before| before.elements);
+                state.foreign.unrepaired = Some(Unrepaired { change, noticed: Instant::now(), elements });
                 // A write that has just failed failed for this.
                 state.retry = None;
             }
@@ -45,17 +54,20 @@ impl Agent {
     }
 
     /// Repairs at once what is known to be damaged. The next write compares everything.
-    pub(super) fn repair_first(&mut self, state: &LoopState) -> bool {
-        let Some((change, _)) = &state.foreign.change else { return false };
+    pub(super) fn repair_first(&mut self, state: &mut LoopState) -> bool {
+        let Some(Unrepaired { change, elements: repaired, .. }) = &mut state.foreign.unrepaired else {
+            return false;
+        };
         // A deleted table is loaded by the next write, and what passes until then can only be cleaned up after it.
         let is_partial =
             change.damage().is_some_and(|damage| damage.values().all(|damage| !damage.is_deleted));
         // After a failed write it is not known what the tables held.
         if is_partial && self.dataplane.state() == KernelState::InSync {
-            let repaired =
+            let result =
                 tokio::task::block_in_place(|| self.dataplane.repair_first(&mut self.ruleset, change));
-            match repaired {
+            match result {
                 Ok(elements) => {
+                    *repaired += elements;
                     tracing::debug!(elements, "damaged parts of the tables repaired; comparing everything");
                     // Connections that passed meanwhile need not wait for that.
                     self.cleaner.clean(self.ruleset.take_all_stale_flows());
@@ -69,11 +81,30 @@ impl Agent {
         true
     }
 
-    /// Reports that a change is repaired: everything was compared.
+    /// Reports that a change is repaired: everything was compared, and so many elements were written then.
     pub(super) fn report_repaired(state: &mut LoopState, elements: usize) {
-        if let Some((_, noticed)) = state.foreign.change.take() {
-            let took = duration::rounded(noticed.elapsed());
-            tracing::info!(elements, %took, "tables repaired after another program changed them");
+        if let Some(Unrepaired { change, noticed, elements: repaired }) = state.foreign.unrepaired.take() {
+            let (elements, took) = (repaired + elements, duration::rounded(noticed.elapsed()));
+            let changed = change.to_string();
+            tracing::info!(changed, elements, %took, "tables repaired after another program changed them");
+        }
+    }
+
+    /// Reports and counts lists that were not what their digests said.
+    pub(super) fn report_wrong_lists(&mut self, state: &mut LoopState) {
+        let found = self.dataplane.take_found();
+        if !found.is_empty() {
+            let changed = found.to_string();
+            tracing::warn!(
+                changed,
+                "long lists were changed by another program while no agent ran; repairing them"
+            );
+            self.metrics.foreign_changes.count(&found);
+            let note = format!(
+                "While no agent ran, another program changed lists of endpoints in the agent's nftables tables: {changed}. They are \
+                 repaired; until then packets to Services were lost, or reached endpoints that are gone."
+            );
+            self.publish(state, "TablesChanged", "Repair", note);
         }
     }
 

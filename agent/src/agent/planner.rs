@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's index, and the plans computed from it. Called by the loop alone; does no I/O.
 
+mod cluster_nodes;
+mod turns;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -9,11 +12,14 @@ use std::time::Instant;
 use steerage_model::{Endpoint, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
 
+use cluster_nodes::ClusterNodes;
+
 use crate::local_node::{LocalNode, LocalPods};
 use crate::peers::{ForwardToPeers, NextHop};
 use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, plan_service};
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
+use turns::Turns;
 
 /// Everything that plans depend on.
 #[derive(Default)]
@@ -21,7 +27,7 @@ pub(super) struct Planner {
     pub(super) index: Index,
     /// The host's own addresses, if node ports are served at some of them.
     pub(super) host_addresses: Vec<IpAddr>,
-    /// This node as it was planned with last, without its peers. It outlives the Node object: the machine may still run.
+    /// This node as it was planned with last, without other nodes. It outlives the Node object: the machine may still run.
     pub(super) local_node: Option<(LocalNode, LocalPods)>,
     transitions: PolicyTransitions,
     /// What each Service may have of the kernel's memory.
@@ -30,9 +36,18 @@ pub(super) struct Planner {
     api_servers: BTreeSet<SocketAddr>,
     service_cidrs: Store<ServiceCidr>,
     service_cidrs_changed: bool,
-    /// Changes that were taken from the index and not planned yet.
-    dirty: Dirty,
+    /// Changes that were taken from the index and not seen by [`Planner::plan`] yet.
+    dirty: BTreeSet<Key>,
+    /// Changed Services that are not planned yet.
+    turns: Turns,
+    /// What the Services need that were planned, by namespaces of which others wait.
+    planned: BTreeMap<String, usize>,
+    /// Services that are planned again when the needs of all in their namespace are known.
+    later: BTreeSet<Key>,
+    /// Those of which that is so.
+    settled: BTreeSet<Key>,
     peers: Peers,
+    cluster: ClusterNodes,
 }
 
 /// The nodes to which packets may be forwarded.
@@ -60,6 +75,26 @@ impl Planner {
     /// The changed networks of cluster IPs, if they changed since the last call.
     pub(super) fn take_service_cidrs(&mut self) -> Option<&Store<ServiceCidr>> {
         std::mem::take(&mut self.service_cidrs_changed).then_some(&self.service_cidrs)
+    }
+
+    /// Takes an event of the watch of all Nodes.
+    pub(super) fn on_cluster_node(&mut self, event: Event<Node>) {
+        self.cluster.on_node(event);
+    }
+
+    /// Takes note that all Nodes are too many to be watched.
+    pub(super) fn give_cluster_nodes_up(&mut self) {
+        self.cluster.give_up();
+    }
+
+    /// Whether all Nodes have to be watched, because a Service has an external IP.
+    pub(super) fn wants_cluster_nodes(&self) -> bool {
+        self.cluster.are_wanted()
+    }
+
+    /// Whether external IPs wait for the list of Nodes.
+    pub(super) fn awaits_cluster_nodes(&self) -> bool {
+        self.cluster.deadline().is_some()
     }
 
     /// Whether load balancers may use this node: it exists, is not being deleted, and is not about to be.
@@ -93,7 +128,7 @@ impl Planner {
         mut next_hop: impl FnMut(IpAddr) -> Option<NextHop>,
     ) -> Option<usize> {
         let Dirty { services, nodes: mut changed } = self.index.take_dirty();
-        self.dirty.services.extend(services);
+        self.dirty.extend(services);
         if all {
             changed.extend(self.index.nodes().map(|node| node.name.clone()));
         }
@@ -124,11 +159,13 @@ impl Planner {
     }
 
     /// The plans of Services that may have changed since the last call: all, if this node changed, and those whose share of their
-    /// namespace's budget changed. `None` while this node is not known.
+    /// namespace's budget changed. If `is_over` says so after a Service, the others wait for the next call, see [`Planner::is_waiting`].
+    /// `None` while this node is not known.
     pub(super) fn plan(
         &mut self,
         settings: &AgentSettings,
         now: Instant,
+        is_over: impl FnMut() -> bool,
     ) -> Option<BTreeMap<Key, ServicePlan>> {
         self.note_api_servers();
         let known = self.own_node(settings).map(|node| {
@@ -138,7 +175,7 @@ impl Planner {
             (local_node, settings.local_pods(node))
         });
         let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
-        let mut dirty = std::mem::take(&mut self.dirty.services);
+        let mut dirty = std::mem::take(&mut self.dirty);
         dirty.extend(self.index.take_dirty().services);
         if std::mem::take(&mut self.peers.changed) {
             let is_local = |service: &&Service| service.external_policy == TrafficPolicy::Local;
@@ -151,43 +188,83 @@ impl Planner {
         if self.local_node.as_ref().is_none_or(|(old, old_pods)| *old != local_node || *old_pods != pods) {
             dirty.extend(self.index.services().map(|service| service.key.clone()));
         }
-        let with_peers = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
-        let updates = self.plan_all(&dirty, &with_peers, flow_seed(&settings.node), now);
+        for service in dirty.iter().filter_map(|key| self.index.service(key)) {
+            self.cluster.on_service(service, &local_node, now);
+        }
+        if self.cluster.update(now) {
+            let has_external_ip = |service: &&Service| !service.external_ips.is_empty();
+            dirty.extend(self.index.services().filter(has_external_ip).map(|service| service.key.clone()));
+        }
+        let among_others = self.among_others(&local_node);
+        self.turns.extend(dirty);
+        let updates = self.plan_in_turns(&among_others, flow_seed(&settings.node), now, is_over);
         self.local_node = Some((local_node, pods));
         Some(updates)
     }
 
-    /// The plans of these Services, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is made:
-    /// all plans of a namespace together never have more elements than the namespace may have.
-    fn plan_all(
+    /// This node with all that was planned with last, and how its pods are recognised.
+    pub(super) fn planned_node(&self) -> Option<(LocalNode, &LocalPods)> {
+        self.local_node.as_ref().map(|(local_node, pods)| (self.among_others(local_node), pods))
+    }
+
+    fn among_others(&self, local_node: &LocalNode) -> LocalNode {
+        let mut among_others = LocalNode { peers: self.peers.reached.clone(), ..local_node.clone() };
+        among_others.external_ips.cluster = self.cluster.planned().clone();
+        among_others
+    }
+
+    /// The plans of Services that wait, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is
+    /// made: all plans of a namespace together never have more elements than the namespace may have, besides those that it had before.
+    fn plan_in_turns(
         &mut self,
-        dirty: &BTreeSet<Key>,
         local_node: &LocalNode,
         seed: u32,
         now: Instant,
+        mut is_over: impl FnMut() -> bool,
     ) -> BTreeMap<Key, ServicePlan> {
         let mut updates = BTreeMap::new();
-        let mut later = BTreeSet::new();
-        let mut elements: BTreeMap<&str, usize> = BTreeMap::new();
-        for key in dirty {
-            let plan = self.plan_one(key, local_node);
+        self.settle(now);
+        while let Some(key) = self.turns.next() {
+            let plan = self.plan_one(&key, local_node);
             let needs = plan.cost();
-            self.budgets.set(key, needs);
-            let of_namespace = elements.entry(key.namespace()).or_default();
-            *of_namespace += needs.min(self.budgets.limit(key));
-            if *of_namespace > local_node.element_limits.namespace {
+            self.budgets.set(&key, needs);
+            let planned = self.planned.entry(key.namespace().to_owned()).or_default();
+            *planned += needs.min(self.budgets.limit(&key));
+            let is_too_much = *planned > local_node.element_limits.namespace;
+            if !self.settled.remove(&key) && is_too_much {
                 // What it may have is known once the needs of all are.
-                later.insert(key.clone());
+                self.later.insert(key.clone());
             } else {
-                updates.insert(key.clone(), self.reduced(plan, key, seed));
+                updates.insert(key.clone(), self.reduced(plan, &key, seed));
+            }
+            if !self.turns.has(key.namespace()) {
+                self.planned.remove(key.namespace());
+                self.settle(now);
+            }
+            if is_over() {
+                break;
             }
         }
-        later.extend(self.budgets.settle(now));
-        for key in later {
-            let plan = self.reduced(self.plan_one(&key, local_node), &key, seed);
-            updates.insert(key, plan);
-        }
         updates
+    }
+
+    /// Shares out the budgets of the namespaces of which no Service waits. Those whose share changed wait then.
+    fn settle(&mut self, now: Instant) {
+        let Self { budgets, turns, later, settled, .. } = self;
+        let mut concerned = budgets.settle(now, |namespace| turns.has(namespace));
+        concerned.extend(later.extract_if(.., |key| !turns.has(key.namespace())));
+        settled.extend(concerned.iter().cloned());
+        turns.extend(concerned);
+    }
+
+    /// Whether there are changes that are not planned.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.turns.is_empty()
+    }
+
+    /// Whether changes of this Service are not planned.
+    pub(super) fn is_waiting(&self, key: &Key) -> bool {
+        self.turns.contains(key) || self.later.contains(key)
     }
 
     fn reduced(&self, mut plan: ServicePlan, key: &Key, seed: u32) -> ServicePlan {
@@ -195,9 +272,11 @@ impl Planner {
         plan
     }
 
-    /// When plans change without an input.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.transitions.next().into_iter().chain(self.budgets.next()).min()
+    /// When plans change without an input, or are made that wait.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        let waiting = self.has_waiting().then_some(now);
+        let deadlines = [self.transitions.next(), self.budgets.next(), self.cluster.deadline(), waiting];
+        deadlines.into_iter().flatten().min()
     }
 
     /// How local pods are recognised, as planned with last.
@@ -293,7 +372,7 @@ mod tests {
         let next_hop =
             |to: IpAddr| Some(NextHop { device: "eth0".to_owned(), is_on_link: to != addr(off_link) });
         let unreachable = planner.find_peers(settings, &flags, all, next_hop);
-        let updates = planner.plan(settings, Instant::now()).unwrap();
+        let updates = planner.plan(settings, Instant::now(), || false).unwrap();
         let peers = updates.get(&key()).map(|plan| {
             let actions = plan.frontends.iter().filter_map(|(_, action): &(_, Action)| action.peers.as_ref());
             let mut found: Vec<_> = actions.flat_map(|peers| peers.iter().copied()).collect();

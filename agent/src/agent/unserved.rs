@@ -5,71 +5,33 @@ use std::time::Duration;
 
 use steerage_model::{Key, Service};
 use steerage_watch::Index;
-use steerage_watch::events::{EventLimit, Notice, Recorder, Severity, Subject};
+use steerage_watch::events::{NamespaceLimits, Notice, Recorder, Severity, Subject};
 use tokio::time::Instant;
 
+use super::log_lines::LogLines;
 use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
-/// Lines in the log in each minute: a tenant must not fill the disk of every node.
-const LINES: u32 = 60;
-const MINUTE: Duration = Duration::from_mins(1);
 /// Nodes publish within this time, and not all in one second.
 const SPREAD: Duration = Duration::from_secs(30);
 
 /// Limits the events and the lines in the log.
 #[derive(Debug, Default)]
 pub(super) struct UnservedReports {
-    limit: EventLimit,
+    limits: NamespaceLimits,
     lines: LogLines,
-}
-
-/// The lines of the current minute.
-#[derive(Debug, Default)]
-struct LogLines {
-    began: Option<Instant>,
-    written: u32,
-    left_out: u64,
-}
-
-impl LogLines {
-    /// Whether one more line may be written, and how many were left out before it.
-    fn take(&mut self, now: Instant) -> (bool, u64) {
-        let mut left_out = 0;
-        if self.began.is_none_or(|began| now.duration_since(began) >= MINUTE) {
-            left_out = self.left_out;
-            *self = Self { began: Some(now), ..Self::default() };
-        }
-        let may = self.written < LINES;
-        self.written += u32::from(may);
-        self.left_out += u64::from(!may);
-        (may, left_out)
-    }
-
-    /// The same for now, with words about those that were left out.
-    fn may_write(&mut self) -> bool {
-        let (may, left_out) = self.take(Instant::now());
-        if left_out > 0 {
-            tracing::warn!(left_out, "lines about Services that are not served as requested were left out");
-        } else if !may && self.left_out == 1 {
-            tracing::warn!(
-                "further lines about Services that are not served as requested are left out for a minute"
-            );
-        }
-        may
-    }
 }
 
 impl UnservedReports {
     /// Reports what the last update of `ruleset` left unserved.
     pub(super) fn report(&mut self, ruleset: &mut Ruleset, index: &Index, node: &str, recorder: &Recorder) {
         for Shadowed { service, by, frontend } in ruleset.take_shadowed() {
-            if self.lines.may_write() {
+            if self.lines.may_write(service.namespace()) {
                 tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
             }
         }
         for RefusedExternalIp { service, addr, refusal } in ruleset.take_refused() {
-            if self.lines.may_write() {
+            if self.lines.may_write(service.namespace()) {
                 tracing::warn!(
                     %service, %addr, reason = %refusal,
                     "external IP not served at one port of its Service or more; remove it from the Service, or run steerage-agent explain"
@@ -80,7 +42,7 @@ impl UnservedReports {
         }
         for ReducedService { service, reduced } in ruleset.take_reduced() {
             let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
-            if self.lines.may_write() {
+            if self.lines.may_write(service.namespace()) {
                 tracing::warn!(
                     %service, needs, limit, endpoints, source_ranges_left_out = sources, frontends_left_out = frontends,
                     "Service needs more elements than it may have, or more endpoints than a list has; serving a part of its endpoints"
@@ -97,7 +59,8 @@ impl UnservedReports {
         reason: &'static str,
         note: String,
     ) {
-        let Some(service) = service.filter(|_| self.limit.take(Instant::now())) else { return };
+        let may = |service: &&Service| self.limits.take(service.key.namespace(), Instant::now());
+        let Some(service) = service.filter(may) else { return };
         let (subject, recorder) = (Subject::service(service), recorder.clone());
         tokio::spawn(async move {
             tokio::time::sleep(SPREAD.mul_f64(fastrand::f64())).await;
@@ -131,16 +94,6 @@ fn note(node: &str, service: &Key, reduced: Reduced) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn log_lines_are_limited_and_those_left_out_counted() {
-        let (mut lines, start) = (LogLines::default(), Instant::now());
-        let taken: Vec<_> = (0..1000).map(|_| lines.take(start)).collect();
-        assert_eq!(taken.iter().filter(|(may, _)| *may).count(), 60);
-        assert_eq!(lines.take(start + MINUTE / 2), (false, 0));
-        assert_eq!(lines.take(start + MINUTE), (true, 941));
-        assert_eq!(lines.take(start + 2 * MINUTE), (true, 0));
-    }
 
     #[test]
     fn note_says_what_is_left_out() {

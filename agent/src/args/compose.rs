@@ -7,6 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures::{Stream, StreamExt};
 use ipnet::IpNet;
+use k8s_openapi::api::core::v1 as api;
+use kube::Client;
+use kube::api::{Api, ListParams};
 use steerage_agent::agent::Agent;
 use steerage_agent::debug_socket::DebugSocket;
 use steerage_agent::health::{
@@ -23,16 +26,22 @@ use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
+use steerage_model::Node;
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
-use steerage_watch::{ClientArgs, Nodes, RequestMetrics, ServiceCidrs, Store, Watches, counted_client};
-use tokio::sync::{mpsc, watch};
+use steerage_watch::{
+    ClientArgs, Event, Nodes, RequestMetrics, ServiceCidrs, Store, Watches, counted_client,
+};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metrics_address};
 
 /// Wait before a socket that failed is replaced.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Of at most this many Nodes each agent watches all. Together the agents of that many read 30 MB/s: every kubelet writes its Node each
+/// five minutes, in some 10 kB.
+const MOST_NODES: i64 = 1_000;
 /// Wait between looks at changed routes. Each pod that comes or goes changes one.
 const ROUTES_SETTLE: Duration = Duration::from_secs(1);
 
@@ -80,8 +89,14 @@ impl Args {
         follow(watches.services(), inputs.clone(), Input::Service);
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
-        let nodes = if settings.forward_to_peers.is_some() { Nodes::all() } else { Nodes::one(&node) };
-        follow(watches.watch(nodes), inputs, Input::Node);
+        let cluster_nodes = if settings.forward_to_peers.is_some() {
+            follow(watches.watch(Nodes::all()), inputs, Input::Node);
+            None
+        } else {
+            follow(watches.watch(Nodes::one(&node)), inputs.clone(), Input::Node);
+            let events = watches.dispensable().watch(Nodes::all());
+            Some(follow_nodes_on_demand(client.clone(), events, inputs))
+        };
 
         let (ask, asked) = watch::channel(false);
         let annotations = node_agent(kube_proxy_replacement, version);
@@ -109,6 +124,7 @@ impl Args {
             ruleset,
             dataplane,
             next_hops,
+            cluster_nodes,
             cleaner,
             ports,
             proxy_health,
@@ -256,6 +272,40 @@ fn follow<E: Send + 'static>(
             }
         }
     });
+}
+
+/// The same for all Nodes, from a moment within the time that is sent on, unless they are more than [`MOST_NODES`].
+fn follow_nodes_on_demand(
+    client: Client,
+    events: impl Stream<Item = Event<Node>> + Send + Unpin + 'static,
+    inputs: mpsc::UnboundedSender<Input>,
+) -> oneshot::Sender<Duration> {
+    let (start, started) = oneshot::channel::<Duration>();
+    tokio::spawn(async move {
+        let Ok(spread) = started.await else { return };
+        tokio::time::sleep(spread.mul_f64(fastrand::f64())).await;
+        // If nobody counts them, the watch says why.
+        if let Ok(nodes) = count_nodes(client).await
+            && nodes > MOST_NODES
+        {
+            tracing::warn!(
+                nodes,
+                "a Service has an external IP, and the cluster has too many Nodes to watch on each of them; serving external \
+                 IPs that may be addresses of other nodes"
+            );
+            let _ = inputs.send(Input::TooManyNodes);
+            return;
+        }
+        tracing::info!("a Service has an external IP; watching all Nodes, whose addresses it may not be");
+        follow(events, inputs, Input::ClusterNode);
+    });
+    start
+}
+
+/// The number of Nodes, of which there is one at least, without reading them.
+async fn count_nodes(client: Client) -> kube::Result<i64> {
+    let first = Api::<api::Node>::all(client).list_metadata(&ListParams::default().limit(1)).await?;
+    Ok(1 + first.metadata.remaining_item_count.unwrap_or_default())
 }
 
 /// Notifies the loop of changes of the host that matter.

@@ -52,7 +52,9 @@ impl fmt::Display for Explanation {
         let verdict = match &self.verdict {
             PacketVerdict::Forwarded(targets) => match targets.len() {
                 1 => "sent to 1 endpoint".to_owned(),
-                count => format!("sent to {count} endpoints, one of them at random"),
+                count => format!(
+                    "sent to one of {count} endpoints, chosen by a hash of the client's address and port"
+                ),
             },
             PacketVerdict::ForwardedToNodes(nodes) => {
                 let nodes: Vec<_> = nodes.iter().map(ToString::to_string).collect();

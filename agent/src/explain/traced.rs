@@ -81,10 +81,12 @@ impl TracedPacket {
         match self.steps.last() {
             Some(last) if Self::is_end(last) => {
                 let by = match &last.event {
-                    TraceEvent::Rule(handle, _) => self.rule(last, *handle),
-                    TraceEvent::Policy { .. } | TraceEvent::Return => "the policy".to_owned(),
+                    TraceEvent::Rule(handle, _) => {
+                        format!("dropped or rejected by {}", self.rule(last, *handle))
+                    }
+                    TraceEvent::Policy { .. } | TraceEvent::Return => "dropped by the policy".to_owned(),
                 };
-                format!("dropped or rejected by {by} of chain {} of table {}", last.chain, last.table)
+                format!("{by} of chain {} of table {}", last.chain, last.table)
             }
             _ => {
                 let out = self.steps.iter().rev().find_map(|step| self.interface(step.output));

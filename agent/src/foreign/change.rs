@@ -88,7 +88,7 @@ impl ForeignChange {
     }
 
     /// Adds the end of a transaction, which names the process.
-    pub fn commit(&mut self, Commit { port, process }: Commit) {
+    pub fn commit(&mut self, Commit { port, process, .. }: Commit) {
         if self.unattributed.remove(&port) {
             self.processes.extend(process);
         }
@@ -194,8 +194,9 @@ mod tests {
         all.add(change(Family::Ip6, ObjectKind::Elements, "slots-3", true));
         assert!(!all.is_attributed());
         let process = Some(Process { id: 17, name: "nft".to_owned() });
-        all.commit(Commit { port: 8, process: Some(Process { id: 9, name: "other".to_owned() }) });
-        all.commit(Commit { port: 7, process });
+        let commit = |port, process| Commit { port, process, generation: None };
+        all.commit(commit(8, Some(Process { id: 9, name: "other".to_owned() })));
+        all.commit(commit(7, process));
         assert!(all.is_attributed());
         assert_eq!(
             all.to_string(),

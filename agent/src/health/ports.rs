@@ -10,7 +10,7 @@ use steerage_model::{Family, Key};
 
 use crate::plan::{HealthPort, POLICY_GRACE_PERIOD};
 
-/// A change that waits this long for the kernel means a stuck data plane (twice kube-proxy's sync period).
+/// A change that waits this long for the kernel, or its plan, means a stuck data plane (twice kube-proxy's sync period).
 const STUCK: Duration = Duration::from_mins(1);
 
 /// The state of one port.
@@ -181,7 +181,10 @@ type Silence = Box<dyn Fn() -> Option<Duration> + Send>;
 
 #[derive(Default)]
 struct ProxyHealthInner {
+    /// Since when a change waits for the kernel.
     pending: Option<Instant>,
+    /// When the round of the loop began.
+    round: Option<Instant>,
     /// The longest silence that is healthy, and its measurement.
     silence: Option<(Duration, Silence)>,
     updated: Option<Timestamp>,
@@ -195,9 +198,21 @@ impl std::fmt::Debug for ProxyHealth {
 }
 
 impl ProxyHealth {
-    /// A change waits for the kernel.
+    /// A round of the loop begins: it plans what has changed, and writes it.
+    pub fn round_begun(&self) {
+        self.lock().round = Some(Instant::now());
+    }
+
+    /// The round has ended. What it could not write still waits.
+    pub fn round_ended(&self) {
+        self.lock().round = None;
+    }
+
+    /// A change waits for the kernel, since this round began.
     pub fn queued(&self) {
-        self.lock().pending.get_or_insert_with(Instant::now);
+        let mut state = self.lock();
+        let since = state.round.unwrap_or_else(Instant::now);
+        state.pending.get_or_insert(since);
     }
 
     /// All changes are in the kernel.
@@ -227,13 +242,24 @@ impl ProxyHealth {
         self.is_current() && self.lock().silence.as_ref().is_none_or(heard)
     }
 
-    /// Whether the data plane is current: no change waits for too long.
+    /// Whether the data plane is current: no change waits for too long, and nothing is planned for too long.
     pub fn is_current(&self) -> bool {
         self.is_current_at(Instant::now())
     }
 
     fn is_current_at(&self, now: Instant) -> bool {
-        self.lock().pending.is_none_or(|since| now.saturating_duration_since(since) < STUCK)
+        self.busy_at(now) < STUCK
+    }
+
+    /// How long a change waits for the kernel, or the loop plans and writes.
+    pub fn busy_for(&self) -> Duration {
+        self.busy_at(Instant::now())
+    }
+
+    fn busy_at(&self, now: Instant) -> Duration {
+        let state = self.lock();
+        let since = state.pending.into_iter().chain(state.round).min();
+        since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// See [`ProxyHealth::set_eligible`].
@@ -292,6 +318,26 @@ mod tests {
         assert!(!proxy_health.is_current_at(start + STUCK));
         proxy_health.updated();
         assert!(proxy_health.is_current_at(start + STUCK));
+    }
+
+    #[test]
+    fn planning_that_takes_too_long_is_unhealthy() {
+        let proxy_health = ProxyHealth::default();
+        proxy_health.round_begun();
+        let start = Instant::now();
+        assert!(proxy_health.is_current_at(start + STUCK / 2));
+        assert!(!proxy_health.is_current_at(start + STUCK));
+        // What was planned waits since then.
+        std::thread::sleep(Duration::from_millis(2));
+        proxy_health.queued();
+        proxy_health.round_ended();
+        assert!(!proxy_health.is_current_at(start + STUCK));
+        proxy_health.updated();
+        assert!(proxy_health.is_current_at(start + STUCK));
+        // Nothing had to be written.
+        proxy_health.round_begun();
+        proxy_health.round_ended();
+        assert_eq!(proxy_health.busy_for(), Duration::ZERO);
     }
 
     #[test]

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_model::{Family, Key};
-use steerage_nft::{Error, Monitor, Nft};
+use steerage_nft::{CommitLog, Error, Monitor, Nft};
 
 use super::family::Synchronised;
-use super::monitor::{Notice, Noticed, watch_foreign};
+use super::monitor::{Notice, Noticed, OwnWrites, watch_foreign};
 use super::repair_pause::RepairPause;
 use super::scope::Scope;
 use super::unread_lists::{ListNumbers, UnreadLists};
@@ -72,6 +72,8 @@ pub struct Dataplane {
     /// No slot of a long list holds what another program wrote before.
     has_compared_everything: bool,
     unread: UnreadLists,
+    /// Of all tables.
+    commits: CommitLog,
     watch: Option<ForeignWatch>,
 }
 
@@ -92,13 +94,14 @@ impl Dataplane {
     /// Opens netlink sockets in the network namespace of the calling thread. Writes nothing. A family that the kernel lacks, or that
     /// is disabled on this host, is left out.
     pub fn open() -> Result<Self, Error> {
-        let mut tables = Vec::new();
+        let (mut tables, commits) = (Vec::new(), CommitLog::default());
         for (model, family) in FAMILIES {
             if model == Family::V6 && !has_ipv6() {
                 tracing::info!("IPv6 is disabled on this host; its Services are not served");
                 continue;
             }
             let mut nft = Nft::open()?;
+            nft.log_commits(commits.clone());
             match nft.tables(family) {
                 Ok(_) => tables.push(FamilyTable::new(nft, model, family)),
                 Err(error) if error.is_unsupported() => {
@@ -116,6 +119,7 @@ impl Dataplane {
             believes_digests: true,
             has_compared_everything: false,
             unread: UnreadLists::default(),
+            commits,
             watch: None,
         })
     }
@@ -180,8 +184,8 @@ impl Dataplane {
 
     /// Replaces the plans of some Services in `ruleset`, and makes the kernel's tables hold what it then says. Compares everything where
     /// the difference or the kernel's state is not known. After an error the state is unknown; a family is written all the same if only
-    /// the other one fails. No packet meets a family that was written in part: each family is one transaction, and a new table gets its
-    /// base chains last.
+    /// the other one fails. No packet meets a frontend that was written in part: each family is one transaction, or several that leave
+    /// each frontend as it was or as it will be, see [`crate::rules::steps`]. A new table gets its base chains last.
     pub fn write(
         &mut self,
         ruleset: &mut Ruleset,
@@ -380,8 +384,8 @@ impl Dataplane {
         let (monitor, nft) = (Monitor::open()?, Nft::open()?);
         let Some(watch) = &mut self.watch else { return Ok(KernelState::InSync) };
         let pause = watch.pause.next(Instant::now());
-        watch_foreign(monitor, nft, ports, pause, Arc::clone(&watch.notice))
-            .map_err(|_| Error::NoReply("start the thread of the monitor".to_owned()))?;
+        let own = OwnWrites { ports, log: self.commits.clone() };
+        watch_foreign(monitor, nft, own, pause, Arc::clone(&watch.notice))?;
         watch.is_running = true;
         let Some(table) = self.tables.last_mut() else { return Ok(KernelState::InSync) };
         let now = table.generation()?;

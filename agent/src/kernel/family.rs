@@ -6,14 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use steerage_model::Family;
 use steerage_nft::{Batch, Element, Error, Nft, Rows, Table};
 
-use super::load::load;
-use super::repair::{ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, repair, replace};
+use super::load::{PAUSE, load};
+use super::repair::{
+    ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, must_be_replaced, repair, replace,
+};
 use super::scope::{Scope, read_digests, read_lists};
 use crate::foreign::Damage;
 use crate::plan::Frontend;
 use crate::rules::{
-    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, ListDigest, RulesetConfig, SetId, TABLE,
-    kernel_lists,
+    BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, LARGEST_STEP, ListDigest, RulesetConfig, SetId,
+    TABLE, kernel_lists, steps,
 };
 
 /// Attempts to delete all clients that have to be forgotten.
@@ -81,14 +83,16 @@ impl FamilyTable {
     }
 
     /// The long lists as the kernel has them whose digests are not those of `wanted`, if it has a digest of them. All lists, if
-    /// [`Scope::Digests`] will not believe any: the table has no digests, or another layout.
+    /// [`Scope::Digests`] will not believe any: the table has no digests, or is going to be replaced.
     pub fn differing_lists(
         &mut self,
         config: &RulesetConfig,
         wanted: &BTreeMap<u32, ListDigest>,
     ) -> Result<KernelLists, Error> {
-        let layout = self.nft.table(&self.table)?.and_then(|info| info.comment);
-        if layout != Some(BaseRuleset::new(self.family, config).version) || !self.has(SetId::Digests)? {
+        let Some(info) = self.nft.table(&self.table)? else { return Ok(KernelLists::new()) };
+        let (chains, sets) = (self.nft.chains(&self.table)?, self.nft.set_infos(&self.table)?);
+        let has_digests = sets.iter().any(|set| set.name == SetId::Digests.name());
+        if !has_digests || must_be_replaced(&BaseRuleset::new(self.family, config), &info, &chains, &sets) {
             return self.lists();
         }
         let mut lists = read_digests(&mut self.nft, &self.table, self.model)?;
@@ -105,11 +109,17 @@ impl FamilyTable {
         Ok(self.nft.table(&self.table)?.is_some() && self.nft.sets(&self.table)?.contains(&set.name()))
     }
 
-    /// Writes a difference in one transaction.
+    /// Writes a difference: a large one in several transactions, see [`steps`]. If one fails, those before it stay.
     pub fn write(&mut self, changes: &Changes) -> Result<(), Error> {
-        let mut batch = Batch::new();
-        append(&mut batch, &self.table, changes);
-        self.nft.commit(batch)
+        for (number, step) in steps(changes, LARGEST_STEP).into_iter().enumerate() {
+            if number > 0 {
+                std::thread::sleep(PAUSE);
+            }
+            let mut batch = Batch::new();
+            append(&mut batch, &self.table, &step);
+            self.nft.commit(batch)?;
+        }
+        Ok(())
     }
 
     /// Makes the table match, in one transaction, and writes only what differs, as far as `scope` reads. If others commit so often that

@@ -19,7 +19,7 @@ const FIRST_STEP: usize = 512;
 /// Elements of each set in a later step: while the kernel makes a transaction, nobody else changes a table in this network namespace.
 const LARGEST_STEP: usize = 1 << 15;
 /// Time for the kernel's worker to grow a hash table.
-const PAUSE: Duration = Duration::from_micros(300);
+pub(super) const PAUSE: Duration = Duration::from_micros(300);
 
 /// Creates the table with these elements. Returns the generations of the ruleset before it and, if no other program writes, after it.
 pub(super) fn load(

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table};
+use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table, TableInfo};
 
 use super::load::add_chains;
 use super::scope::{Found, Scope, read};
@@ -36,6 +36,29 @@ pub(super) struct Repair {
     pub(super) replaces: bool,
 }
 
+/// Whether a table with these chains and sets is not repaired, but replaced.
+pub(super) fn must_be_replaced(
+    base_ruleset: &BaseRuleset,
+    table: &TableInfo,
+    chains: &[String],
+    sets: &[SetInfo],
+) -> bool {
+    let is_wanted = |name: &String| base_ruleset.chains.iter().any(|chain| chain.name == *name);
+    let missing = base_ruleset.chains.iter().map(|chain| &chain.name).filter(|name| !chains.contains(name));
+    let mut differing = missing.chain(chains.iter().filter(|name| !is_wanted(name)));
+    // Such as those for affinity, if the last Service with it was deleted while no agent ran.
+    let is_repairable = differing.all(|name| BaseRuleset::is_optional(name))
+        && unfit_sets(base_ruleset, sets).all(|name| name == SetId::Digests.name());
+    table.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable
+}
+
+/// Sets of another type or size than they should have.
+fn unfit_sets<'s>(base_ruleset: &'s BaseRuleset, sets: &'s [SetInfo]) -> impl Iterator<Item = &'s str> {
+    let is_unfit =
+        |info: &&SetInfo| base_ruleset.sets.iter().any(|(name, set)| *name == info.name && !set.fits(info));
+    sets.iter().filter(is_unfit).map(|info| info.name.as_str())
+}
+
 /// Reads the table, and returns what makes it match. `written`: the rules as listed right after the last write of this process.
 pub(super) fn repair(
     nft: &mut Nft,
@@ -54,22 +77,13 @@ pub(super) fn repair(
         create(&mut batch, table, base_ruleset, wanted);
         return Ok(Repair { batch, elements: wanted.len(), ..Repair::default() });
     };
-    let mut chains = nft.chains(table)?;
-    let mut wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| chain.name.clone()).collect();
-    chains.sort_unstable();
-    wanted_chains.sort_unstable();
-    let infos = nft.set_infos(table)?;
-    let unfit =
-        |info: &&SetInfo| base_ruleset.sets.iter().any(|(name, set)| *name == info.name && !set.fits(info));
-    let unfit: Vec<&str> = infos.iter().filter(unfit).map(|info| info.name.as_str()).collect();
+    let (chains, infos) = (nft.chains(table)?, nft.set_infos(table)?);
+    let wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| &chain.name).collect();
     let digests = SetId::Digests.name();
     let mut sets: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
     let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
     let surplus: Vec<_> = chains.iter().filter(|name| !wanted_chains.contains(name)).collect();
-    // Such as those for affinity, if the last Service with it was deleted while no agent ran.
-    let is_repairable = missing.iter().chain(&surplus).all(|name| BaseRuleset::is_optional(name))
-        && unfit.iter().all(|name| *name == digests);
-    if info.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable {
+    if must_be_replaced(base_ruleset, &info, &chains, &infos) {
         if is_left {
             return Ok(Repair::default());
         }
@@ -84,7 +98,7 @@ pub(super) fn repair(
         tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
         batch.delete_chain(table, name);
     }
-    if !unfit.is_empty() {
+    if unfit_sets(base_ruleset, &infos).next().is_some() {
         if is_left {
             return Ok(Repair::default());
         }
@@ -105,7 +119,7 @@ pub(super) fn repair(
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
     let (new, existing): (Vec<_>, Vec<_>) =
-        base_ruleset.chains.iter().partition(|chain| missing.contains(&&chain.name));
+        base_ruleset.chains.iter().partition(|chain| missing.contains(&&&chain.name));
     add_chains(&mut batch, table, new);
     for chain in existing {
         let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();

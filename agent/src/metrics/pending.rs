@@ -39,10 +39,15 @@ impl PendingMetrics {
         }
     }
 
-    /// Everything noted is in the kernel, of these families.
-    pub fn written(&mut self, metrics: &KubeProxyMetrics, families: &[Family]) {
-        let triggers = std::mem::take(&mut self.triggers).into_iter();
-        metrics.synced(families, triggers.map(|(_, family, at)| (family, at)));
+    /// Everything noted is in the kernel, of these families, except for changes of Services that wait.
+    pub fn written(
+        &mut self,
+        metrics: &KubeProxyMetrics,
+        families: &[Family],
+        is_waiting: impl Fn(&Key) -> bool,
+    ) {
+        let synced = self.triggers.extract_if(.., |(service, ..)| !is_waiting(service));
+        metrics.synced(families, synced.map(|(_, family, at)| (family, at)));
         metrics.without_local_endpoints(families, &self.without_local_endpoints);
     }
 }

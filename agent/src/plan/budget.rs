@@ -118,12 +118,14 @@ impl Budgets {
         self.namespaces.values().filter_map(|namespace| namespace.raise_at).min()
     }
 
-    /// Shares out the budgets anew, after changes. Returns the Services that now get more or less.
-    pub fn settle(&mut self, now: Instant) -> BTreeSet<Key> {
+    /// Shares out the budgets anew, after changes. Returns the Services that now get more or less. Leaves the namespaces of which not
+    /// all changes are known yet: what they need meanwhile may be too much.
+    pub fn settle(&mut self, now: Instant, is_incomplete: impl Fn(&str) -> bool) -> BTreeSet<Key> {
         let is_due = |namespace: &Namespace| namespace.raise_at.is_some_and(|at| at <= now);
-        let due = self.namespaces.iter().filter(|(_, namespace)| is_due(namespace));
+        let due =
+            self.namespaces.iter().filter(|(name, namespace)| is_due(namespace) && !is_incomplete(name));
         let mut names: BTreeSet<_> = due.map(|(name, _)| name.clone()).collect();
-        names.extend(std::mem::take(&mut self.changed));
+        names.extend(self.changed.extract_if(.., |name| !is_incomplete(name)));
         let mut concerned = BTreeSet::new();
         for name in names {
             let Some(namespace) = self.namespaces.get_mut(&name) else { continue };
@@ -194,28 +196,28 @@ mod tests {
         let (mut budgets, now) = (Budgets::new(LIMITS), Instant::now());
         budgets.set(&key("other", 1), 10_000);
         budgets.set(&key("tenant", 1), 50_000);
-        assert_eq!(budgets.settle(now), BTreeSet::new());
+        assert_eq!(budgets.settle(now, |_| false), BTreeSet::new());
         assert_eq!(budgets.limit(&key("tenant", 1)), 10_000, "the limit for a Service");
         for number in 2..=10 {
             budgets.set(&key("tenant", number), 9_000);
         }
         budgets.set(&key("tenant", 11), 300);
         let large: BTreeSet<_> = (1..=10).map(|number| key("tenant", number)).collect();
-        assert_eq!(budgets.settle(now), large);
+        assert_eq!(budgets.settle(now, |_| false), large);
         assert_eq!(budgets.limit(&key("tenant", 1)), 2_048, "a tenth of what is left, in steps");
         assert_eq!(budgets.limit(&key("other", 1)), 10_000);
         budgets.set(&key("tenant", 10), 8_500);
-        assert_eq!(budgets.settle(now), BTreeSet::new(), "the step is the same");
+        assert_eq!(budgets.settle(now, |_| false), BTreeSet::new(), "the step is the same");
         for number in 1..=9 {
             budgets.set(&key("tenant", number), 0);
         }
-        assert_eq!(budgets.settle(now), BTreeSet::new(), "it rises later");
+        assert_eq!(budgets.settle(now, |_| false), BTreeSet::new(), "it rises later");
         assert_eq!(budgets.next(), Some(now + RAISE_AFTER));
-        assert_eq!(budgets.settle(now + RAISE_AFTER), [key("tenant", 10)].into());
+        assert_eq!(budgets.settle(now + RAISE_AFTER, |_| false), [key("tenant", 10)].into());
         assert_eq!((budgets.limit(&key("tenant", 10)), budgets.next()), (10_000, None));
         budgets.set(&key("tenant", 10), 0);
         budgets.set(&key("tenant", 11), 0);
-        budgets.settle(now);
+        budgets.settle(now, |_| false);
         assert_eq!(budgets.namespaces.len(), 1);
     }
 
@@ -226,11 +228,11 @@ mod tests {
         for number in 1..=3 {
             budgets.set(&key("tenant", number), 10_000);
         }
-        budgets.settle(start);
+        budgets.settle(start, |_| false);
         let mut rewritten = 0;
         for second in 0..600 {
             budgets.set(&key("tenant", 4), if second % 2 == 0 { 10_000 } else { 0 });
-            let concerned = budgets.settle(start + Duration::from_secs(second));
+            let concerned = budgets.settle(start + Duration::from_secs(second), |_| false);
             rewritten += concerned.iter().filter(|service| service.name() != "4").count();
         }
         assert_eq!(rewritten, 3, "each of the others once");
@@ -247,7 +249,7 @@ mod tests {
             for (number, elements) in changes {
                 budgets.set(&key("tenant", number), elements);
                 needs.insert(number, elements.min(LIMITS.service));
-                let concerned = budgets.settle(now);
+                let concerned = budgets.settle(now, |_| false);
                 let limit = budgets.limit(&key("tenant", 0));
                 let has: BTreeMap<_, _> = needs.iter().map(|(at, needs)| (*at, *needs.min(&limit))).collect();
                 prop_assert!(has.values().sum::<usize>() <= LIMITS.namespace.max(has.len() * LEAST_ELEMENTS));
@@ -258,7 +260,7 @@ mod tests {
                 given = has;
                 // Some time later, half of what there is at least, as far as it is needed.
                 now += RAISE_AFTER;
-                let concerned = budgets.settle(now);
+                let concerned = budgets.settle(now, |_| false);
                 let limit = budgets.limit(&key("tenant", 0));
                 let has: BTreeMap<_, _> = needs.iter().map(|(at, needs)| (*at, *needs.min(&limit))).collect();
                 for (other, elements) in &has {

@@ -5,9 +5,10 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_model::Key;
+use steerage_model::{Key, Node};
 
 /// The addresses at which no external IP is served.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,6 +24,63 @@ pub struct ExternalIps {
     pub node: Vec<IpAddr>,
     /// Where API servers listen.
     pub api_servers: Vec<SocketAddr>,
+    /// What belongs to the cluster's nodes.
+    pub cluster: ClusterNodes,
+}
+
+/// What is known of the cluster's nodes, this one among them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ClusterNodes {
+    /// Nothing: external IPs are served all the same.
+    #[default]
+    Unknown,
+    /// They are being listed, and external IPs wait for that.
+    Awaited,
+    /// All that the Nodes say.
+    Known(Arc<NodeNetworks>),
+}
+
+/// The addresses of nodes, and the networks of their pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeNetworks {
+    addresses: BTreeSet<IpAddr>,
+    pods: BTreeSet<IpNet>,
+    /// The lengths of prefixes in `pods`: few, so that thousands of networks need not be looked at one by one.
+    lengths: BTreeSet<u8>,
+}
+
+impl<'a> FromIterator<&'a Node> for NodeNetworks {
+    fn from_iter<T: IntoIterator<Item = &'a Node>>(nodes: T) -> Self {
+        let mut networks = Self::default();
+        for node in nodes {
+            networks.addresses.extend(node.addresses.iter().chain(&node.external_addresses));
+            networks.pods.extend(node.pod_cidrs.iter().map(IpNet::trunc));
+        }
+        networks.lengths = networks.pods.iter().map(IpNet::prefix_len).collect();
+        networks
+    }
+}
+
+impl NodeNetworks {
+    fn has_pod(&self, addr: IpAddr) -> bool {
+        let nets = self.lengths.iter().filter_map(|length| IpNet::new(addr, *length).ok());
+        nets.map(|net| net.trunc()).any(|net| self.pods.contains(&net))
+    }
+
+    fn refusal(&self, addr: IpAddr) -> Option<Refusal> {
+        let is_node = self.addresses.contains(&addr).then_some(Refusal::OtherNode);
+        is_node.or_else(|| self.has_pod(addr).then_some(Refusal::Pod))
+    }
+}
+
+impl ClusterNodes {
+    fn refusal(&self, addr: IpAddr) -> Option<Refusal> {
+        match self {
+            Self::Unknown => None,
+            Self::Awaited => Some(Refusal::Awaited),
+            Self::Known(networks) => networks.refusal(addr),
+        }
+    }
 }
 
 /// Why an external IP is not served.
@@ -36,8 +94,19 @@ pub enum Refusal {
     Pod,
     /// This node has it.
     Node,
+    /// Another node has it.
+    OtherNode,
     /// An API server listens there.
     ApiServer,
+    /// It may be the address of a node: see [`ClusterNodes::Awaited`].
+    Awaited,
+}
+
+impl Refusal {
+    /// Whether it ends by itself within seconds.
+    pub fn is_temporary(self) -> bool {
+        self == Self::Awaited
+    }
 }
 
 impl fmt::Display for Refusal {
@@ -47,7 +116,9 @@ impl fmt::Display for Refusal {
             Self::ServiceCidr => "it is in a ServiceCIDR, whose addresses only the API server assigns",
             Self::Pod => "it is in a network of pods",
             Self::Node => "it is an address of this node",
+            Self::OtherNode => "it is an address of another node",
             Self::ApiServer => "an API server listens there",
+            Self::Awaited => "the cluster's nodes are being listed, and it may be an address of one",
         })
     }
 }
@@ -66,19 +137,27 @@ pub struct RefusedExternalIp {
 impl ExternalIps {
     /// Why an external IP is not served at a port; `None` if it is.
     pub fn refusal(&self, addr: IpAddr, port: u16) -> Option<Refusal> {
-        let is_api_server = || self.api_servers.contains(&SocketAddr::new(addr, port));
-        self.refusal_everywhere(addr).or_else(|| is_api_server().then_some(Refusal::ApiServer))
+        let at_port = || self.is_api_server(addr, port).then_some(Refusal::ApiServer);
+        self.refusal_everywhere(addr).or_else(at_port)
     }
 
-    /// Why an external IP is not served at one of these ports at least.
-    pub fn refusal_at_any(&self, addr: IpAddr, ports: &BTreeSet<u16>) -> Option<Refusal> {
-        let is_api_server =
-            || self.api_servers.iter().any(|server| server.ip() == addr && ports.contains(&server.port()));
-        self.refusal_everywhere(addr).or_else(|| is_api_server().then_some(Refusal::ApiServer))
+    /// Whether an API server listens there.
+    pub fn is_api_server(&self, addr: IpAddr, port: u16) -> bool {
+        self.api_servers.contains(&SocketAddr::new(addr, port))
+    }
+
+    /// Whether an API server listens at one of these ports at least.
+    pub fn is_api_server_at_any(&self, addr: IpAddr, ports: &BTreeSet<u16>) -> bool {
+        self.api_servers.iter().any(|server| server.ip() == addr && ports.contains(&server.port()))
     }
 
     /// Why an external IP is served at no port.
     pub fn refusal_everywhere(&self, addr: IpAddr) -> Option<Refusal> {
+        self.refusal_by_this_node(addr).or_else(|| self.cluster.refusal(addr))
+    }
+
+    /// The same, as far as other nodes do not matter.
+    pub fn refusal_by_this_node(&self, addr: IpAddr) -> Option<Refusal> {
         let reasons = [
             (self.denied, Refusal::Denied),
             (self.service_cidrs.iter().any(|net| net.contains(&addr)), Refusal::ServiceCidr),

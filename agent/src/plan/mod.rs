@@ -24,7 +24,7 @@ pub use affinity::AFFINITY_TIMEOUTS;
 pub use budget::{Budgets, ElementLimits, FRONTEND_ELEMENTS, LEAST_ELEMENTS, Reduced, ReducedService};
 pub use desired::{Affected, Desired, Shadowed};
 pub use endpoints::{Endpoints, Selection, Used, sample, sample_serving};
-pub use external_ips::{ExternalIps, Refusal, RefusedExternalIp};
+pub use external_ips::{ClusterNodes, ExternalIps, NodeNetworks, Refusal, RefusedExternalIp};
 pub use local_gaps::LocalGaps;
 pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};

@@ -16,7 +16,9 @@ use super::affinity::affinity_timeout;
 use super::budget::FRONTEND_ELEMENTS;
 use super::endpoints::sample_rank;
 use super::port_endpoints::{Collected, PortEndpoints, PortUse};
-use super::{Action, Endpoints, Frontend, HealthPort, Masquerade, Omitted, Role, Selection, ServicePlan};
+use super::{
+    Action, Endpoints, Frontend, HealthPort, Masquerade, Omitted, Refusal, Role, Selection, ServicePlan,
+};
 use crate::hash::flow_seed;
 use crate::local_node::LocalNode;
 
@@ -46,11 +48,26 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
         plan.reserved = local_node.node_port_addresses.iter().map(at).collect();
     }
     let ports = plan_endpoints(service, index, local_node, &mut plan);
-    plan_frontends(service, &ports, local_node, &mut plan);
-    let ports: BTreeSet<u16> = service.ports.iter().map(|port| port.port).collect();
-    let refusal = |addr: &IpAddr| Some((*addr, local_node.external_ips.refusal_at_any(*addr, &ports)?));
-    plan.refused = service.external_ips.iter().filter_map(refusal).collect();
+    let external = plan_external_ips(service, local_node, &mut plan);
+    plan_frontends(service, &ports, &external, local_node, &mut plan);
     plan
+}
+
+/// The external IPs that are served, but for ports of API servers. Those that are not served at one port at least go to `refused`.
+fn plan_external_ips(service: &Service, local_node: &LocalNode, plan: &mut ServicePlan) -> Vec<IpAddr> {
+    let rules = &local_node.external_ips;
+    let ports: BTreeSet<u16> = service.ports.iter().map(|port| port.port).collect();
+    let mut external = Vec::new();
+    for addr in &service.external_ips {
+        let everywhere = rules.refusal_everywhere(*addr);
+        if everywhere.is_none() {
+            external.push(*addr);
+        }
+        let at_port = || rules.is_api_server_at_any(*addr, &ports).then_some(Refusal::ApiServer);
+        let refusal = everywhere.or_else(at_port);
+        plan.refused.extend(refusal.filter(|refusal| !refusal.is_temporary()).map(|why| (*addr, why)));
+    }
+    external
 }
 
 /// A port of a Service in one family.
@@ -110,18 +127,13 @@ fn plan_endpoints<'a>(
 fn plan_frontends(
     service: &Service,
     ports: &[FamilyPort<'_>],
+    external: &[IpAddr],
     local_node: &LocalNode,
     plan: &mut ServicePlan,
 ) {
     let most = local_node.element_limits.service / FRONTEND_ELEMENTS;
     let sources: BTreeMap<_, _> =
         families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
-    let external: Vec<IpAddr> = service
-        .external_ips
-        .iter()
-        .copied()
-        .filter(|addr| local_node.external_ips.refusal_everywhere(*addr).is_none())
-        .collect();
     let mut seen = BTreeSet::new();
     for role in [Role::ClusterIp, Role::Assigned, Role::ExternalIp] {
         for of in ports {
@@ -131,7 +143,7 @@ fn plan_frontends(
                     external.iter().filter(|addr| Family::of(**addr) == of.family).count();
                 continue;
             }
-            let at = addresses(service, of, role, &external, local_node);
+            let at = addresses(service, of, role, external, local_node);
             plan.omitted.frontends += at.len().saturating_sub(room);
             if room == 0 {
                 continue;
@@ -217,7 +229,7 @@ fn addresses(
             vips.map(|addr| (addr, port, true)).chain(at_node).filter(|(addr, ..)| of_family(addr)).collect()
         }
         Role::ExternalIp => {
-            let served = |addr: &IpAddr| local_node.external_ips.refusal(*addr, port).is_none();
+            let served = |addr: &IpAddr| !local_node.external_ips.is_api_server(*addr, port);
             let served = external.iter().copied().filter(of_family).filter(served);
             served.map(|addr| (addr, port, false)).collect()
         }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use steerage_model::{
-    Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Hints, Ingress, IpMode, Key, Protocol, Service,
-    ServiceKind, ServicePort, TrafficPolicy, names,
+    Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Hints, Ingress, IpMode, Key, Node, Protocol,
+    Service, ServiceKind, ServicePort, TrafficPolicy, names,
 };
 use steerage_watch::{Event, Index};
 
@@ -370,6 +370,7 @@ fn reserved_external_ips_are_refused() {
         pods: vec!["10.244.0.0/24".parse().unwrap()],
         node: vec![addr("10.0.0.1")],
         api_servers: vec!["10.0.0.9:80".parse().unwrap(), "198.51.100.1:6443".parse().unwrap()],
+        cluster: ClusterNodes::default(),
     };
     let mut node = LocalNode { external_ips, ..local_node() };
     let mut service = external("a", "198.51.100.1", 80);
@@ -405,6 +406,46 @@ fn reserved_external_ips_are_refused() {
     assert_eq!((desired.take_refused().len(), desired.refused_count()), (6, 6));
     desired.update([(service.key, ServicePlan::default())].into());
     assert_eq!(desired.refused_count(), 0);
+}
+
+#[test]
+fn addresses_and_pods_of_other_nodes_are_refused_as_external_ips() {
+    let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect();
+    let others = [
+        Node {
+            addresses: vec![addr("10.0.0.2"), addr("fd00::2")],
+            external_addresses: vec![addr("203.0.113.2")],
+            pod_cidrs: nets(&["10.244.2.0/24", "fd44:2::/64"]),
+            ..Node::default()
+        },
+        Node { addresses: vec![addr("10.0.0.3")], pod_cidrs: nets(&["10.245.0.0/20"]), ..Node::default() },
+    ];
+    let mut node = local_node();
+    node.external_ips.node = vec![addr("10.0.0.2")];
+    node.external_ips.cluster = ClusterNodes::Known(Arc::new(others.iter().collect()));
+    for (at, refusal) in [
+        ("10.0.0.2", Some(Refusal::Node)),
+        ("fd00::2", Some(Refusal::OtherNode)),
+        ("203.0.113.2", Some(Refusal::OtherNode)),
+        ("10.0.0.3", Some(Refusal::OtherNode)),
+        ("10.244.2.255", Some(Refusal::Pod)),
+        ("10.245.15.1", Some(Refusal::Pod)),
+        ("fd44:2::1", Some(Refusal::Pod)),
+        ("10.244.3.1", None),
+        ("10.245.16.1", None),
+        ("fd44:3::1", None),
+        ("203.0.113.3", None),
+    ] {
+        let plan = plan_service(&external("a", at, 80), &Index::default(), &node);
+        assert_eq!(plan.refused, refusal.map(|why| (addr(at), why)).into_iter().collect::<Vec<_>>(), "{at}");
+        let is_served = plan.frontends.iter().any(|(_, action)| action.role == Role::ExternalIp);
+        let family = Family::of(addr(at));
+        assert_eq!(is_served, refusal.is_none() && family == Family::V4, "{at}");
+    }
+    node.external_ips.cluster = ClusterNodes::Awaited;
+    let plan = plan_service(&external("a", "203.0.113.3", 80), &Index::default(), &node);
+    assert!(plan.frontends.iter().all(|(_, action)| action.role != Role::ExternalIp));
+    assert_eq!(plan.refused, [], "within seconds it is served");
 }
 
 /// The agent's rules come before kube-proxy's, so a labelled Service must not take what kube-proxy serves.

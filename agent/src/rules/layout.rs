@@ -166,6 +166,33 @@ impl SetId {
             _ => plain(frontend),
         }
     }
+
+    /// The frontend in the key of an element, where each element is of a frontend.
+    pub(super) fn frontend_of_key(self, key: &[u8]) -> Option<&[u8]> {
+        let (before, behind) = match self {
+            Self::Frontends
+            | Self::Rejected
+            | Self::Dropped
+            | Self::Restricted
+            | Self::Split
+            | Self::Masqueraded
+            | Self::Affine
+            | Self::AffineFor(_)
+            | Self::Namespaces
+            | Self::Lists(_)
+            | Self::Long(..)
+            | Self::WithoutLocal => (0, 0),
+            Self::Slots(_) | Self::Peers => (0, size_of::<u32>()),
+            Self::Sticky(_) => (size_of::<u32>(), 0),
+            Self::Sources(_)
+            | Self::ClusterAddresses
+            | Self::Hairpins
+            | Self::Shares(_)
+            | Self::Endpoints
+            | Self::Digests => return None,
+        };
+        key.get(before..key.len().checked_sub(behind)?)
+    }
 }
 
 pub(super) fn address_type(family: Family) -> DataType {

@@ -122,16 +122,12 @@ impl LongLists {
 
     /// Replaces the lists of some Services.
     pub(super) fn update(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
+        // Free from the next update on: this one may be written in steps.
+        let mut freed = Vec::new();
         for (service, plan) in updates {
             let wanted = wanted(plan);
             let mut old = self.services.remove(service).unwrap_or_default();
-            old.retain(|id, list| {
-                let stays = wanted.contains_key(id);
-                if !stays {
-                    self.numbers.give_back(list.number);
-                }
-                stays
-            });
+            freed.extend(old.extract_if(.., |id, _| !wanted.contains_key(id)).map(|(_, list)| list.number));
             for (id, endpoints) in wanted {
                 let list = old.entry(id).or_insert_with(|| LongList {
                     number: self.numbers.take(&format!("{service} {id:?}")),
@@ -145,6 +141,9 @@ impl LongLists {
             if !old.is_empty() {
                 self.services.insert(service.clone(), old);
             }
+        }
+        for number in freed {
+            self.numbers.give_back(number);
         }
     }
 

@@ -32,6 +32,7 @@ mod ruleset;
 mod ruleset_chain;
 mod source_lists;
 mod stale_flows;
+mod steps;
 
 pub use crate::hash::{endpoint_hash, flow_seed};
 pub use base_ruleset::BaseRuleset;
@@ -46,6 +47,7 @@ pub use peers::TO_PEERS;
 pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
 pub use stale_flows::{StaleFlows, deleted_udp_frontends};
+pub use steps::{LARGEST_STEP, steps};
 
 #[cfg(test)]
 mod kernel_needs_tests;

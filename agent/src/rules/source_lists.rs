@@ -81,6 +81,8 @@ impl SourceLists {
 
     /// Replaces the lists of some Services.
     pub(super) fn update(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
+        // Free from the next update on: this one may be written in steps.
+        let mut freed = Vec::new();
         for (service, plan) in updates {
             let wanted = wanted(plan);
             for networks in &wanted {
@@ -91,9 +93,10 @@ impl SourceLists {
             } else {
                 self.services.insert(service.clone(), wanted)
             };
-            for networks in old.iter().flatten() {
-                self.remove_user(networks);
-            }
+            freed.extend(old.iter().flatten().filter_map(|networks| self.remove_user(networks)));
+        }
+        for number in freed {
+            self.numbers.give_back(number);
         }
     }
 
@@ -106,13 +109,11 @@ impl SourceLists {
         list.users += 1;
     }
 
-    fn remove_user(&mut self, networks: &Networks) {
-        let Some(list) = self.lists.get_mut(networks) else { return };
+    /// Returns the number of the list if nobody uses it any more.
+    fn remove_user(&mut self, networks: &Networks) -> Option<u32> {
+        let list = self.lists.get_mut(networks)?;
         list.users -= 1;
-        if list.users == 0 {
-            self.numbers.give_back(list.number);
-            self.lists.remove(networks);
-        }
+        (list.users == 0).then(|| self.lists.remove(networks).map(|list| list.number)).flatten()
     }
 }
 

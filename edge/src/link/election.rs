@@ -4,13 +4,19 @@
 //! There is no vote and no Lease, so that takeover does not depend on the API server. Two active hosts for a moment are
 //! harmless, because both forward alike; no active host is an outage. So a host that receives no heartbeat of an active one takes over. Of two
 //! active hosts the one that took over last stays active, because the link has seen its announcements last.
+//!
+//! An active host that cannot serve yields to one that can. Where no host can, the active one stays.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::ability::Ability;
 use super::heartbeat::Heartbeat;
 use crate::forward::Mac;
+
+/// A host yields to one whose targets are healthier only after this time: hosts probe at different times.
+const HEALTH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Another host, as of its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +27,7 @@ pub(crate) struct Peer {
     active: bool,
     leaving: bool,
     term: u64,
+    ability: Ability,
     last: Instant,
 }
 
@@ -45,6 +52,9 @@ pub(crate) struct Election {
     timing: HeartbeatTiming,
     active: bool,
     leaving: bool,
+    ability: Ability,
+    /// Since when this host is active beside one that is much better able to serve.
+    worse_since: Option<Instant>,
     term: u64,
     /// Of all heartbeats since the start.
     highest_term: u64,
@@ -64,6 +74,8 @@ impl Election {
             timing,
             active: false,
             leaving: false,
+            ability: Ability::NONE,
+            worse_since: None,
             term: 0,
             highest_term: 0,
             started: now,
@@ -86,8 +98,19 @@ impl Election {
         self.peers.values().filter(|peer| self.is_alive(peer, now)).count()
     }
 
+    /// Whether another host is active and can serve: then its VIPs are not needed here.
     pub(crate) fn other_is_active(&self, now: Instant) -> bool {
-        self.active_peers(now).next().is_some()
+        self.active_peers(now).any(|(_, peer)| peer.ability.can_serve)
+    }
+
+    /// Whether another host could take over.
+    pub(crate) fn other_can_serve(&self, now: Instant) -> bool {
+        self.peers.values().any(|peer| self.is_alive(peer, now) && !peer.leaving && peer.ability.can_serve)
+    }
+
+    /// How well this host can serve now.
+    pub(crate) fn set_ability(&mut self, ability: Ability) {
+        self.ability = ability;
     }
 
     pub(crate) fn heartbeat(&self, addresses: Vec<IpAddr>) -> Heartbeat {
@@ -98,6 +121,7 @@ impl Election {
             leaving: self.leaving,
             term: self.term,
             addresses,
+            ability: Some(self.ability),
         }
     }
 
@@ -106,8 +130,9 @@ impl Election {
             return;
         }
         self.highest_term = self.highest_term.max(beat.term);
-        let Heartbeat { host, active, leaving, term, addresses, .. } = beat;
-        self.peers.insert(from, Peer { host, addresses, active, leaving, term, last: now });
+        let Heartbeat { host, active, leaving, term, addresses, ability, .. } = beat;
+        let ability = ability.unwrap_or(Ability::UNSTATED);
+        self.peers.insert(from, Peer { host, addresses, active, leaving, term, ability, last: now });
     }
 
     /// This host is about to end: it asks another one to take over, and never takes over again.
@@ -117,15 +142,21 @@ impl Election {
 
     /// Evaluates the role again. Returns whether it has changed.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
-        let strongest_peer =
-            self.active_peers(now).map(|(mac, peer)| (peer.term, peer.host.clone(), *mac)).max();
-        if strongest_peer.is_some() {
+        let strongest_peer = self
+            .active_peers(now)
+            .map(|(mac, peer)| (peer.ability.can_serve, peer.term, peer.host.clone(), *mac))
+            .max();
+        if self.active || strongest_peer.is_some() {
             self.quiet_since = now;
         }
+        let is_worse = self.is_worse_for_long(now);
         let next = match strongest_peer {
-            Some(peer) => self.active && !self.leaving && (self.term, self.name.clone(), self.mac) > peer,
-            None if self.active => true,
-            None if self.leaving => false,
+            Some(peer) => {
+                let own = (self.ability.can_serve, self.term, self.name.clone(), self.mac);
+                self.active && !self.leaving && own > peer
+            }
+            None if self.active => !is_worse,
+            None if self.leaving || self.is_handed_over_by_better(now) => false,
             None => {
                 now >= self.quiet_since.max(self.started + self.timing.timeout()) + self.takeover_delay(now)
             }
@@ -139,13 +170,37 @@ impl Election {
         changed
     }
 
-    /// Hosts take over one after the other, by name: the first one's heartbeats stop the others.
-    fn takeover_delay(&self, now: Instant) -> Duration {
-        let is_before = |(mac, peer): &(&Mac, &Peer)| {
-            self.is_alive(peer, now) && !peer.leaving && (&peer.host, *mac) < (&self.name, &self.mac)
+    /// Whether this host has been active beside a much better one for so long that it should yield.
+    fn is_worse_for_long(&mut self, now: Instant) -> bool {
+        let is_better = |peer: &Peer| {
+            self.is_alive(peer, now) && !peer.leaving && peer.ability.is_much_better_than(self.ability)
         };
-        let rank = u32::try_from(self.peers.iter().filter(is_before).count()).unwrap_or(u32::MAX).min(10);
-        self.timing.interval * rank
+        if !self.active || !self.peers.values().any(is_better) {
+            self.worse_since = None;
+            return false;
+        }
+        let patience = if self.ability.can_serve { HEALTH_PATIENCE } else { self.timing.timeout() };
+        now.duration_since(*self.worse_since.get_or_insert(now)) >= patience
+    }
+
+    /// Whether a host that can serve is leaving, and this one cannot: the kernel of the other one serves on without its process, as
+    /// long as no host takes its VIPs.
+    fn is_handed_over_by_better(&self, now: Instant) -> bool {
+        let is_better = |peer: &Peer| peer.active && peer.leaving && peer.ability.can_serve;
+        !self.ability.can_serve && self.peers.values().any(|peer| self.is_alive(peer, now) && is_better(peer))
+    }
+
+    /// Hosts take over one after the other, by name: the first one's heartbeats stop the others. A host that is much better goes
+    /// first, and has time for that.
+    fn takeover_delay(&self, now: Instant) -> Duration {
+        let others = || self.peers.iter().filter(|(_, peer)| self.is_alive(peer, now) && !peer.leaving);
+        let is_before = |(mac, peer): &(&Mac, &Peer)| {
+            (&peer.host, *mac) < (&self.name, &self.mac) && !self.ability.is_much_better_than(peer.ability)
+        };
+        let is_better = |(_, peer): (&Mac, &Peer)| peer.ability.is_much_better_than(self.ability);
+        let rank = u32::try_from(others().filter(is_before).count()).unwrap_or(u32::MAX).min(10);
+        let for_better = if others().any(is_better) { self.timing.timeout() } else { Duration::ZERO };
+        for_better + self.timing.interval * rank
     }
 
     fn is_alive(&self, peer: &Peer, now: Instant) -> bool {

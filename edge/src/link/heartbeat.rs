@@ -3,9 +3,13 @@
 //!
 //! They are not IP: no router forwards them, and they need no configured address. They are not signed, because a host that can
 //! send them can also answer ARP for any address.
+//!
+//! Hosts of different versions hear each other. After the addresses come fields of a kind, a length and a value. A version skips
+//! the kinds that it does not know, and the first one skips all of them as padding. Kind 0 is padding.
 
 use std::net::IpAddr;
 
+use super::ability::Ability;
 use crate::forward::Mac;
 use crate::hash;
 
@@ -21,6 +25,8 @@ const LEAVING: u8 = 2;
 const MAX_ADDRESSES: usize = 8;
 /// The shortest Ethernet frame, without its checksum.
 const MIN_FRAME: usize = 60;
+/// The kind of the field with the sender's ability: a byte for `can_serve`, and the share.
+const ABILITY: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heartbeat {
@@ -35,6 +41,8 @@ pub(crate) struct Heartbeat {
     pub(crate) term: u64,
     /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
+    /// How well the host can serve; `None` from hosts of earlier versions.
+    pub(crate) ability: Option<Ability>,
 }
 
 pub(crate) fn group_id(name: &str) -> u64 {
@@ -63,8 +71,30 @@ pub(crate) fn encode(from: Mac, heartbeat: &Heartbeat) -> Vec<u8> {
             IpAddr::V6(six) => frame.extend_from_slice(&six.octets()),
         }
     }
+    if let Some(ability) = heartbeat.ability {
+        frame.extend_from_slice(&[ABILITY, 5, u8::from(ability.can_serve)]);
+        frame.extend_from_slice(&ability.healthy_share.to_be_bytes());
+    }
     frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
+}
+
+/// The value of the first field of a kind.
+fn field(mut rest: &[u8], kind: u8) -> Option<&[u8]> {
+    loop {
+        let (head, body) = rest.split_at_checked(2)?;
+        let (value, after) = body.split_at_checked(usize::from(head[1]))?;
+        match head[0] {
+            0 => return None,
+            found if found == kind => return Some(value),
+            _ => rest = after,
+        }
+    }
+}
+
+fn ability(value: &[u8]) -> Option<Ability> {
+    let can_serve = *value.first()? != 0;
+    Some(Ability { can_serve, healthy_share: u32::from_be_bytes(value.get(1..5)?.try_into().ok()?) })
 }
 
 /// The sender and its heartbeat; `None` for any other frame.
@@ -88,6 +118,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
             Some(std::net::Ipv6Addr::from(octets).to_canonical())
         })
         .collect::<Option<_>>()?;
+    let fields = frame.get(end + 1 + count * 16..)?;
     let heartbeat = Heartbeat {
         group: number(24)?,
         host,
@@ -95,6 +126,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
         leaving: flags & LEAVING != 0,
         term: number(32)?,
         addresses,
+        ability: field(fields, ABILITY).and_then(ability),
     };
     Some((from, heartbeat))
 }
@@ -107,10 +139,12 @@ mod tests {
     proptest! {
         #[test]
         fn heartbeat_round_trips(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
-                                 four: [u8; 4], six: [u8; 14]) {
+                                 four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_share: u32) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
-            let heartbeat = Heartbeat { group, host, active, leaving, term, addresses: vec![four.into(), octets.into()] };
+            let ability = Some(Ability { can_serve, healthy_share });
+            let addresses = vec![four.into(), octets.into()];
+            let heartbeat = Heartbeat { group, host, active, leaving, term, addresses, ability };
             let from = [2, 0, 0, 0, 0, 1];
             prop_assert_eq!(decode(&encode(from, &heartbeat)), Some((from, heartbeat)));
         }
@@ -121,10 +155,59 @@ mod tests {
         }
 
         #[test]
-        fn truncated_heartbeat_never_panics(cut in 0_usize..90) {
-            let heartbeat = Heartbeat { group: 1, host: "a".repeat(20), active: true, leaving: false, term: 3, addresses: vec![[1; 4].into()] };
-            let frame = encode([2; 6], &heartbeat);
+        fn truncated_or_changed_heartbeat_never_panics(cut in 0_usize..110, at in 22_usize..100, byte: u8) {
+            let mut frame = encode([2; 6], &example());
+            if let Some(place) = frame.get_mut(at) {
+                *place = byte;
+            }
             let _ = decode(&frame[..cut.min(frame.len())]);
         }
+    }
+
+    fn example() -> Heartbeat {
+        let ability = Some(Ability { can_serve: true, healthy_share: 7 });
+        let addresses = vec![[1; 4].into()];
+        Heartbeat {
+            group: 1,
+            host: "a".repeat(20),
+            active: true,
+            leaving: false,
+            term: 3,
+            addresses,
+            ability,
+        }
+    }
+
+    /// A frame of the first version: `example` without the ability.
+    fn of_first_version() -> Vec<u8> {
+        let mut frame = Vec::new();
+        frame.extend_from_slice(&GROUP);
+        frame.extend_from_slice(&[2; 6]);
+        frame.extend_from_slice(b"\x88\xb5SteerEdg\x01\x01");
+        frame.extend_from_slice(&1_u64.to_be_bytes());
+        frame.extend_from_slice(&3_u64.to_be_bytes());
+        frame.push(20);
+        frame.extend_from_slice(&[b'a'; 20]);
+        frame.push(1);
+        frame.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 1, 1, 1, 1]);
+        frame
+    }
+
+    #[test]
+    fn hosts_of_the_first_version_hear_and_are_heard() {
+        let old = of_first_version();
+        let heard = Heartbeat { ability: None, ..example() };
+        assert_eq!(decode(&old), Some(([2; 6], heard.clone())));
+        let padded = [&old[..], &[0; 9]].concat();
+        assert_eq!(decode(&padded), Some(([2; 6], heard)));
+        // The first version ignores what comes after the addresses.
+        assert_eq!(encode([2; 6], &example())[..old.len()], old);
+    }
+
+    #[test]
+    fn unknown_fields_are_skipped() {
+        let mut frame = of_first_version();
+        frame.extend_from_slice(&[77, 3, 1, 1, 1, ABILITY, 5, 1, 0, 0, 0, 7, 78, 0]);
+        assert_eq!(decode(&frame), Some(([2; 6], example())));
     }
 }

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::ability::AbilityReport;
 use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
 use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
+use crate::metrics::Metrics;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
 const RECOVERED: u32 = 50;
@@ -28,8 +30,10 @@ const MAX_DUPLICATE_NAMES: usize = 16;
 pub(crate) struct Membership {
     /// Whether this host is the active one.
     pub(crate) active: bool,
-    /// Whether another host is active.
+    /// Whether another host is active and can serve.
     pub(crate) other_active: bool,
+    /// Whether another host could take over.
+    pub(crate) has_standby: bool,
     /// Whether this host has listened for long enough to know the others.
     pub(crate) settled: bool,
     /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
@@ -58,8 +62,12 @@ pub(crate) struct HeartbeatLoop {
     election: Election,
     addresses: watch::Receiver<Vec<IpAddr>>,
     leaving: watch::Receiver<bool>,
+    abilities: watch::Receiver<AbilityReport>,
+    metrics: Metrics,
     membership: watch::Sender<Membership>,
     started: Instant,
+    /// Why this host cannot serve.
+    problem: Option<&'static str>,
     /// Other hosts with this host's name.
     duplicate_names: BTreeSet<Mac>,
     /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
@@ -69,11 +77,14 @@ pub(crate) struct HeartbeatLoop {
 }
 
 impl HeartbeatLoop {
-    /// `addresses`: the host's own, for the heartbeats; `leaving` turns true when the host is about to end.
+    /// `addresses`: the host's own, for the heartbeats; `leaving` turns true when the host is about to end; `abilities` are the
+    /// engine's.
     pub(crate) fn open(
         local: LocalHost,
         addresses: watch::Receiver<Vec<IpAddr>>,
         leaving: watch::Receiver<bool>,
+        abilities: watch::Receiver<AbilityReport>,
+        metrics: Metrics,
     ) -> io::Result<(Self, watch::Receiver<Membership>)> {
         let socket = PacketSocket::open(local.index, heartbeat::ETHERTYPE)?;
         socket.join(local.index, heartbeat::GROUP)?;
@@ -88,8 +99,11 @@ impl HeartbeatLoop {
             election,
             addresses,
             leaving,
+            abilities,
+            metrics,
             membership,
             started,
+            problem: None,
             duplicate_names,
             sent_since_failure: None,
             is_receive_failing: false,
@@ -166,8 +180,30 @@ impl HeartbeatLoop {
         self.election.on_heartbeat(from, heartbeat, Instant::now());
     }
 
+    fn update_ability(&mut self, now: Instant) {
+        let report = *self.abilities.borrow();
+        let problem = report.problem(now);
+        // The listening at the start is no time in which a host serves.
+        if problem != self.problem && self.is_settled(now) {
+            if let Some(problem) = problem {
+                tracing::warn!(problem, "this host cannot serve; a host that can takes the VIPs");
+            } else {
+                tracing::info!("this host can serve");
+            }
+            self.problem = problem;
+        }
+        let ability = report.ability(now);
+        self.metrics.able.set(ability.can_serve.into());
+        self.election.set_ability(ability);
+    }
+
+    fn is_settled(&self, now: Instant) -> bool {
+        now >= self.started + self.local.timing.interval * self.local.timing.misses
+    }
+
     fn update(&mut self) {
         let now = Instant::now();
+        self.update_ability(now);
         let changed = self.election.evaluate(now);
         if changed {
             // At once: the others must know before their timeout.
@@ -184,7 +220,8 @@ impl HeartbeatLoop {
         let next = Membership {
             active: self.election.is_active(),
             other_active,
-            settled: now >= self.started + self.local.timing.interval * self.local.timing.misses,
+            has_standby: self.election.other_can_serve(now),
+            settled: self.is_settled(now),
             departures: self.membership.borrow().departures + u64::from(departed),
             live: self.election.live(now),
             peers,

@@ -2,12 +2,13 @@
 //! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, and adds and removes VIPs.
 //!
 //! A VIP is an address of the interface whose protocol (`IFA_PROTO`) is [`VIP_PROTOCOL`]. The kernel answers ARP and neighbour
-//! discovery for it, also while no process runs, and the next process knows which addresses are VIPs. Calls are synchronous.
+//! discovery for it until its lifetime ends, also while no process runs, and the next process knows which addresses are VIPs. Calls are synchronous.
 //! Written by hand: six requests do not outweigh three more crates (netlink-packet-route, netlink-packet-core, netlink-sys).
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -193,19 +194,27 @@ impl Rtnetlink {
         Ok(neighbours)
     }
 
-    /// Adds a VIP to an interface; one that is there already is success.
-    pub(crate) fn add_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
+    /// Adds a VIP to an interface, or gives one that is there another lifetime: the kernel removes it then, unless it is added
+    /// again; `None` for never.
+    pub(crate) fn add_vip(
+        &mut self,
+        index: u32,
+        vip: IpAddr,
+        lifetime: Option<Duration>,
+    ) -> Result<(), RouteError> {
         const NODAD: u32 = 0x02;
         const NO_PREFIX_ROUTE: u32 = 0x200;
         const FOREVER: u32 = u32::MAX;
         let mut body = vip_body(index, vip);
         attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE).to_ne_bytes());
         attribute(&mut body, 11, &[VIP_PROTOCOL]);
-        if vip.is_ipv6() {
-            // Deprecated (RFC 4862): connections that this host opens must not use it as source.
-            let lifetimes = [0, FOREVER, 0, 0].map(u32::to_ne_bytes).concat();
-            attribute(&mut body, 6, &lifetimes);
-        }
+        let valid = lifetime.map_or(FOREVER, |lifetime| {
+            u32::try_from(lifetime.as_secs()).unwrap_or(FOREVER).clamp(1, FOREVER)
+        });
+        // Deprecated (RFC 4862): connections that this host opens must not use it as source. IPv4 has no such rule.
+        let preferred = if vip.is_ipv6() { 0 } else { valid };
+        // `struct ifa_cacheinfo`.
+        attribute(&mut body, 6, &[preferred, valid, 0, 0].map(u32::to_ne_bytes).concat());
         self.request(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("add the address {vip}"), |_, _| {})
     }
 
@@ -351,6 +360,38 @@ mod tests {
     }
 
     #[test]
+    fn vips_leave_the_interface_at_the_end_of_their_lifetime() {
+        requires!(NetworkNamespace, Program("ip"));
+        in_new_netns(|| {
+            ip("link add eth7 type veth peer name other");
+            ip("link set eth7 up");
+            ip("link set other up");
+            let mut netlink = Rtnetlink::open().expect("open");
+            let index = netlink.link("eth7").expect("list").expect("link").index;
+            let vip = |number: u8| {
+                [[10, 0, 0, number].into(), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number.into()])]
+            };
+            let second = Some(Duration::from_secs(1));
+            for (number, lifetimes) in [(1, [second, None]), (2, [None, second]), (3, [second, second])] {
+                for vip in vip(number) {
+                    for lifetime in lifetimes {
+                        netlink.add_vip(index, vip, lifetime).expect("add");
+                    }
+                }
+            }
+            let mut left = || -> std::collections::BTreeSet<_> {
+                netlink.addresses(index).expect("list").1.into_iter().collect()
+            };
+            assert_eq!(left().len(), 6);
+            let begun = std::time::Instant::now();
+            while left() != vip(1).into() {
+                assert!(begun.elapsed() < Duration::from_mins(1), "{:?}", left());
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+    }
+
+    #[test]
     fn network_is_read_and_vips_are_distinguished() {
         requires!(NetworkNamespace, Program("ip"));
         in_new_netns(|| {
@@ -370,7 +411,7 @@ mod tests {
 
             let vips: [IpAddr; 2] = ["10.0.0.100".parse().expect("ip"), "fd00::100".parse().expect("ip")];
             for vip in vips.into_iter().chain(vips) {
-                netlink.add_vip(link.index, vip).expect("add, also twice");
+                netlink.add_vip(link.index, vip, None).expect("add, also twice");
             }
             let (own, mut ours) = netlink.addresses(link.index).expect("list");
             ours.sort();

@@ -2,8 +2,8 @@
 //! Which target group each VIP uses: the one that its load balancer names, or its last one while that is safer.
 //!
 //! A VIP that gets other targets, as by a change of steering, keeps its last ones until all new ones have been tried and one is
-//! healthy, at most [`MAX_WAIT`]: fail open would send packets to nodes that drop them. Last targets of which none is healthy are
-//! no safer. A VIP also keeps its last targets while its node set does not exist. Kept targets are still probed. Edge hosts decide
+//! healthy, at most [`MAX_WAIT`], and at most [`MAX_WAIT_FOR_HEALTHY`] while none is: fail open would send packets to nodes that
+//! drop them. Last targets of which none is healthy are no safer. A VIP also keeps its last targets while its node set does not exist. Kept targets are still probed. Edge hosts decide
 //! alone, so they may differ for as long.
 
 use std::collections::HashMap;
@@ -18,6 +18,8 @@ use crate::index::LoadBalancer;
 
 /// A probe that hangs must not keep a VIP on nodes that may be gone.
 pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
+/// While no new target is healthy and a last one is. Targets without an answer are decided after 10 s and a timeout.
+pub(super) const MAX_WAIT_FOR_HEALTHY: Duration = Duration::from_secs(15);
 
 /// The targets of each VIP.
 pub(super) type TargetsInUse = HashMap<IpAddr, Arc<InUse>>;
@@ -31,6 +33,13 @@ pub(super) struct InUse {
     targets: Targets,
     /// Since when the VIP waits for probes of other targets.
     waiting_since: Option<Instant>,
+}
+
+impl InUse {
+    /// How long the VIP has waited for probes of other targets.
+    fn waited(&self, now: Instant) -> Duration {
+        self.waiting_since.map_or(Duration::ZERO, |since| now.duration_since(since))
+    }
 }
 
 /// A VIP that is served.
@@ -77,8 +86,10 @@ impl Groups<'_> {
     /// The position of the VIP's last group, if it is safer than the one that the load balancer names, whose health is unknown.
     fn kept(&mut self, named: usize, last: &InUse, vip: IpAddr) -> Option<usize> {
         let is_served = self.list.get(named).is_some_and(TargetGroup::has_healthy);
-        let is_safer =
-            |group: &TargetGroup| !group.candidates.is_empty() && (group.has_healthy() || !is_served);
+        let is_patient = last.waited(self.inputs.now) < MAX_WAIT;
+        let is_safer = |group: &TargetGroup| {
+            !group.candidates.is_empty() && (group.has_healthy() || is_patient && !is_served)
+        };
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
         }
@@ -167,7 +178,9 @@ fn in_use(
 
 /// Whether a VIP may keep its last targets, although its load balancer names others.
 fn may_wait(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
-    let is_known = groups.list.get(named).is_none_or(TargetGroup::is_health_known);
-    let is_over = last.waiting_since.is_some_and(|since| now.duration_since(since) >= MAX_WAIT);
-    last.key != *key && !is_known && !is_over
+    let named = groups.list.get(named);
+    let is_known = named.is_none_or(TargetGroup::is_health_known);
+    let is_served = named.is_some_and(TargetGroup::has_healthy);
+    let limit = if is_served { MAX_WAIT } else { MAX_WAIT_FOR_HEALTHY };
+    last.key != *key && !is_known && last.waited(now) < limit
 }

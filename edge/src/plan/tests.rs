@@ -97,13 +97,15 @@ fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
         };
         (probe.clone(), TargetHealth { state, reason: String::new(), weight: None })
     };
-    plan.probes.iter().map(target_health).collect()
+    let mut all = HealthByProbe::default();
+    plan.probes.iter().map(target_health).for_each(|(probe, health)| all.insert(probe, health));
+    all
 }
 
 #[test]
 fn load_balancer_becomes_listeners_slots_and_targets() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
-    let plan = plan(&load_balancers, &host(), &HealthByProbe::new());
+    let plan = plan(&load_balancers, &host(), &HealthByProbe::default());
     for (protocol, port) in [(6, 80), (17, 53)] {
         assert_eq!(reached(&plan, "10.0.0.100", protocol, port), [ip("10.0.0.1"), ip("10.0.0.2")].into());
     }
@@ -124,7 +126,7 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
 #[test]
 fn only_healthy_targets_are_used_unless_all_fail() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1), target(3, 1)])];
-    let first = plan(&load_balancers, &host(), &HealthByProbe::new());
+    let first = plan(&load_balancers, &host(), &HealthByProbe::default());
     let some = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1"]));
     assert_eq!(reached(&some, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.3")].into());
     let none = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
@@ -136,7 +138,7 @@ fn removed_target_keeps_its_address_for_a_day() {
     let now = Instant::now();
     let two = index(&[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])]);
     let one = index(&[load_balancer("a", "10.0.0.100", &[target(2, 1)])]);
-    let health = HealthByProbe::new();
+    let health = HealthByProbe::default();
     let before = plan_next(&two, &host(), &health, now, &Assignments::default());
     let after = plan_next(&one, &host(), &health, now, &before.assignments);
     assert_eq!(before.forwarding.targets, after.forwarding.targets);
@@ -149,7 +151,7 @@ fn removed_target_keeps_its_address_for_a_day() {
 #[test]
 fn local_host_as_a_target_accepts() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(5, 1), target(2, 1)])];
-    let plan = plan(&load_balancers, &host(), &HealthByProbe::new());
+    let plan = plan(&load_balancers, &host(), &HealthByProbe::default());
     assert_eq!(plan.forwarding.local, [ip("10.0.0.100")].into());
     assert!(plan.forwarding.slot_tables.values().any(|table| table.usable.contains(&LOCAL_TARGET)));
     assert!(!plan.forwarding.targets.contains_key(&LOCAL_TARGET));
@@ -172,15 +174,16 @@ fn weights_come_from_the_spec_or_else_from_probes() {
     let own = plan(
         &[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 9)])],
         &host(),
-        &HealthByProbe::new(),
+        &HealthByProbe::default(),
     );
     assert!(share(&own, "10.0.0.2") > 4 * share(&own, "10.0.0.1"));
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
-    let mut health = health(&plan(&load_balancers, &host(), &HealthByProbe::new()), &[]);
-    health
-        .iter_mut()
-        .filter(|(probe, _)| probe.address == ip("10.0.0.1"))
-        .for_each(|(_, health)| health.weight = Some(9));
+    let first = plan(&load_balancers, &host(), &HealthByProbe::default());
+    let mut health = health(&first, &[]);
+    for probe in first.probes.iter().filter(|probe| probe.address == ip("10.0.0.1")) {
+        let told = TargetHealth { weight: Some(9), ..health.get(probe).cloned().expect("probed") };
+        health.insert(probe.clone(), told);
+    }
     let told = plan(&load_balancers, &host(), &health);
     assert!(share(&told, "10.0.0.1") > 4 * share(&told, "10.0.0.2"));
 }
@@ -193,13 +196,14 @@ fn load_balancers_of_one_node_set_share_a_slot_table() {
         load_balancer
     };
     let mut index = index(&[shared("a", "10.0.0.100"), shared("b", "10.0.0.101")]);
-    let missing = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
+    let missing =
+        plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
     let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
-    let plan = plan_next(&index, &host(), &HealthByProbe::new(), Instant::now(), &Assignments::default());
+    let plan = plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert_eq!(plan.forwarding.slot_tables.len(), 1);
     assert_eq!(plan.forwarding.listeners.len(), 4);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
@@ -224,7 +228,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     let mut host = host();
     host.peers = vec![EdgePeer { mac: [2, 0, 0, 0, 0, 6], addresses: vec![ip("10.0.0.6")] }];
     host.conflicts = [(ip("10.0.0.103"), [2, 0, 0, 0, 0, 0xab])].into();
-    let plan = plan(&load_balancers, &host, &HealthByProbe::new());
+    let plan = plan(&load_balancers, &host, &HealthByProbe::default());
     let problem = |name: &str| plan.statuses[name].problem.clone();
     assert_eq!(problem("a"), "");
     assert_eq!(plan.statuses["a"].targets[0][0].state, TargetState::Refused);
@@ -246,7 +250,7 @@ fn new_process_adopts_the_kernels_ids() {
         load_balancer("b", "10.0.0.100", &[target(1, 1), target(2, 1)]),
         load_balancer("c", "10.0.0.101", &[target(2, 1), target(3, 1)]),
     ]);
-    let (health, now) = (HealthByProbe::new(), Instant::now());
+    let (health, now) = (HealthByProbe::default(), Instant::now());
     let first = plan_next(&index_of_one(), &host(), &health, now, &Assignments::default());
     let old = plan_next(&index, &host(), &health, now, &first.assignments);
     let adopted = Assignments::adopt(&old.forwarding);
@@ -266,7 +270,7 @@ proptest! {
         let mixed = [load_balancer("0", "10.0.0.98", &targets(&order[..3])), load_balancer("a", "10.0.0.100", &targets(&order))];
         let bad = format!("10.0.0.{bad}");
         let table = |load_balancers: &[Value]| {
-            let health = health(&plan(load_balancers, &host(), &HealthByProbe::new()), &[&bad]);
+            let health = health(&plan(load_balancers, &host(), &HealthByProbe::default()), &[&bad]);
             let plan = plan(load_balancers, &host(), &health);
             let table = &plan.forwarding.slot_tables[&plan.forwarding.listeners[&(ip("10.0.0.100"), 6, 80)]];
             let address = |id: &u32| if *id == LOCAL_TARGET { ip("10.0.0.5") } else { plan.forwarding.targets[id] };

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use steerage_requirements::requires;
 
-use crate::testbed::net::{Connection, Load, query_udp, query_udp_from, query_udp_within, within};
+use crate::testbed::net::{
+    Connection, Load, query_udp, query_udp_from, query_udp_within, responding_nodes, within,
+};
 use crate::testbed::{CHECK, Node, PORT, TestBed, VIP4, VIP6, eventually, sh};
 
 /// An edge host that serves a load balancer with three nodes.
@@ -167,6 +169,32 @@ fn target_that_is_ready_late_does_not_wait_for_its_interval() {
     testbed.wait_until_served_by(&[0, 1, 2]);
     testbed.nodes[1].healthy.store(true, Ordering::Relaxed);
     testbed.wait_until_served_by(&[1]);
+}
+
+/// A flip from `api` to `health-check` steering, on nodes that open the health-check port late.
+#[test]
+fn last_targets_are_kept_while_no_new_one_answers() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0]);
+    testbed.apply_load_balancer(&[0, 1, 2], |lb| lb["spec"]["healthCheck"]["port"] = json!(31_000));
+    eventually("the new targets are reported", || {
+        testbed.target_health(0)["spec"]["targets"].as_array().is_some_and(|targets| targets.len() == 6)
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(6) {
+        for vip in [VIP4, VIP6] {
+            assert_eq!(
+                responding_nodes(&testbed.client(), vip, 10),
+                [testbed.nodes[0].name.as_str()],
+                "{:?}",
+                begun.elapsed()
+            );
+        }
+    }
+    testbed.wait_until_served_by(&[0, 1, 2]);
 }
 
 #[test]

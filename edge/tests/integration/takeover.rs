@@ -35,6 +35,36 @@ fn standby_takes_over_from_a_killed_host_without_loss() {
 }
 
 #[test]
+fn vips_of_a_killed_host_leave_its_interface_if_another_host_has_them() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    eventually("the lifetime is limited", || !testbed.keeps_vips_forever(0));
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_secs(20));
+    assert!(testbed.has_vips(0), "the process keeps them");
+    testbed.kill(0);
+    eventually("the standby holds the addresses", || testbed.has_vips(1));
+    eventually("the kernel removes the VIPs of the killed host", || !testbed.has_any_vip(0));
+    // No host could take over from the second one.
+    eventually("its lifetime is unlimited", || testbed.keeps_vips_forever(1));
+    testbed.kill(1);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(testbed.has_vips(1));
+    load.stop("kill -9 of both edges, one after the other");
+}
+
+#[test]
+fn vips_stay_for_ever_if_all_processes_end() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = two_hosts();
+    eventually("the lifetime is limited", || !testbed.keeps_vips_forever(0));
+    // The standby cannot take over in time.
+    testbed.stop(1);
+    assert!(testbed.terminate(0));
+    assert!(testbed.keeps_vips_forever(0));
+}
+
+#[test]
 fn standby_takes_over_from_a_disconnected_host() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let testbed = two_hosts();
@@ -57,6 +87,34 @@ fn graceful_shutdown_hands_vips_over() {
     assert!(testbed.has_vips(1) && !testbed.has_vips(0), "handed over before the end");
     std::thread::sleep(Duration::from_secs(1));
     load.stop("a graceful hand-over");
+}
+
+#[test]
+fn host_that_cannot_list_leaves_the_vips_to_one_that_can() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(2, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    // It comes first by name, and is active alone.
+    testbed.start_without_api(0);
+    eventually("it is active", || testbed.metric(0, "steerage_edge_active").as_deref() == Some("1"));
+    testbed.start_ready(1);
+    eventually("the host that can serve has the VIPs", || testbed.has_vips(1));
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    assert_eq!(testbed.metric(0, "steerage_edge_active").as_deref(), Some("0"));
+    assert_eq!(testbed.metric(0, "steerage_edge_able").as_deref(), Some("0"));
+    // Without another host that can serve, the kernel of the one that ends keeps the VIPs.
+    let load = Load::start(&testbed.client(), 20);
+    assert!(testbed.terminate(1));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(testbed.has_vips(1));
+    // Nor does the process that follows give them up: the other host is active by now, and has none.
+    eventually("the host without a list is active", || {
+        testbed.metric(0, "steerage_edge_active").as_deref() == Some("1")
+    });
+    testbed.start_ready(1);
+    eventually("it is active again", || testbed.metric(1, "steerage_edge_active").as_deref() == Some("1"));
+    assert!(testbed.has_vips(1));
+    load.stop("SIGTERM and restart of the only host that can serve");
 }
 
 #[test]

@@ -40,15 +40,47 @@ fn monitor_reports_port_of_each_change() {
         };
         let expected = [told(ours.port().unwrap(), false), told(theirs.port().unwrap(), true)].concat();
         assert_eq!(changes.len(), expected.len(), "{changes:?}");
+        let mut generations = Vec::new();
         for (found, expected) in changes.iter().zip(expected) {
             match (found, expected) {
                 (found, Some(expected)) => assert_eq!(*found, expected),
-                (Notification::Commit(Commit { process: Some(process), .. }), None) => {
+                (Notification::Commit(Commit { process: Some(process), generation, .. }), None) => {
                     assert!(process.name == own_name && process.id > 0, "{process:?}, not {own_name}");
+                    generations.push(generation.expect("a generation"));
                 }
                 (found, None) => panic!("{found:?}"),
             }
         }
+        let last = ours.generation().unwrap();
+        assert_eq!((generations.len(), generations[1]), (2, last));
+        assert_eq!(next_generation(generations[0]), last);
+    });
+}
+
+#[test]
+fn log_tells_own_commits_from_others() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let log = CommitLog::default();
+        let (mut ours, mut theirs) = (Nft::open().unwrap(), Nft::open().unwrap());
+        ours.log_commits(log.clone());
+        let table = Table::new(Family::Ip, "ours");
+        let start = ours.generation().unwrap();
+        ours.commit(with_table(&table)).unwrap();
+        // Nothing changes.
+        ours.commit(with_table(&table)).unwrap();
+        let mut missing = Batch::new();
+        missing.delete_set(&table, "missing");
+        assert!(ours.commit(missing).is_err());
+        ours.transact(|_| Ok::<_, Error>(with_table(&Table::new(Family::Ip6, "ours")))).unwrap();
+        let own = ours.generation().unwrap();
+        assert_eq!(own, next_generation(next_generation(start)));
+        assert_eq!(log.covers(start, own), Some(true));
+        theirs.commit(with_table(&Table::new(Family::Ip, "theirs"))).unwrap();
+        ours.commit(with_table(&Table::new(Family::Ip6, "more"))).unwrap();
+        let now = ours.generation().unwrap();
+        assert_eq!(log.covers(start, now), Some(false));
+        assert_eq!(log.covers(next_generation(own), now), Some(true));
     });
 }
 

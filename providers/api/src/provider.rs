@@ -52,7 +52,8 @@ pub struct Outcome {
     pub refused: Vec<(String, String)>,
     /// When to call again although the change is complete: what was refused may be accepted by then.
     pub retry_refused: Option<Duration>,
-    /// Why a part is not in place on which neither targets nor addresses depend, such as who may connect: a reason, and a message.
+    /// Why a part is not in place on which neither targets nor addresses depend, such as who may connect, or one of several ports: a
+    /// reason, and a message.
     /// `progress` or `retry_refused` say when it is tried again; neither does if only another change of the Service helps.
     pub incomplete: Option<(&'static str, String)>,
 }

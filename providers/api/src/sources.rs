@@ -62,27 +62,12 @@ impl fmt::Display for AdmittedSources {
 
 /// The addresses that are in a range of both lists. An empty list has no address.
 pub fn intersection(one: &[IpNet], other: &[IpNet]) -> BTreeSet<IpNet> {
-    if one == other {
-        return one.iter().map(IpNet::trunc).collect();
-    }
-    // Two ranges are nested or disjoint, and sort before what they contain. So of each list only the widest range counts that began last.
-    let of = |list: &[IpNet], is_other: bool| list.iter().map(move |net| (net.trunc(), is_other)).collect();
-    let (mut all, others): (Vec<_>, Vec<_>) = (of(one, false), of(other, true));
-    all.extend(others);
-    all.sort_unstable();
-    let mut widest: [Option<IpNet>; 2] = [None, None];
-    let mut both = BTreeSet::new();
-    for (net, is_other) in all {
-        let contains = |wide: &Option<IpNet>| wide.is_some_and(|wide| wide.contains(&net));
-        let [own, across] = if is_other { [1, 0] } else { [0, 1] };
-        if contains(&widest[across]) {
-            both.insert(net);
-        }
-        if !contains(&widest[own]) {
-            widest[own] = Some(net);
-        }
-    }
-    both
+    // Two ranges are nested or disjoint: what both lists have is the ranges of each that the other one contains.
+    let contained = |list: &[IpNet], other: &[IpNet]| -> BTreeSet<IpNet> {
+        let other: Ranges = other.iter().copied().collect();
+        list.iter().map(IpNet::trunc).filter(|range| other.contains(range)).collect()
+    };
+    &contained(one, other) | &contained(other, one)
 }
 
 /// A list of ranges, to look ranges up in it.
@@ -106,12 +91,21 @@ impl FromIterator<IpNet> for Ranges {
 impl Ranges {
     /// The parts of a range that the list contains, without those that others contain.
     pub fn within<'a>(&'a self, range: &'a IpNet) -> &'a [IpNet] {
-        let after = self.0.partition_point(|known| known <= range);
-        if self.0[..after].last().is_some_and(|known| known.contains(range)) {
+        if self.contains(range) {
             return std::slice::from_ref(range);
         }
-        let rest = &self.0[after..];
+        let rest = &self.0[self.after(range)..];
         &rest[..rest.partition_point(|known| range.contains(known))]
+    }
+
+    /// Whether a range of the list contains all of this one.
+    fn contains(&self, range: &IpNet) -> bool {
+        self.0[..self.after(range)].last().is_some_and(|known| known.contains(range))
+    }
+
+    /// How many of the ranges sort before this one or are the same. A range sorts before what it contains.
+    fn after(&self, range: &IpNet) -> usize {
+        self.0.partition_point(|known| known <= range)
     }
 }
 

@@ -17,6 +17,7 @@ use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
+use crate::refused_listeners::RefusedListeners;
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
@@ -28,7 +29,8 @@ use crate::{annotations, finish, reasons, security_group_sync, shared, source_na
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
-    Done,
+    /// All steps were made, but for those of listeners that AWS refused: for these, a reason and a message.
+    Done(Option<(&'static str, String)>),
     /// AWS does not show the tags of a created resource yet.
     Unproven,
     /// A listener would lose its last target: its new group has none yet.
@@ -93,7 +95,7 @@ pub(crate) fn check_kept(wanted: &Desired, balancer: &Balancer) -> Result<(), Er
 
 impl Aws {
     /// Applies the steps. The targets are registered before a listener needs them; the others stay registered. Groups that are no
-    /// longer wanted are left for later.
+    /// longer wanted are left for later. A listener that AWS refuses stays as it is, and the others follow all the same.
     pub(crate) async fn apply_steps(
         &self,
         owner: &Owner,
@@ -161,26 +163,46 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
         }
-        for step in source_nat_sync::in_order(others, wanted, &balancer) {
-            if brings_udp(step) {
-                self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
-                if wanted.ip_address_type == IpAddressType::DualStack {
-                    self.enable_source_nat(owner, wanted, resources, entry).await?;
+        let mut refused = RefusedListeners::default();
+        let mut is_udp_refused = false;
+        let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
+        for step in source_nat_sync::in_order(others, wanted, &balancer).filter(|step| !deletes_group(step)) {
+            if refused.holds(step, resources) {
+                continue;
+            }
+            let done = async {
+                if let Some(error) = refused.expected(step) {
+                    return Err(error);
                 }
-            }
-            let done = self.step(owner, step.clone(), &balancer, &tags, resources, entry).await;
-            if let (Err(Error::Invalid { .. }), Some(known)) = (&done, &mut resources.balancer)
-                && brings_udp(step)
-            {
-                // Somebody may have turned it off: the next call looks.
-                known.source_nat = SourceNat::Off;
-            }
-            done?;
+                if brings_udp(step) {
+                    self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
+                    if wanted.ip_address_type == IpAddressType::DualStack {
+                        self.enable_source_nat(owner, wanted, resources, entry).await?;
+                    }
+                }
+                self.step(owner, step.clone(), &balancer, &tags, resources, entry).await
+            };
+            let done = done.await;
+            is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
+            refused.note(step, resources, done)?;
         }
+        if let Some(known) = resources.balancer.as_mut().filter(|_| is_udp_refused) {
+            // Somebody may have turned it off: the next call looks.
+            known.source_nat = SourceNat::Off;
+        }
+        for step in others.iter().filter(deletes_group) {
+            // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
+            let is_kept =
+                |arn: &String| resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn));
+            if !matches!(step, Step::DeleteGroup { arn, .. } if is_kept(arn)) {
+                self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
+            }
+        }
+        let refused = refused.conclude(wanted, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(Stepped::Done)
+        Ok(Stepped::Done(refused))
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while

@@ -173,8 +173,12 @@ impl Aws {
         let may_wait = |since: Instant| since.elapsed() < MAX_HOLD;
         let mut is_undecided = false;
         if entry.leaving.values().copied().any(may_wait) {
-            let stays = |name: &String| !entry.leaving.contains_key(name);
-            for (_, group) in resources.groups.iter().filter(|(name, _)| stays(name)) {
+            // AWS checks no target of a group whose listener it refused.
+            let is_used = |arn: &str| resources.listeners.is_empty() || resources.uses(arn);
+            let replaces = |(name, group): &(&String, &ObservedGroup)| {
+                !entry.leaving.contains_key(*name) && is_used(&group.arn)
+            };
+            for (_, group) in resources.groups.iter().filter(replaces) {
                 let Some(known) = entry.registered.get_mut(&group.arn) else { continue };
                 if known.needs_look(&entry.target_names) {
                     let settle = self.config.settle;

@@ -121,8 +121,13 @@ impl Aws {
             return false;
         }
         let verify = if wanted.is_beyond_lists { Instant::now() } else { self.verify_slot() };
-        entry.complete =
-            Some(Complete { structure: wanted.clone(), ingress, asked: None, verify: Some(verify) });
+        entry.complete = Some(Complete {
+            structure: wanted.clone(),
+            refused: None,
+            ingress,
+            asked: None,
+            verify: Some(verify),
+        });
         entry.shares_health = true;
         !wanted.is_beyond_lists
     }

@@ -284,6 +284,8 @@ impl Aws {
         let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
         let owner = &lb.owner;
         let is_finished = is_in_place && finished.is_ok();
+        let refused = entry.complete.as_ref().filter(|_| is_finished).and_then(|known| known.refused.clone());
+        outcome.incomplete.clone_from(&refused);
         if is_finished && !has_v6 {
             // Clients keep their rules as long as they are told the addresses.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
@@ -295,7 +297,7 @@ impl Aws {
         if is_finished {
             self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
         }
-        if is_finished && has_v6 && outcome.incomplete.is_none() {
+        if is_finished && has_v6 && outcome.incomplete == refused {
             // Clients learn of IPv6 when it serves.
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }

@@ -186,8 +186,8 @@ impl Aws {
         let is_used =
             |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
         entry.leaving.retain(|name, _| !is_used(name));
-        match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
-            Ok(Stepped::Done) => {}
+        let refused = match self.apply_steps(owner, &wanted, targets, &mut resources, entry).await {
+            Ok(Stepped::Done(refused)) => refused,
             Ok(Stepped::Unproven) => {
                 entry.resources = Some((owner.clone(), resources));
                 return Ok(Some(VISIBLE_POLL));
@@ -202,12 +202,13 @@ impl Aws {
                 entry.put_back(owner, resources, &error);
                 return Err(error);
             }
-        }
+        };
         // A new load balancer needs minutes: asking at once would only cost a call.
         let asked = resources.balancer.as_ref().and_then(|balancer| self.new_balancers.asked(&balancer.arn));
+        // Those of refused listeners too.
+        entry.names = resources.groups.keys().chain(entry.leaving.keys()).cloned().collect();
         entry.resources = Some((owner.clone(), resources));
-        entry.names = wanted_names.into_iter().chain(entry.leaving.keys().cloned()).collect();
-        entry.complete = Some(Complete { structure: wanted, ingress: None, asked, verify: None });
+        entry.complete = Some(Complete { structure: wanted, refused, ingress: None, asked, verify: None });
         Ok(None)
     }
 }

@@ -238,10 +238,14 @@ fn no_backend() -> Error {
 
 /// What to keep while the listeners are not the wanted ones yet: a port of the group that is no longer wanted may still be served, and
 /// admits the sources of the others.
-pub(crate) fn with_kept_ports(wanted: &BTreeSet<Rule>, group: &SecurityGroup) -> BTreeSet<Rule> {
+pub(crate) fn with_kept_ports(
+    wanted: &BTreeSet<Rule>,
+    group: &SecurityGroup,
+    is_kept: impl Fn(u16) -> bool,
+) -> BTreeSet<Rule> {
     let sources: BTreeSet<&Source> = wanted.iter().map(|rule| &rule.source).collect();
     let kept: BTreeSet<(&'static str, u16)> =
-        group.own.iter().map(|rule| (rule.protocol, rule.port)).collect();
+        group.own.iter().map(|rule| (rule.protocol, rule.port)).filter(|(_, port)| is_kept(*port)).collect();
     let kept: Vec<(&'static str, u16)> = kept.into_iter().collect();
     wanted.iter().cloned().chain(rules(&kept, &sources)).collect()
 }

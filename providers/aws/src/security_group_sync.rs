@@ -194,8 +194,9 @@ impl Aws {
                 "AWS gave no answer to a change of the security group. Steerage reads it.".to_owned(),
             ));
         }
-        match known.filter(|_| !entry.is_complete(owner, wanted)) {
-            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group), entry).await,
+        let is_kept = |port| entry.may_serve(owner, wanted, port);
+        match known {
+            Some(group) => self.sync_rules(owner, &with_kept_ports(rules, group, is_kept), entry).await,
             None => self.sync_rules(owner, rules, entry).await,
         }
     }

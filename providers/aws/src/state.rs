@@ -154,6 +154,8 @@ impl KnownSecurityGroup {
 /// A structure that is in place at AWS.
 pub(crate) struct Complete {
     pub(crate) structure: Desired,
+    /// What AWS refused of it: some listeners, for which this is a reason and a message. Tried again when everything is compared.
+    pub(crate) refused: Option<(&'static str, String)>,
     /// What is published; `None` until the load balancer is active.
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// When AWS was last asked whether it is active; `None` before the first time.
@@ -244,6 +246,16 @@ impl ServiceState {
     /// Whether the owner's load balancer is known to have this structure.
     pub(crate) fn is_complete(&self, owner: &Owner, wanted: &Desired) -> bool {
         self.is_known(owner) && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
+    }
+
+    /// Whether a port that is not wanted in this way may be served: the structure is not complete, or AWS refused to change its listener.
+    pub(crate) fn may_serve(&self, owner: &Owner, wanted: &Desired, port: u16) -> bool {
+        if !self.is_complete(owner, wanted) {
+            return true;
+        }
+        let has_refused = self.complete.as_ref().is_some_and(|found| found.refused.is_some());
+        let mut listeners = self.resources.iter().flat_map(|(_, resources)| &resources.listeners);
+        has_refused && listeners.any(|listener| listener.port == port)
     }
 
     /// Whether the owner's load balancer is known to have IPv6.

@@ -501,8 +501,8 @@ async fn certificates_and_policies_change_in_place() {
     provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(moto.proxy().writes().is_empty(), "nothing differs");
     lb.annotations = BTreeMap::from([(name("ssl-cert"), format!("{a}-missing"))]);
-    let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
-    assert_eq!(error.reason(), "RejectedByProvider");
+    let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "RejectedByProvider");
     lb.annotations.clear();
     converge(&provider, &lb).await.unwrap();
     let seen = only_listener(&moto).await;

@@ -15,13 +15,17 @@ use crate::allocate::{Taken, is_unchanged};
 use crate::index::Index;
 use crate::{Pool, Request, allocate, spec};
 
-/// A creation has its effect within this time, or never: the deadline of the call, and as long again.
+/// A write has its effect within this time, or never: the deadline of the call, and as long again.
 const LATEST_EFFECT: Duration = Duration::from_secs(10);
 
 /// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
 /// Service that had it. kube-proxy needs about a second, in large clusters some tens of seconds (`minSyncPeriod`, and the time of a
 /// sync).
 const REST: Duration = Duration::from_mins(1);
+
+/// An address of two load balancers stays with both for this time. If another program wrote it into one of them, that one gets its own
+/// back meanwhile.
+const DUPLICATE_PATIENCE: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct Allocation {
@@ -30,6 +34,8 @@ pub(crate) struct Allocation {
     reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
     /// When each address was last released, for [`REST`], and the Service that had it.
     released: BTreeMap<IpAddr, (Instant, Option<Key>)>,
+    /// Load balancers whose address another one has that is served instead, by object name, and since when that is known.
+    duplicates: BTreeMap<String, Instant>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
 }
@@ -46,12 +52,13 @@ impl Allocation {
     ) -> Result<Vec<IpAddr>, Error> {
         let name = spec::object_name(&lb.owner);
         let resting = self.resting(&lb.owner.service);
+        let published = self.undisputed(&name, &current, &lb.published, index);
         let request = Request {
             families: &lb.families,
             addresses: &lb.requested_addresses,
             pool: lb.pool.as_deref(),
             current: &current,
-            published: &lb.published,
+            published: &published,
             resting: &resting,
         };
         let taken = self.taken(index, &name);
@@ -90,7 +97,12 @@ impl Allocation {
         self.reserved.remove(name).map(|(addresses, _)| addresses)
     }
 
-    /// How long a creation of this name that was given up may still have an effect.
+    /// Whether addresses are reserved for the load balancer of this name.
+    pub(crate) fn is_reserved(&self, name: &str) -> bool {
+        self.reserved.contains_key(name)
+    }
+
+    /// How long a write of this name that was given up may still have an effect.
     pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
         let (_, since) = self.reserved.get(name)?;
         let left = LATEST_EFFECT.saturating_sub(since.elapsed());
@@ -127,6 +139,30 @@ impl Allocation {
         self.released.retain(|_, (since, _)| since.elapsed() < REST);
         let of_others = self.released.iter().filter(|(_, (_, last))| last.as_ref() != Some(service));
         of_others.map(|(address, _)| *address).collect()
+    }
+
+    /// The published addresses without those that another load balancer has for so long that it will keep them. Edge hosts serve an
+    /// address for the first of its load balancers by name.
+    fn undisputed(
+        &mut self,
+        name: &str,
+        current: &[IpAddr],
+        published: &[IpAddr],
+        index: &Index,
+    ) -> Vec<IpAddr> {
+        let is_lost = |address: &IpAddr| current.contains(address) && index.is_used_before(*address, name);
+        let Some(lost) = published.iter().find(|address| is_lost(address)) else {
+            self.duplicates.remove(name);
+            return published.to_vec();
+        };
+        let since = *self.duplicates.entry(name.to_owned()).or_insert_with(|| {
+            tracing::warn!(load_balancer = name, address = %lost, "address belongs to two load balancers; the first by name is served");
+            Instant::now()
+        });
+        if since.elapsed() < DUPLICATE_PATIENCE {
+            return published.to_vec();
+        }
+        published.iter().copied().filter(|address| !is_lost(address)).collect()
     }
 
     fn taken<'a>(&self, index: &'a Index, name: &'a str) -> TakenByOthers<'a> {

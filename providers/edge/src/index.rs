@@ -56,6 +56,12 @@ impl Index {
         self.holders.get(&address).is_some_and(|holders| holders.iter().any(|holder| holder != name))
     }
 
+    /// Whether an object that comes before `name` has the address.
+    pub(crate) fn is_used_before(&self, address: IpAddr, name: &str) -> bool {
+        let holders = self.holders.get(&address);
+        holders.is_some_and(|holders| holders.iter().any(|holder| holder.as_str() < name))
+    }
+
     /// The addresses of all objects.
     pub(crate) fn used(&self) -> &AddressSet {
         &self.used

@@ -110,25 +110,45 @@ impl EdgeProvider {
         }
     }
 
-    /// Patches an existing object to `wanted` with at most one write.
+    /// Patches an existing object to `wanted` with at most one write. Returns whether it wrote.
     async fn change(
         &self,
         owner: &Owner,
         entry: &Entry<LoadBalancerContent>,
         wanted: &EdgeLoadBalancerSpec,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let current = match &entry.content {
-            Ok(content) if content.spec == *wanted => return Ok(()),
+            Ok(content) if content.spec == *wanted => return Ok(false),
             Ok(content) => to_value(&content.spec)?,
             // Unreadable for this version: write all known fields, and keep unknown ones.
             Err(_) => Value::Object(serde_json::Map::new()),
         };
-        if let Some(patch) = spec::merge_patch(&current, &to_value(wanted)?) {
-            let name = spec::object_name(owner);
-            let _own = self.shared.begin_write(&name, wanted);
-            self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
+        let Some(patch) = spec::merge_patch(&current, &to_value(wanted)?) else { return Ok(false) };
+        let name = spec::object_name(owner);
+        let _own = self.shared.begin_write(&name, wanted);
+        self.shared.balancers.patch(&name, entry, json!({"spec": patch})).await?;
+        Ok(true)
+    }
+
+    /// Ends the reservation of an owner whose object is as wanted, unless an earlier write without an answer may have changed it since
+    /// `entry` was read. Every write names the version that it changes, so that one with an answer settles all earlier ones.
+    async fn settle(
+        &self,
+        owner: &Owner,
+        entry: Option<&Entry<LoadBalancerContent>>,
+        has_written: bool,
+    ) -> Result<Progress, Error> {
+        let name = spec::object_name(owner);
+        if !has_written && self.shared.is_reserved(&name) {
+            if let Some(left) = self.shared.unsettled(&name) {
+                return Ok(Progress::Again(left));
+            }
+            if self.shared.balancers.reread(&name).await?.as_ref() != entry {
+                return Ok(Progress::Again(Duration::ZERO));
+            }
         }
-        Ok(())
+        self.shared.end_reservation(owner);
+        Ok(Progress::Done)
     }
 
     /// Writes a shared node set if it differs. Fails if an object of that name is not Steerage's.
@@ -267,8 +287,9 @@ impl Provider for EdgeProvider {
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
         let before = current.map(|spec| spec.addresses.clone());
         let left = current.and_then(|spec| spec.node_set.clone());
+        let mut has_written = true;
         if let Some(entry) = &entry {
-            self.change(&lb.owner, entry, &wanted).await?;
+            has_written = self.change(&lb.owner, entry, &wanted).await?;
         } else {
             let (balancers, name) = (&self.shared.balancers, spec::object_name(&lb.owner));
             let _own = self.shared.begin_write(&name, &wanted);
@@ -280,14 +301,14 @@ impl Provider for EdgeProvider {
                 return Err(failure.into());
             }
         }
-        self.shared.end_reservation(&lb.owner);
+        let progress = self.settle(&lb.owner, entry.as_ref(), has_written).await?;
         if before.as_ref() != Some(&wanted.addresses) {
             let before = before.unwrap_or_default();
             self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
             self.shared.pools_are_stale();
         }
         self.drop_left(left, &wanted).await?;
-        Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
+        Ok(Outcome { ingress: ingress(&wanted), refused, progress, ..Outcome::done() })
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
@@ -306,10 +327,10 @@ impl Provider for EdgeProvider {
         let (targets, refused) = self.targets(owner, &families, set).await?;
         let wanted =
             EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
-        self.change(owner, &entry, &wanted).await?;
-        self.shared.end_reservation(owner);
+        let has_written = self.change(owner, &entry, &wanted).await?;
+        let progress = self.settle(owner, Some(&entry), has_written).await?;
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
-        Ok(Outcome { ingress: ingress(&wanted), refused, ..Outcome::done() })
+        Ok(Outcome { ingress: ingress(&wanted), refused, progress, ..Outcome::done() })
     }
 
     async fn restrict_sources(
@@ -361,11 +382,10 @@ impl Provider for EdgeProvider {
         self.shared.not_waiting(owner);
         let name = spec::object_name(owner);
         let mut entry = self.shared.balancers.cache.get(&name);
-        if entry.is_none()
-            && let Some(left) = self.shared.unsettled(&name)
-        {
+        if entry.is_none() && self.shared.is_reserved(&name) {
+            let left = self.shared.unsettled(&name);
             entry = self.shared.balancers.reread(&name).await?;
-            if entry.is_none() {
+            if let Some(left) = left.filter(|_| entry.is_none()) {
                 // The object may still appear, with its addresses.
                 return Ok(Progress::Again(left));
             }
@@ -470,3 +490,6 @@ fn spawn_watch<S: Clone + DeserializeOwned + References + Send + 'static>(
         follow(events, &objects(&shared).cache, stop, |change| on_change(&shared, change)).await;
     });
 }
+
+#[cfg(test)]
+mod tests;

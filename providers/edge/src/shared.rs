@@ -51,7 +51,7 @@ pub(crate) struct Shared {
     /// The load balancers of writes without a response yet, by object name.
     writing: Mutex<BTreeMap<String, EdgeLoadBalancerSpec>>,
     allocation: Mutex<Allocation>,
-    activated: OnceCell<()>,
+    pub(crate) activated: OnceCell<()>,
     stale_pools: Notify,
     /// The addresses outside all pools that were logged.
     outside: Mutex<BTreeSet<Outside>>,
@@ -140,7 +140,7 @@ impl Shared {
         })
     }
 
-    /// Allocates the addresses of a load balancer and reserves them until [`Shared::confirm`].
+    /// Allocates the addresses of a load balancer and reserves them until [`Shared::end_reservation`].
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
         let current = self.balancers.cache.get(&spec::object_name(&lb.owner));
         let current = current.map(|entry| addresses(&entry)).unwrap_or_default();
@@ -276,7 +276,12 @@ impl Shared {
         self.on_release(Some(&owner.service), &reserved, &now);
     }
 
-    /// How long a creation of this name that was given up may still have an effect.
+    /// Whether a write of this name had no answer, and its effect was not read since.
+    pub(crate) fn is_reserved(&self, name: &str) -> bool {
+        self.allocation().is_reserved(name)
+    }
+
+    /// How long a write of this name that was given up may still have an effect.
     pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
         self.allocation().unsettled(name)
     }

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Labels that choose target nodes, while they change, are wrong, or cannot be read.
+//! Labels that choose target nodes, while they change, are wrong, or cannot be read. Targets while another kind of them is refused.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steerage_model::{Node, TrafficPolicy, annotations};
 use steerage_watch::Event;
 
 use crate::cluster_index::owner_of;
+use crate::pod_gates::tests::{add, pod};
 use crate::reconcile::Reconciler;
-use crate::reconcile::tests::{Polled, accepting, local_service, reconciler, set_endpoints};
+use crate::reconcile::tests::{Polled, accepting, add_nodes, local_service, reconciler, set_endpoints};
 use crate::request_queue::ReconcileRequest;
 
 /// A cluster with the nodes `a` to `f`, and a Service that asks for nodes with a label.
@@ -105,4 +107,23 @@ async fn unreadable_labels_leave_nodes_as_they_are() {
     assert_eq!(other.targets().await, "ab");
     other.ask("tier=web");
     assert_eq!(other.targets().await, "abc");
+}
+
+/// A part of the load balancer may have the new kind of targets already, and the rest the old one: both follow.
+#[tokio::test(start_paused = true)]
+async fn refused_change_to_pods_gives_nodes_and_pods() {
+    let provider = Arc::new(Polled::default());
+    let mut reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    set_endpoints(&reconciler, "a");
+    add_nodes(&reconciler, "ab");
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    let owner = owner_of(&local_service());
+    reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+    assert_eq!(*provider.targets.lock().expect("lock"), "a");
+    provider.set_rejecting(true);
+    provider.targets.lock().expect("lock").clear();
+    add(&mut reconciler, pod(None));
+    reconciler.reconcile(&owner, &ReconcileRequest::default()).await;
+    let nodes = provider.targets.lock().expect("lock").clone();
+    assert_eq!((nodes.is_empty(), provider.pods.load(Ordering::Acquire)), (false, 1));
 }

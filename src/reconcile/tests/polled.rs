@@ -30,6 +30,8 @@ pub(crate) struct Polled {
     pub(crate) rejects: AtomicBool,
     /// Calls that set targets alone.
     pub(crate) targets_set: AtomicUsize,
+    /// The pods of the last such call.
+    pub(crate) pods: AtomicUsize,
     /// Throttles all changes.
     pub(crate) throttles: AtomicBool,
     /// Deletions are in progress. Otherwise they never answer.
@@ -125,6 +127,7 @@ impl Provider for Polled {
         if let Some(nodes) = &targets.nodes {
             self.take(nodes);
         }
+        self.pods.store(targets.pods.values().map(|pods| pods.len()).sum(), Ordering::Release);
         Ok(Outcome::done())
     }
 

@@ -82,7 +82,10 @@ impl Correlator {
     }
 }
 
-fn forget_older_half<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>, age: impl Fn(&V) -> Instant) {
+pub(super) fn forget_older_half<K: std::hash::Hash + Eq, V>(
+    map: &mut HashMap<K, V>,
+    age: impl Fn(&V) -> Instant,
+) {
     let mut ages: BTreeMap<Instant, usize> = BTreeMap::new();
     for value in map.values() {
         *ages.entry(age(value)).or_default() += 1;

@@ -34,24 +34,95 @@ fn add(planner: &mut Planner, number: u8) -> Key {
     key
 }
 
+fn local_node() -> LocalNode {
+    LocalNode { kube_proxy_replacement: true, element_limits: LIMITS, ..LocalNode::default() }
+}
+
+impl Planner {
+    fn plan_all(&mut self, keys: impl IntoIterator<Item = Key>) -> BTreeMap<Key, ServicePlan> {
+        self.turns.extend(keys);
+        self.plan_in_turns(&local_node(), 0, Instant::now(), || false)
+    }
+}
+
+fn needs(plans: &BTreeMap<Key, ServicePlan>) -> usize {
+    plans.values().map(ServicePlan::cost).sum()
+}
+
 #[test]
 fn plans_of_a_namespace_are_reduced_whether_they_come_together_or_not() {
-    let local_node =
-        LocalNode { kube_proxy_replacement: true, element_limits: LIMITS, ..LocalNode::default() };
     let mut together = Planner::new(Vec::new(), Budgets::new(LIMITS));
     let keys: BTreeSet<_> = (0..20).map(|number| add(&mut together, number)).collect();
-    let plans = together.plan_all(&keys, &local_node, 0, Instant::now());
+    let plans = together.plan_all(keys);
     assert_eq!(plans.len(), 20);
-    let needs: usize = plans.values().map(ServicePlan::cost).sum();
-    assert!((LIMITS.namespace / 2..=LIMITS.namespace).contains(&needs), "{needs}");
+    assert!((LIMITS.namespace / 2..=LIMITS.namespace).contains(&needs(&plans)), "{}", needs(&plans));
 
     let mut one_by_one = Planner::new(Vec::new(), Budgets::new(LIMITS));
     let mut last: BTreeMap<Key, ServicePlan> = BTreeMap::new();
     for number in 0..20 {
         let key = add(&mut one_by_one, number);
-        last.extend(one_by_one.plan_all(&[key].into(), &local_node, 0, Instant::now()));
-        let needs: usize = last.values().map(ServicePlan::cost).sum();
-        assert!(needs <= LIMITS.namespace, "{needs}");
+        last.extend(one_by_one.plan_all([key]));
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
     }
     assert_eq!(last, plans);
+
+    // All have changed, and the loop writes after each.
+    let mut in_turns = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..20).map(|number| add(&mut in_turns, number)).collect();
+    in_turns.turns.extend(keys.iter().cloned());
+    last.clear();
+    while in_turns.has_waiting() {
+        let some = in_turns.plan_in_turns(&local_node(), 0, Instant::now(), || true);
+        assert!(some.len() <= 1, "{}", some.len());
+        last.extend(some);
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
+    }
+    assert_eq!(last, plans);
+    assert!(in_turns.planned.is_empty() && in_turns.later.is_empty() && in_turns.settled.is_empty());
+}
+
+/// One Service grows and another one shrinks in the same round: the namespace never needs too much, whatever the order of its turns.
+#[test]
+fn budget_is_settled_when_all_changes_of_a_namespace_are_known() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..5).map(|number| add(&mut planner, number)).collect();
+    let service = |planner: &Planner, key: &Key| planner.index.service(key).unwrap().clone();
+    let delete = |key: &Key| Event::Delete { key: key.clone(), version: String::new() };
+    let (small, large) = (&keys[3], &keys[4]);
+    let whole = service(&planner, small);
+    planner.index.apply_service(delete(small));
+    let before = planner.plan_all(keys.iter().cloned());
+    assert!(before.values().all(|plan| plan.reduced.is_none()));
+    planner.index.apply_service(Event::Apply(whole));
+    planner.index.apply_service(delete(large));
+    planner.turns.extend([small.clone(), large.clone()]);
+    while planner.has_waiting() {
+        let plans = planner.plan_in_turns(&local_node(), 0, Instant::now(), || true);
+        assert!(plans.values().all(|plan| plan.reduced.is_none()));
+    }
+    assert_eq!(planner.next(Instant::now()), None, "no limit has fallen, which would rise later");
+}
+
+/// A tenant changes very many Services at once.
+#[test]
+fn services_of_other_namespaces_need_not_wait() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let tenant: Vec<_> = (0..20).map(|number| add(&mut planner, number)).collect();
+    let mut rounds = 0;
+    let mut round = |planner: &mut Planner| {
+        rounds += 1;
+        planner.plan_in_turns(&local_node(), 0, Instant::now(), || true)
+    };
+    planner.turns.extend(tenant);
+    round(&mut planner);
+    let other = Key::new("ztenant", "other");
+    planner.turns.extend([other.clone()]);
+    assert!(planner.is_waiting(&other));
+    let plans = [round(&mut planner), round(&mut planner)];
+    assert!(plans.iter().any(|plans| plans.contains_key(&other)), "within two rounds");
+    assert!(!planner.is_waiting(&other) && planner.has_waiting());
+    while planner.has_waiting() {
+        round(&mut planner);
+    }
+    assert!(rounds > 20, "{rounds}");
 }

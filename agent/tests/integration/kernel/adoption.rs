@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use steerage_agent::foreign::ForeignChange;
 use steerage_agent::kernel::Written;
@@ -89,6 +92,47 @@ fn new_process_believes_digests_and_writes_nothing() {
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(nothing(&mut proxy).elements, 0);
     });
+}
+
+/// Another program commits something else during the first comparison, which is then repeated. It has not touched the tables: lists are
+/// still believed.
+#[test]
+fn commit_of_another_program_does_not_have_lists_read() {
+    requires!(NetworkNamespace, Program("nft"));
+    let is_met = || {
+        in_new_netns(|| {
+            drop(shuffled());
+            let (mut proxy, stop) = (Proxy::open(), Arc::new(AtomicBool::new(false)));
+            let is_over = Arc::clone(&stop);
+            proxy.dataplane.watch_foreign(move |_| !is_over.load(Ordering::Relaxed));
+            let first = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut nft, other) =
+                        (Nft::open().unwrap(), Table::new(steerage_nft::Family::Ip, "other"));
+                    while !stop.load(Ordering::Relaxed) {
+                        let mut batch = Batch::new();
+                        batch.destroy_table(&other);
+                        nft.commit(batch).unwrap();
+                        std::thread::sleep(Duration::from_micros(500));
+                    }
+                });
+                let first = follow(&mut proxy, &world(90, COUNT));
+                stop.store(true, Ordering::Relaxed);
+                first
+            });
+            // Between two commits, or replaced because of too many.
+            if proxy.dataplane.state() == KernelState::InSync || first.elements > 0 {
+                return false;
+            }
+            let second = nothing(&mut proxy);
+            assert_eq!(second, Written { full: true, ..Written::default() });
+            assert_eq!(proxy.dataplane.state(), KernelState::InSync);
+            assert!(proxy.dataplane.has_unread_lists(), "they were read");
+            assert_eq!(proxy.dataplane.read_all_lists(&mut proxy.ruleset), 0);
+            true
+        })
+    };
+    assert!((0..100).any(|_| is_met()), "nobody committed during a comparison");
 }
 
 /// An endpoint is replaced: of three protocols in two families, an element goes, and one comes, with their digests.
@@ -283,25 +327,27 @@ fn change_of_a_service_repairs_its_believed_list_before() {
     });
 }
 
-/// A table of another version is replaced, and one without digests is believed in nothing: endpoints keep their slots all the same.
+/// A table of another version or without all chains is replaced, and one without digests is believed in nothing: endpoints keep their
+/// slots all the same.
 #[test]
 fn upgrade_keeps_the_order_of_lists() {
     requires!(NetworkNamespace, Program("nft"));
-    for other in ["version", "digests"] {
+    for other in ["version", "digests", "base chain"] {
         in_new_netns(|| {
             let mut before = Proxy::open();
             before.ruleset.set_forward_to_peers(other == "version");
             for first in [100, 101, 90] {
                 follow(&mut before, &world(first, COUNT));
             }
-            if other == "digests" {
-                let mut batch = Batch::new();
-                let v6 = Table::new(steerage_nft::Family::Ip6, TABLE);
-                for table in [table(), v6] {
-                    batch.delete_set(&table, &SetId::Digests.name());
+            let mut batch = Batch::new();
+            for table in [table(), Table::new(steerage_nft::Family::Ip6, TABLE)] {
+                match other {
+                    "digests" => _ = batch.delete_set(&table, &SetId::Digests.name()),
+                    "base chain" => _ = batch.delete_chain(&table, "output"),
+                    _ => {}
                 }
-                Nft::open().unwrap().commit(batch).unwrap();
             }
+            Nft::open().unwrap().commit(batch).unwrap();
             let whole = lists();
             let mut proxy = Proxy::open();
             let written = follow(&mut proxy, &world(90, COUNT));

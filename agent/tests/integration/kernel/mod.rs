@@ -5,6 +5,7 @@
 mod adoption;
 mod cluster;
 mod dumping;
+mod large_updates;
 mod listing;
 mod ruleset;
 mod updates;

@@ -2,7 +2,7 @@
 //! The whole agent on the node under test, with simulated watches.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use steerage_agent::agent::Agent;
@@ -14,7 +14,9 @@ use steerage_agent::node_annotations::node_agent;
 use steerage_agent::plan::{ElementLimits, POLICY_GRACE_PERIOD};
 use steerage_agent::rules::{Ruleset, TABLE};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
-use steerage_model::{Endpoint, EndpointSlice, Family, Node, Protocol, Service, ServiceKind};
+use steerage_model::{
+    Endpoint, EndpointPort, EndpointSlice, Family, Key, Node, Protocol, Service, ServiceKind, ServicePort,
+};
 use steerage_nft::{Batch, Nft, Table};
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
 use steerage_requirements::requires;
@@ -37,6 +39,7 @@ pub(crate) struct Running<'a> {
     inputs: mpsc::UnboundedSender<Input>,
     shutdown: CancellationToken,
     metrics: Metrics,
+    proxy_health: ProxyHealth,
     runtime: Option<Runtime>,
 }
 
@@ -77,11 +80,17 @@ impl<'a> Running<'a> {
             .build()
             .unwrap();
         let (inputs, queue) = mpsc::unbounded_channel();
+        // Services have external IPs, which wait for the cluster's nodes.
+        for event in [Event::Init, Event::InitDone] {
+            inputs.send(Input::ClusterNode(event)).unwrap();
+        }
         let shutdown = CancellationToken::new();
         let (sender, readdressed, stop) = (inputs.clone(), inputs.clone(), shutdown.clone());
         let mut registry = Registry::default();
         let metrics = Metrics::new(&mut registry);
         let shared = metrics.clone();
+        let proxy_health = ProxyHealth::default();
+        let health = proxy_health.clone();
         runtime.spawn(async move {
             // No API server: the tests ignore the agent's events.
             let client =
@@ -96,16 +105,17 @@ impl<'a> Running<'a> {
             tokio::spawn(async move {
                 while addresses.changed().await.is_ok() && readdressed.send(Input::HostAddresses).is_ok() {}
             });
-            let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
+            let ports = HealthCheckPorts::default();
             let agent = Agent {
                 settings,
                 ruleset: Ruleset::default(),
                 dataplane,
                 next_hops: None,
+                cluster_nodes: None,
                 cleaner: FlowCleaner::start(|_| {}).unwrap(),
                 ports: ports.clone(),
-                proxy_health: proxy_health.clone(),
-                listeners: Listeners::new(ports, proxy_health, server_runtime().unwrap()),
+                proxy_health: health.clone(),
+                listeners: Listeners::new(ports, health, server_runtime().unwrap()),
                 recorder,
                 annotations: (node_agent(false, "test"), watch::channel(false).0),
                 metrics: shared,
@@ -113,7 +123,7 @@ impl<'a> Running<'a> {
             };
             agent.run(queue, stop).await.unwrap();
         });
-        Self { world, inputs, shutdown, metrics, runtime: Some(runtime) }
+        Self { world, inputs, shutdown, metrics, proxy_health, runtime: Some(runtime) }
     }
 
     /// Lists the node, a Service and its endpoints.
@@ -230,6 +240,74 @@ fn no_write_before_initial_lists() {
     agent.send(Input::Slice(Event::InitDone));
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     agent.healthy(HEALTH_PORT, Some((200, 1)));
+}
+
+/// A Service of a tenant with very many endpoints on very many ports, of which hardly any are served.
+fn endless(number: u8, ports: u16) -> [Input; 2] {
+    let (key, ports) = (Key::new("tenant", number.to_string()), 1..=ports);
+    let port = |port: u16| ServicePort::new(port.to_string(), Protocol::Tcp, port, None);
+    let of_slice = |port: u16| EndpointPort { name: port.to_string(), protocol: Protocol::Tcp, port };
+    let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(0x0af4_0000 + n).into(), "other");
+    let service = Service {
+        cluster_ips: vec![IpAddr::from([10, 96, 1, number])],
+        ports: ports.clone().map(port).collect(),
+        ..Service { key: key.clone(), ..service() }
+    };
+    let service =
+        Service { kind: ServiceKind::ClusterIp, ingress: Vec::new(), external_ips: Vec::new(), ..service };
+    let slice = EndpointSlice {
+        ports: ports.map(of_slice).collect(),
+        endpoints: (0..1000).map(endpoint).collect(),
+        ..EndpointSlice::new(Key::new("tenant", format!("{number}-1")), key, Family::V4)
+    };
+    [Input::Slice(Event::Apply(slice)), Input::Service(Event::Apply(service))]
+}
+
+/// A plan that takes too long fails health checks, as a write does.
+#[test]
+fn health_notices_how_long_planning_takes() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = Running::with_limits(&world, ElementLimits { service: 500, namespace: 1_000 });
+    agent.list(service(), &[At::Pod1]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
+    for input in endless(1, 400) {
+        agent.send(input);
+    }
+    let mut longest = Duration::ZERO;
+    let end = Instant::now() + SOON;
+    while agent.metrics.reduced_services.get() == 0 {
+        assert!(Instant::now() < end, "never planned");
+        longest = longest.max(agent.proxy_health.busy_for());
+    }
+    println!("planned for {longest:?}");
+    // A write of so few elements is much shorter.
+    assert!(longest > Duration::from_millis(250), "{longest:?}");
+    soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
+}
+
+/// All Services of a tenant change at once, and take long to plan.
+#[test]
+fn other_namespaces_do_not_wait_for_all_plans_of_a_tenant() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = Running::with_limits(&world, ElementLimits { service: 500, namespace: 1_000_000 });
+    agent.list(service(), &[At::Pod1]);
+    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+    let tenant = 12;
+    let all: Vec<_> = (1..=tenant).flat_map(|number| endless(number, 100)).collect();
+    for input in all {
+        agent.send(input);
+    }
+    agent.endpoints(slices(&[At::Pod2]));
+    let begun = Instant::now();
+    let planned = || agent.metrics.reduced_services.get();
+    soon("the change", || agent.asks(Way::Vip, Family::V4) == Ok("pod2".to_owned()));
+    let (took, before) = (begun.elapsed(), planned());
+    soon("all Services", || planned() == i64::from(tenant));
+    println!("{took:?}, after {before} of the tenant's Services, which took {:?}", begun.elapsed());
+    assert!(before <= i64::from(tenant / 2), "{before} were first");
 }
 
 /// Each repetition of a failed write reads and writes everything.

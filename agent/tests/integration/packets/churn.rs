@@ -2,17 +2,18 @@
 //! Continuous changes of frontends under traffic: while an endpoint exists, no packet is lost or passes untranslated.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
-use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
+use steerage_agent::rules::LARGEST_STEP;
+use steerage_model::{Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServicePort};
 use steerage_requirements::requires;
-use steerage_watch::Event;
+use steerage_watch::{Event, Index};
 
-use crate::packets::cluster::{Cluster, FAMILIES, Way, local, place, service, slices, with_affinity};
+use crate::packets::cluster::{Cluster, FAMILIES, Way, key, local, place, service, slices, with_affinity};
 use crate::packets::long_lists::{answer_on_ports, on_ports};
 use crate::world::{At, World, ask_udp, udp_socket};
 
@@ -62,7 +63,9 @@ fn under_traffic(world: &World, mut change: impl FnMut(u32)) {
             }));
         }
         let end = Instant::now() + TIME;
-        while Instant::now() < end && !clients.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+        while (Instant::now() < end || changes <= 4)
+            && !clients.iter().any(std::thread::ScopedJoinHandle::is_finished)
+        {
             change(changes);
             changes += 1;
         }
@@ -111,6 +114,64 @@ fn no_packet_is_lost_while_vip_changes_map_class() {
             cluster.delete_slice(slice.key.clone());
         }
         cluster.apply();
+    });
+}
+
+/// The plan of another Service, whose endpoints nobody asks: 9,000 elements a family.
+fn bulk() -> (Key, ServicePlan) {
+    let key = Key::new("shop", "bulk");
+    let ports = 1..=9_u16;
+    let service = Service {
+        cluster_ips: ["10.96.0.12", "fd96::12"].map(|addr| addr.parse().unwrap()).to_vec(),
+        ports: ports
+            .clone()
+            .map(|port| ServicePort::new(port.to_string(), Protocol::Tcp, port, None))
+            .collect(),
+        ..Service { key: key.clone(), ..service() }
+    };
+    let service = Service { ingress: Vec::new(), external_ips: Vec::new(), ..service };
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(service.clone()));
+    for family in FAMILIES {
+        let addr = |n: u32| match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::from_bits(0x0af5_0000 + n)),
+            Family::V6 => IpAddr::from(Ipv6Addr::from_bits((0xfd45 << 112) + u128::from(n))),
+        };
+        let port = |port: u16| EndpointPort { name: port.to_string(), protocol: Protocol::Tcp, port };
+        index.apply_slice(Event::Apply(EndpointSlice {
+            ports: ports.clone().map(port).collect(),
+            endpoints: (0..1000).map(|n| Endpoint::ready(addr(n), "other")).collect(),
+            ..EndpointSlice::new(Key::new("shop", format!("bulk-{family}")), key.clone(), family)
+        }));
+    }
+    (key, plan_service(&service, &index, &place()))
+}
+
+/// Each change comes together with one of another Service that is too large for one transaction.
+#[test]
+fn no_packet_is_lost_while_changes_are_written_in_steps() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    answer_on_ports(&world);
+    let mut cluster = Cluster::new(&world, service(), &[]);
+    cluster.set_slices(service(), on_ports(&[At::Pod1, At::Far], 1));
+    let (all, (bulk_key, bulk)) = (on_ports(&[At::Pod1, At::Far], 20), bulk());
+    // Endpoints: 2, 10, 40, 18, and again: the bulk comes as often with fewer of them as with more.
+    under_traffic(&world, |change| {
+        let kept = [1, 5, 20, 9, 1, 20, 5][change as usize % 7] * 2;
+        let (more, fewer) = all.split_at(kept);
+        let policy = if change % 2 == 0 { service() } else { local(service()) };
+        cluster.index.apply_service(Event::Apply(policy.clone()));
+        for slice in more {
+            cluster.index.apply_slice(Event::Apply(slice.clone()));
+        }
+        for slice in fewer {
+            cluster.delete_slice(slice.key.clone());
+        }
+        let bulk = if change % 2 == 0 { bulk.clone() } else { ServicePlan::default() };
+        let plan = plan_service(&policy, &cluster.index, &place());
+        let applied = cluster.write([(key(), plan), (bulk_key.clone(), bulk)].into());
+        assert!(applied.full || applied.elements > 2 * LARGEST_STEP, "{applied:?}");
     });
 }
 

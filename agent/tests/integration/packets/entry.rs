@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 
 use steerage_model::{Family, Key, Protocol};
+use steerage_nft::{Conntrack, ConntrackEntry};
 use steerage_requirements::requires;
 
 use crate::packets::cluster::{Cluster, FAMILIES, NODE_PORT, Way, local, service, slices, with_affinity};
@@ -168,5 +169,32 @@ fn source_range_change_keeps_established_connections() {
     for (stream, family) in streams.iter_mut().zip(FAMILIES) {
         assert!(ask_on(stream).expect("replies are not filtered").starts_with("pod1 "));
         assert_eq!(world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp), Err(Lost::Silence));
+    }
+}
+
+/// Anybody who may write EndpointSlices can name a node's address and node port. A node translates a connection once: the packet comes
+/// to the host itself, where nobody listens, and circles only if the next node port is that of another node.
+#[test]
+fn endpoint_that_is_a_node_port_of_the_same_node_is_no_circle() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let own_port = slices(&[At::Node]).into_iter().map(|mut slice| {
+        slice.ports.iter_mut().for_each(|port| port.port = NODE_PORT);
+        slice
+    });
+    let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);
+    cluster.set_slices(service(), own_port.collect());
+    for family in FAMILIES {
+        for way in [Way::NodePort, Way::Vip] {
+            let socket = world.run(At::Client, || udp_socket(way.to(family)));
+            assert_eq!(ask_udp(&socket, way.to(family)), Err(Lost::Refused));
+            let of = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
+            let mut conntrack = world.run(At::Node, || Conntrack::open().unwrap());
+            let ports = [way.to(family).port(), NODE_PORT];
+            let found = conntrack.entries(of, |flow| ports.contains(&flow.original.destination.port()));
+            let sent = |flow: &&ConntrackEntry| flow.original.source.ip() != At::Client.addr(family);
+            let found = found.unwrap();
+            assert_eq!(found.iter().filter(sent).count(), 0, "no other flow came of it: {found:?}");
+        }
     }
 }

@@ -67,6 +67,30 @@ fn traced_packet_names_our_chains_and_a_foreign_drop() {
         assert!(packet.contains("services, rule 5: go to to-cluster") && packet.contains(end), "{packet}");
         assert!(packet.ends_with("of chain forward of table inet firewall\n"), "{packet}");
     }
+    world.sh_at(At::Node, "nft delete table inet firewall");
+    // The policy of a later table at a hook where another one accepts; its chain has rules that do not match, or none.
+    for (hook, rule) in [
+        ("prerouting", ""),
+        ("forward", "; nft add rule inet strict forward tcp dport 9999 accept"),
+        ("forward", ""),
+        ("postrouting", "; nft add rule inet strict postrouting tcp dport 9999 return"),
+    ] {
+        world.sh_at(At::Node, &format!(
+            "nft add table inet first; nft add table inet strict; \
+             nft add chain inet first {hook} \"{{ type filter hook {hook} priority 200 ; policy accept ; }}\"; \
+             nft add rule inet first {hook} ct state new accept; \
+             nft add chain inet strict {hook} \"{{ type filter hook {hook} priority 210 ; policy drop ; }}\"{rule}"
+        ));
+        for family in FAMILIES {
+            let packet = traced(&world, family, Protocol::Tcp).to_string();
+            let end = format!("dropped by the policy of chain {hook} of table inet strict\n");
+            assert!(
+                packet.contains(&format!("{hook}, policy: drop\n")) && packet.ends_with(&end),
+                "{packet}"
+            );
+        }
+        world.sh_at(At::Node, "nft delete table inet first; nft delete table inet strict");
+    }
     // Our own drops have a reason.
     cluster.set(local(service()), &[At::Far]);
     let packet = traced(&world, Family::V4, Protocol::Tcp).to_string();

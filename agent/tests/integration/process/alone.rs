@@ -33,9 +33,12 @@ fn second_agent_exits_and_first_answers_debug_requests() {
     let client = At::Client.addr(Family::V4).to_string();
     let (status, text) = scene.command(&["explain", "192.0.2.10:80/tcp", "--from", &client]);
     assert!(status.success(), "{text}");
-    for part in
-        ["shop/web: the address of its load balancer", "sent to 2 endpoints", "10.244.0.11:8080", "outside"]
-    {
+    for part in [
+        "shop/web: the address of its load balancer",
+        "sent to one of 2 endpoints, chosen by a hash of the client's address and port",
+        "10.244.0.11:8080",
+        "outside",
+    ] {
         assert!(text.contains(part), "no {part} in {text}");
     }
     let (status, text) = scene.command(&["explain", "192.0.2.10"]);

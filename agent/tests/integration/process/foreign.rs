@@ -61,6 +61,11 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
             // Until everything is compared nobody watches: the comparison would repair the next harm, and not count it.
             eventually("a comparison", || agent.metric("steerage_agent_full_writes_total") > compared);
         }
+        let repaired = "tables repaired after another program changed them";
+        eventually("a line about the first repair", || scene.log().contains(repaired));
+        let log = scene.log();
+        let first = log.lines().find(|line| line.contains(repaired)).unwrap();
+        assert!(first.contains("1 element of frontends") && first.contains("elements=1 "), "{first}");
         let handle = rule_handle(&scene);
         scene.nft(&format!("delete rule ip steerage services handle {handle}"));
         let took = eventually("a deleted rule", || is_whole(&scene, &whole));
@@ -187,4 +192,8 @@ fn list_changed_while_no_agent_ran_is_repaired_and_named() {
     eventually("a count", || agent.metric_sum("steerage_agent_foreign_changes_total") == 1);
     let line = "long lists were changed by another program while no agent ran; repairing them";
     assert!(scene.log().contains(line));
+    eventually("an event on the node", || {
+        let notes = scene.node_events("TablesChanged");
+        notes.iter().any(|note| note.contains("While no agent ran") && note.contains("element of endpoints"))
+    });
 }

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use kube::Client;
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -115,7 +116,22 @@ impl Scene {
         });
     }
 
-    fn status(&self, version: &str, kind: &str, name: &str, status: &Value) {
+    /// Nodes without addresses, from `node-0` on.
+    pub(crate) fn make_nodes(&self, number: usize) {
+        self.api("v1", "Node", async |api| {
+            let made = (0..number).map(|at| {
+                let api = api.clone();
+                async move {
+                    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": format!("node-{at}") } });
+                    let node = serde_json::from_value::<DynamicObject>(node).unwrap();
+                    api.create(&PostParams::default(), &node).await.map(drop)
+                }
+            });
+            stream::iter(made).buffer_unordered(32).try_collect::<()>().await
+        });
+    }
+
+    pub(crate) fn status(&self, version: &str, kind: &str, name: &str, status: &Value) {
         let patch = Patch::Merge(json!({ "status": status }));
         self.api(version, kind, async |api| {
             api.patch_status(name, &PatchParams::default(), &patch).await.map(drop)

@@ -51,7 +51,9 @@ pub(super) async fn external_ips_take_nothing_from_others(test: Arc<TestContext>
         let of_victim = victims.iter().map(|address| (*address, PORT));
         let of_others = theirs.iter().zip([DNS, HTTPS]);
         let of_others = of_others.flat_map(|(all, port)| all.iter().map(move |address| (*address, port)));
-        // Neither DNS nor the API server answers such a request by a name.
+        // Also from pods of other nodes.
+        let of_others = of_others.chain([(nodes[1].ipv4.into(), PORT)]);
+        // Neither DNS, the API server nor the node answers such a request by a name.
         let silent: Vec<_> =
             of_others.map(|(address, port)| (SocketAddr::new(address, port), false)).collect();
         let asked = of_victim.map(|(address, port)| (SocketAddr::new(address, port), true)).chain(silent);

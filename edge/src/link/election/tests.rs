@@ -2,9 +2,13 @@
 //! Hosts on a simulated link. Each sends a heartbeat and decides every 200 ms; the tests partition the link and stop hosts.
 
 use super::*;
+use crate::link::ability;
 use proptest::prelude::*;
 
 const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
+
+const ABLE: Ability = Ability { can_serve: true, healthy_share: ability::ALL };
+const UNABLE: Ability = Ability { can_serve: false, ..ABLE };
 
 struct Link {
     now: Instant,
@@ -21,7 +25,13 @@ impl Link {
     }
 
     fn host(&self, number: u8) -> Election {
-        Election::new(format!("edge-{number}"), [2, 0, 0, 0, 0, number], 1, TIMING, self.now)
+        let mut host = Election::new(format!("edge-{number}"), [2, 0, 0, 0, 0, number], 1, TIMING, self.now);
+        host.set_ability(ABLE);
+        host
+    }
+
+    fn set_ability(&mut self, host: usize, ability: Ability) {
+        self.hosts[host].as_mut().expect("host").set_ability(ability);
     }
 
     fn beat(&mut self) {
@@ -124,11 +134,106 @@ fn heartbeats_of_another_group_are_ignored() {
     assert!(election.peers().is_empty());
 }
 
+#[test]
+fn starting_host_that_cannot_serve_leaves_the_vips_to_another() {
+    let mut link = Link::new(3);
+    link.set_ability(0, UNABLE);
+    link.beats(10);
+    assert_eq!(link.active(), [1]);
+    link.set_ability(0, ABLE);
+    link.beats(20);
+    assert_eq!(link.active(), [1], "no preemption");
+}
+
+#[test]
+fn active_host_that_cannot_serve_yields_to_one_that_can() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.set_ability(1, UNABLE);
+    link.set_ability(0, UNABLE);
+    link.beats(50);
+    assert_eq!(link.active(), [0], "none can, so the active one stays");
+    link.set_ability(1, ABLE);
+    link.beats(2);
+    assert_eq!(link.active(), [0], "one failed write is no reason");
+    link.beats(4);
+    assert_eq!(link.active(), [1]);
+    link.set_ability(0, ABLE);
+    link.beats(50);
+    assert_eq!(link.active(), [1]);
+}
+
+#[test]
+fn active_host_whose_targets_fail_yields_to_one_whose_targets_do_not() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.set_ability(0, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.beats(45);
+    assert_eq!(link.active(), [0], "the other may find the same a moment later");
+    link.beats(10);
+    assert_eq!(link.active(), [1]);
+    link.set_ability(1, Ability { healthy_share: ability::ALL / 2, ..ABLE });
+    link.beats(100);
+    assert_eq!(link.active(), [1], "where both fail nothing moves");
+}
+
+#[test]
+fn vips_of_a_leaving_host_are_not_taken_by_one_that_cannot_serve() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.set_ability(1, UNABLE);
+    link.hosts[0].as_mut().expect("host").leave();
+    link.beats(10);
+    assert_eq!(link.active(), [0], "nobody takes over, so its kernel keeps the VIPs");
+    link.set_ability(1, ABLE);
+    link.beats(2);
+    assert_eq!(link.active(), [1]);
+}
+
+#[test]
+fn active_host_that_cannot_serve_does_not_make_others_remove_vips() {
+    let mut link = Link::new(2);
+    link.set_ability(0, UNABLE);
+    link.set_ability(1, UNABLE);
+    link.beats(10);
+    assert_eq!(link.active(), [0]);
+    assert!(!link.hosts[1].as_ref().expect("host").other_is_active(link.now));
+}
+
+#[test]
+fn host_that_can_serve_wins_after_a_partition() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.parts[1] = 1;
+    link.beats(10);
+    link.set_ability(1, UNABLE);
+    link.parts[1] = 0;
+    link.beats(2);
+    assert_eq!(link.active(), [0], "despite its lower term");
+}
+
+#[test]
+fn host_of_an_earlier_version_counts_as_able() {
+    let mut link = Link::new(2);
+    link.set_ability(0, UNABLE);
+    let old = Heartbeat { ability: None, ..link.host(1).heartbeat(Vec::new()) };
+    let mut host = link.hosts[0].take().expect("host");
+    for _ in 0..3 {
+        link.now += TIMING.interval;
+        host.on_heartbeat([2, 0, 0, 0, 0, 1], old.clone(), link.now);
+        host.evaluate(link.now);
+    }
+    assert!(!host.is_active(), "it goes first");
+    let active = Heartbeat { active: true, term: 1, ..old };
+    host.on_heartbeat([2, 0, 0, 0, 0, 1], active, link.now);
+    assert!(host.other_is_active(link.now));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn exactly_one_host_is_active_in_the_end(
-        events in proptest::collection::vec((0_u8..4, 0_u8..5, 0_u32..12), 0..20)
+        events in proptest::collection::vec((0_u8..4, 0_u8..7, 0_u32..12), 0..20)
     ) {
         let mut link = Link::new(4);
         for (host, event, beats) in events {
@@ -138,6 +243,8 @@ proptest! {
                 1 => link.hosts[at] = Some(link.host(host)),
                 2 => link.parts[at] = 1,
                 3 => link.parts[at] = 0,
+                4 => link.hosts[at].iter_mut().for_each(|host| host.set_ability(UNABLE)),
+                5 => link.hosts[at].iter_mut().for_each(|host| host.set_ability(ABLE)),
                 _ => link.hosts[at].iter_mut().for_each(Election::leave),
             }
             link.beats(beats);
@@ -152,5 +259,10 @@ proptest! {
         link.beats(12);
         let alive = link.hosts.iter().flatten().count();
         prop_assert_eq!(link.active().len(), alive.min(1));
+        if let Some(active) = link.active().first() {
+            let can_serve = |host: &Election| host.ability.can_serve;
+            let is_able = link.hosts[*active].as_ref().is_some_and(can_serve);
+            prop_assert_eq!(is_able, link.hosts.iter().flatten().any(can_serve));
+        }
     }
 }

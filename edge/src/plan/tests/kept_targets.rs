@@ -12,12 +12,12 @@ struct Planner {
 
 impl Planner {
     fn new() -> Self {
-        Self { health: HealthByProbe::new(), now: Instant::now(), plan: Plan::default() }
+        Self { health: HealthByProbe::default(), now: Instant::now(), plan: Plan::default() }
     }
 
     fn plan(&mut self, index: &Index) -> &Plan {
         self.plan = plan_next(index, &host(), &self.health, self.now, &self.plan.assignments);
-        self.health.retain(|probe, _| self.plan.probes.contains(probe));
+        self.health.set_probes(&self.plan.probes);
         &self.plan
     }
 
@@ -136,8 +136,52 @@ fn wait_for_probes_is_limited() {
     planner.plan(&hanging);
     assert_eq!(planner.reached(), [1]);
     planner.now += select::MAX_WAIT / 2;
+    assert!(planner.plan(&hanging).is_waiting);
+    assert_eq!(planner.reached(), [1], "the only target that is known to be healthy");
+    planner.now += select::MAX_WAIT_FOR_HEALTHY;
     assert!(!planner.plan(&hanging).is_waiting);
     assert_eq!(planner.reached(), [1, 2, 3], "fail open");
+}
+
+#[test]
+fn long_wait_ends_when_a_new_target_is_healthy_or_no_last_one_is() {
+    let slower = || of_three_nodes(of_node_set(32000));
+    let waiting = || {
+        let (mut planner, last) = steered_by_health_checks();
+        planner.plan(&slower());
+        planner.now += select::MAX_WAIT;
+        planner.plan(&slower());
+        assert_eq!(planner.reached(), [1]);
+        (planner, last)
+    };
+    let (mut planner, _) = waiting();
+    planner.probed(&slower(), 32000, &[2], &[]);
+    assert_eq!(planner.reached(), [2]);
+    let (mut planner, _) = waiting();
+    planner.probed(&slower(), 31000, &[], &[1]);
+    assert_eq!(planner.reached(), [1, 2, 3], "fail open");
+}
+
+#[test]
+fn edited_times_and_thresholds_change_nothing() {
+    let (mut planner, _) = steered_by_health_checks();
+    let mut edited = of_node_set(31000);
+    let check = &mut edited["spec"]["healthCheck"];
+    for (field, value) in
+        [("intervalMilliseconds", 30_000), ("timeoutMilliseconds", 5000), ("unhealthyThreshold", 5)]
+    {
+        check[field] = json!(value);
+    }
+    let edited = of_three_nodes(edited);
+    assert!(!planner.plan(&edited).is_waiting);
+    assert_eq!(planner.reached(), [1]);
+    let states = |planner: &Planner| -> Vec<_> {
+        planner.plan.statuses["a"].targets[0].iter().map(|target| target.state).collect()
+    };
+    let known = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Unhealthy];
+    assert_eq!(states(&planner), known);
+    planner.plan(&edited);
+    assert_eq!(states(&planner), known, "also once the old probes are forgotten");
 }
 
 #[test]

@@ -160,23 +160,42 @@ impl TestBed {
     }
 
     pub(crate) fn start(&mut self, edge: usize) {
+        let folder = self.folder.clone();
+        self.start_with(edge, |command| {
+            command.arg("--objects-dir").arg(&folder).arg("--status-dir").arg(folder.join("status"));
+        });
+    }
+
+    /// Starts an edge host whose API server does not answer.
+    pub(crate) fn start_without_api(&mut self, edge: usize) {
+        let path = self.folder.join("kubeconfig");
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "expired"}}],
+        });
+        fs::write(&path, config.to_string()).expect("write");
+        self.start_with(edge, |command| {
+            command.arg("--kubeconfig").arg(&path);
+        });
+    }
+
+    fn start_with(&mut self, edge: usize, change: impl FnOnce(&mut Command)) {
         let name = self.edges[edge].0.clone();
         let log = File::options()
             .create(true)
             .append(true)
             .open(self.folder.join(format!("{name}.log")))
             .expect("log");
-        let child = Command::new("ip")
+        let mut command = Command::new("ip");
+        command
             .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
             .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
-            .arg("--objects-dir")
-            .arg(&self.folder)
-            .arg("--status-dir")
-            .arg(self.folder.join("status"))
-            .stderr(Stdio::from(log))
-            .spawn()
-            .expect("edge");
-        self.edges[edge].1 = Some(child);
+            .args(["--group", "test"])
+            .stderr(Stdio::from(log));
+        change(&mut command);
+        self.edges[edge].1 = Some(command.spawn().expect("edge"));
     }
 
     pub(crate) fn start_ready(&mut self, edge: usize) {
@@ -203,6 +222,12 @@ impl TestBed {
         child.wait().expect("wait");
     }
 
+    /// Sends SIGSTOP.
+    pub(crate) fn stop(&self, edge: usize) {
+        let child = self.edges[edge].1.as_ref().expect("running");
+        sh(&format!("kill -STOP {}", child.id()));
+    }
+
     /// Sends SIGTERM; whether the process ended with success.
     pub(crate) fn terminate(&mut self, edge: usize) -> bool {
         let mut child = self.edges[edge].1.take().expect("running");
@@ -210,10 +235,33 @@ impl TestBed {
         child.wait().expect("wait").success()
     }
 
+    /// The value of one of its metrics.
+    pub(crate) fn metric(&self, edge: usize, name: &str) -> Option<String> {
+        let text = self.get(edge, "/metrics");
+        text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
+    }
+
     /// Whether an edge host has the VIPs on its interface.
     pub(crate) fn has_vips(&self, edge: usize) -> bool {
-        let shown = sh(&format!("ip -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
-        shown.contains(&format!("{VIP4}/32")) && shown.contains(&format!("{VIP6}/128"))
+        self.vip_lifetimes(edge).len() == 2
+    }
+
+    pub(crate) fn has_any_vip(&self, edge: usize) -> bool {
+        !self.vip_lifetimes(edge).is_empty()
+    }
+
+    /// Whether the kernel of an edge host never removes its VIPs.
+    pub(crate) fn keeps_vips_forever(&self, edge: usize) -> bool {
+        let lifetimes = self.vip_lifetimes(edge);
+        lifetimes.len() == 2 && lifetimes.iter().all(|lifetime| lifetime == "forever")
+    }
+
+    /// How long the kernel of an edge host keeps each VIP that is on its interface.
+    fn vip_lifetimes(&self, edge: usize) -> Vec<String> {
+        let shown = sh(&format!("ip -o -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
+        let is_vip = |line: &&str| [VIP4, VIP6].iter().any(|vip| line.contains(&format!(" {vip}/")));
+        let lifetime = |line: &str| line.split("valid_lft ").nth(1)?.split(' ').next().map(str::to_owned);
+        shown.lines().filter(is_vip).filter_map(lifetime).collect()
     }
 
     /// The EdgeTargetHealth of an edge host for the load balancer `lb`.

@@ -178,7 +178,7 @@ fn more_rules_than_aws_has_are_refused_before_they_are_built() {
 #[test]
 fn ports_that_are_still_served_admit_the_wanted_sources() {
     let wanted = BTreeSet::from([rule(443, "10.0.0.0/8")]);
-    let kept = with_kept_ports(&wanted, &group(&[rule(80, "0.0.0.0/0")], &[rule(22, "0.0.0.0/0")]));
+    let kept = with_kept_ports(&wanted, &group(&[rule(80, "0.0.0.0/0")], &[rule(22, "0.0.0.0/0")]), |_| true);
     assert_eq!(kept, [rule(80, "10.0.0.0/8"), rule(443, "10.0.0.0/8")].into());
 }
 

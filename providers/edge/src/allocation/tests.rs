@@ -142,3 +142,42 @@ fn released_address_wakes_only_those_who_may_use_it() {
     assert_eq!(allocation.take_waiting(), ["another", "ipv6", "other-pool"].map(owner), "the others wait on");
     assert_eq!(allocation.take_waiting(), []);
 }
+
+/// Two Services publish the same address: that of the second object by name is not served.
+#[tokio::test(start_paused = true)]
+async fn duplicate_address_stays_with_the_load_balancer_that_is_served() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    let address = ip("10.9.0.1");
+    for name in ["a", "b"] {
+        index.change(None, Some(&object(name, &[address])));
+    }
+    let mut get = |name, requested: &[&str]| {
+        let lb = LoadBalancer { published: vec![address], ..load_balancer(name, requested) };
+        allocation.allocate(&lb, vec![address], &pools, &index)
+    };
+    assert_eq!(get("b", &[]).expect("its own"), [address], "another program may have edited the first");
+    tokio::time::advance(DUPLICATE_PATIENCE).await;
+    assert_eq!(get("a", &[]).expect("its own"), [address]);
+    assert_eq!(get("b", &["10.9.0.1"]).expect_err("of another").reason(), crate::ADDRESS_IN_USE);
+    assert_eq!(get("b", &[]).expect("another"), [ip("10.9.0.2")]);
+}
+
+/// The first one was edited, and has its own address again.
+#[tokio::test(start_paused = true)]
+async fn address_that_was_duplicate_for_a_moment_stays() {
+    let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
+    let address = ip("10.9.0.1");
+    index.change(None, Some(&object("b", &[address])));
+    let edited = object("a", &[address]);
+    let mut get = |index: &Index| {
+        let lb = LoadBalancer { published: vec![address], ..load_balancer("b", &[]) };
+        allocation.allocate(&lb, vec![address], &pools, index).expect("its own")
+    };
+    for _ in 0..2 {
+        index.change(None, Some(&edited));
+        assert_eq!(get(&index), [address]);
+        index.change(Some(&edited), None);
+        tokio::time::advance(DUPLICATE_PATIENCE).await;
+        assert_eq!(get(&index), [address]);
+    }
+}

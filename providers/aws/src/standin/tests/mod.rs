@@ -18,6 +18,7 @@ mod peers;
 mod pods;
 mod quotas;
 mod refused;
+mod refused_listeners;
 mod restrict;
 mod schedule;
 mod security_group_faults;

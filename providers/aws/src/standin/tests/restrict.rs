@@ -70,6 +70,24 @@ async fn refused_service_loses_sources_and_gains_none() {
     assert_secured(&cloud, &web(&["10.1.0.0/16", "203.0.113.0/24"]), "accepted");
 }
 
+/// No client of a load balancer without IPv6 has an address in these ranges, and nobody else is admitted.
+#[tokio::test(start_paused = true)]
+async fn ranges_with_ipv6_alone_leave_no_client_of_a_load_balancer_with_ipv4() {
+    let (cloud, aws) = in_place(&from(&[]), Quotas::default()).await;
+    let mut lb = from(&["2001:db8::/32"]);
+    for (lists, admitted) in [("pl-1", only(&["pl-1"])), ("", only(&[]))] {
+        lb.annotations = [(PREFIX_LISTS.to_owned(), lists.to_owned())].into();
+        lb.annotations.retain(|_, lists| !lists.is_empty());
+        let refused = apply(&aws, &lb, Compare::Remembered).await.unwrap_err();
+        assert_eq!(refused.reason(), "ConflictingAnnotations", "{refused}");
+        assert_eq!(aws.restrict_sources(&lb.owner, &requested(&lb)).await.unwrap(), Some(admitted));
+    }
+    assert_secured(&cloud, &BTreeSet::new(), "nobody");
+    lb.source_ranges.extend(from(&[OFFICE]).source_ranges);
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    assert_secured(&cloud, &web(&[OFFICE]), "ranges with IPv4 too");
+}
+
 /// Steerage changes no rule of others, and gives no load balancer its first group.
 #[tokio::test(start_paused = true)]
 async fn refused_service_without_rules_of_steerage_says_who_decides() {

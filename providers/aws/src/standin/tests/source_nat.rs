@@ -298,10 +298,10 @@ async fn changes_of_others_are_repaired() {
     let (cloud, aws) = in_place(&said).await;
     switch(&cloud, &SourceNat::Off);
     pause().await;
-    let refused = apply(&aws, &with_udp, Compare::Remembered).await.unwrap_err();
-    assert_eq!(refused.reason(), "RejectedByProvider", "nobody read it");
-    apply(&aws, &with_udp, Compare::Remembered).await.unwrap();
+    let refused = apply(&aws, &with_udp, Compare::Remembered).await.unwrap().incomplete;
+    assert_eq!(refused.unwrap().0, "RejectedByProvider", "nobody read it");
     assert!(is_on(&cloud));
+    assert_eq!(apply(&aws, &with_udp, Compare::InPlace).await.unwrap().incomplete, None);
     // Later AWS refuses that.
     let arn = cloud.cloud().balancers.into_keys().next().unwrap();
     let placed = balancer(&cloud).placed;

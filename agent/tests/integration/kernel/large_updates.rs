@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Updates of more elements than one transaction should have.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use steerage_agent::kernel::{Noticed, Written};
+use steerage_agent::local_node::LocalNode;
+use steerage_agent::plan::{ElementLimits, ServicePlan, plan_service};
+use steerage_agent::rules::{LARGEST_STEP, SetId, TABLE};
+use steerage_model::{
+    Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServicePort, names,
+};
+use steerage_nft::{Batch, Element, Errno, Error, Field, Nft, Table, concat};
+use steerage_requirements::{in_new_netns, requires};
+use steerage_watch::{Event, Index};
+
+use crate::kernel::cluster::{Proxy, pod_networks};
+
+fn key() -> Key {
+    Key::new("shop", "large")
+}
+
+/// A Service of so many ports and endpoints, whose addresses are counted from `first` on.
+fn large(ports: u16, first: u32, endpoints: u32) -> BTreeMap<Key, ServicePlan> {
+    let service = Service {
+        cluster_ips: vec![IpAddr::from([10, 96, 0, 1])],
+        ports: (1..=ports)
+            .map(|port| ServicePort::new(port.to_string(), Protocol::Tcp, port, None))
+            .collect(),
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(key())
+    };
+    let port =
+        |port: u16| EndpointPort { name: port.to_string(), protocol: Protocol::Tcp, port: 8000 + port };
+    let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(0x0af4_0000 + n).into(), "other");
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(service.clone()));
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: (1..=ports).map(port).collect(),
+        endpoints: (first..first + endpoints).map(endpoint).collect(),
+        ..EndpointSlice::new(Key::new("shop", "large-1"), key(), Family::V4)
+    }));
+    let limits = ElementLimits { service: 1_000_000, namespace: 1_000_000 };
+    let place = LocalNode { node: "node".to_owned(), element_limits: limits, ..LocalNode::default() };
+    [(key(), plan_service(&service, &index, &place))].into()
+}
+
+/// A writer whose tables exist, with somebody who listens.
+fn open() -> Proxy {
+    let mut proxy = Proxy::open();
+    proxy.dataplane.watch_foreign(|noticed| !matches!(noticed, Noticed::Change(_)));
+    for _ in 0..2 {
+        // The first comparison believes digests.
+        proxy.dataplane.mark_out_of_sync();
+        write(&mut proxy, BTreeMap::new()).unwrap();
+    }
+    proxy
+}
+
+fn write(proxy: &mut Proxy, plans: BTreeMap<Key, ServicePlan>) -> Result<Written, Error> {
+    proxy.write(plans, &pod_networks())
+}
+
+/// How often others could have committed, and the longest time for which a commit of another program waited.
+fn beside<T>(work: impl FnOnce() -> T) -> (T, u32, Duration) {
+    let (stop, mut nft) = (AtomicBool::new(false), Nft::open().unwrap());
+    let (before, mut own) = (nft.generation().unwrap(), 0);
+    let (result, longest) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let (mut nft, table) = (Nft::open().unwrap(), Table::new(steerage_nft::Family::Ip, "other"));
+            let (mut longest, mut own) = (Duration::ZERO, 0);
+            while !stop.load(Ordering::Relaxed) {
+                let mut batch = Batch::new();
+                batch.destroy_table(&table);
+                let begun = Instant::now();
+                nft.commit(batch).unwrap();
+                longest = longest.max(begun.elapsed());
+                own += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            (longest, own)
+        });
+        let result = work();
+        stop.store(true, Ordering::Relaxed);
+        let (longest, count) = other.join().unwrap();
+        own = count;
+        (result, longest)
+    });
+    (result, nft.generation().unwrap() - before - own, longest)
+}
+
+/// `cargo test … large_updates -- --nocapture` prints the times; docs/performance.md has some.
+#[test]
+fn large_update_is_written_in_steps() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = open();
+        let (ports, endpoints) = (50, 5_000);
+        for (what, plans) in [
+            ("added", large(ports, 0, endpoints)),
+            ("exchanged", large(ports, 10_000, endpoints)),
+            ("halved", large(ports, 10_000, endpoints / 2)),
+            ("deleted", [(key(), ServicePlan::default())].into()),
+        ] {
+            let begun = Instant::now();
+            let (written, transactions, longest) = beside(|| write(&mut proxy, plans).unwrap());
+            let took = begun.elapsed();
+            println!(
+                "{what}: {} elements in {transactions} transactions, {took:?}; another program waited {longest:?}",
+                written.elements
+            );
+            assert!(!written.full && written.elements > 7 * LARGEST_STEP, "{written:?}");
+            let least =
+                if what == "exchanged" { ports.into() } else { written.elements.div_ceil(LARGEST_STEP) };
+            // A list whose endpoints are all replaced is one transaction.
+            let most = if what == "exchanged" { ports.into() } else { least + 4 };
+            assert!((least..=most).contains(&(transactions as usize)), "{transactions}, not {least}");
+        }
+        // The kernel holds what is wanted.
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}
+
+/// A step in the middle is refused. Those before it stay, and the next write makes it good.
+#[test]
+fn refused_step_is_repaired() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = open();
+        write(&mut proxy, large(10, 0, 2_000)).unwrap();
+        let table = Table::new(steerage_nft::Family::Ip, TABLE);
+        let [list, ..] =
+            proxy.ruleset.lists_of([&key()], Family::V4).into_iter().rev().collect::<Vec<_>>()[..]
+        else {
+            panic!("no long list")
+        };
+        let slot = concat(&[Field::Number(list), Field::Number(3)]);
+        let mut batch = Batch::new();
+        batch.delete_elements(&table, &SetId::Endpoints.name(), &[Element::key(slot)]);
+        Nft::open().unwrap().commit(batch).unwrap();
+        let refused = write(&mut proxy, large(10, 5_000, 2_000));
+        assert!(matches!(&refused, Err(Error::Kernel(error)) if error.errno == Errno::ENOENT), "{refused:?}");
+        let repaired = write(&mut proxy, BTreeMap::new()).unwrap();
+        assert!(repaired.full && repaired.elements > 0, "{repaired:?}");
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes whose answers are lost.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kube::client::Body;
+use steerage_provider_api::{GroupKey, HealthCheck, HealthProtocol, Target, TargetGroup, Targets};
+use steerage_watch::Event;
+
+use super::*;
+use crate::allocation::tests::{ip, load_balancer};
+use crate::cache::Cache;
+
+const POOL: &str = r#"{"metadata": {"name": "default", "uid": "u", "resourceVersion": "1"}, "spec": {"addresses": ["10.9.0.0/24"]}}"#;
+
+/// An empty list.
+fn list<S: Clone + References>(cache: &Cache<S>) {
+    cache.apply(Event::Init);
+    cache.apply(Event::InitDone);
+}
+
+/// An API server with one object, whose answer to the first patch is lost. The watch brings nothing.
+fn losing_an_answer() -> (Client, Arc<Mutex<Value>>) {
+    let object = Arc::new(Mutex::new(json!(null)));
+    let stored = Arc::clone(&object);
+    let patches = Arc::new(AtomicUsize::new(0));
+    let service = tower::service_fn(move |request: http::Request<Body>| {
+        let (stored, patches) = (Arc::clone(&stored), Arc::clone(&patches));
+        async move {
+            let (head, body) = request.into_parts();
+            let is_patch = head.method == http::Method::PATCH;
+            if is_patch {
+                let body = body.collect_bytes().await.map_err(io::Error::other)?;
+                let patch: Value = serde_json::from_slice(&body)?;
+                let mut object = stored.lock().expect("not poisoned");
+                assert_eq!(patch["metadata"]["resourceVersion"], object["metadata"]["resourceVersion"]);
+                object["spec"]["addresses"].clone_from(&patch["spec"]["addresses"]);
+                object["metadata"]["resourceVersion"] = json!("2");
+            }
+            if is_patch && patches.fetch_add(1, Ordering::AcqRel) == 0 {
+                return Err(io::Error::other("connection reset"));
+            }
+            let text = stored.lock().expect("not poisoned").to_string();
+            Ok(http::Response::new(Body::from(text.into_bytes())))
+        }
+    });
+    (Client::new(service, "default"), object)
+}
+
+/// A request for another address had no answer, and is taken back before the watch shows that it succeeded.
+#[tokio::test(start_paused = true)]
+async fn address_of_a_write_without_an_answer_is_not_given_away() {
+    let (client, object) = losing_an_answer();
+    let provider = EdgeProvider {
+        shared: Arc::new(Shared::new(&client, "system")),
+        _stop: CancellationToken::new().drop_guard(),
+    };
+    let shared = &provider.shared;
+    shared.activated.set(()).expect("set once");
+    list(&shared.balancers.cache);
+    list(&shared.node_sets.cache);
+    list(&shared.pools.cache);
+    list(&shared.health.cache);
+    shared.pools.cache.apply(Event::Apply(Entry::parse(POOL).expect("a pool")));
+    let with_group = |lb: LoadBalancer| {
+        let health_check = HealthCheck {
+            protocol: HealthProtocol::Tcp,
+            port: Some(80),
+            is_of_service: false,
+            interval: Duration::from_secs(1),
+            timeout: Duration::from_secs(1),
+            healthy_threshold: 1,
+            unhealthy_threshold: 1,
+        };
+        let targets = Targets::Nodes(TargetSet::own(Vec::<Target>::new()));
+        let group = TargetGroup { key: GroupKey::Vip, health_check, affinity: None, targets };
+        LoadBalancer { groups: vec![group], published: vec![ip("10.9.0.1")], ..lb }
+    };
+    let (before, requesting) =
+        (with_group(load_balancer("web", &[])), with_group(load_balancer("web", &["10.9.0.7"])));
+    let mut metadata = serde_json::to_value(spec::metadata(&before.owner)).expect("metadata");
+    metadata["resourceVersion"] = json!("1");
+    let structure = spec::structure(&before, vec![ip("10.9.0.1")]).expect("a spec");
+    let known = json!({"metadata": metadata, "spec": structure});
+    object.lock().expect("not poisoned").clone_from(&known);
+    shared.balancers.cache.apply(Event::Apply(Entry::parse(&known.to_string()).expect("an object")));
+
+    provider.apply(&requesting, Compare::Remembered).await.expect_err("no answer");
+    let is_taken = |shared: &Shared, address| shared.allocate(&load_balancer("other", &[address])).is_err();
+    let waiting = provider.apply(&before, Compare::Remembered).await.expect("nothing to write");
+    assert!(matches!(waiting.progress, Progress::Again(left) if !left.is_zero()), "{waiting:?}");
+    assert!(is_taken(shared, "10.9.0.7"), "the write may still have an effect");
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let read = provider.apply(&before, Compare::Remembered).await.expect("nothing to write");
+    assert_eq!(read.progress, Progress::Again(Duration::ZERO), "it had one");
+    assert!(is_taken(shared, "10.9.0.7"));
+    // Nothing requests another address than the object has now.
+    let kept = provider.apply(&before, Compare::Remembered).await.expect("nothing to write");
+    assert_eq!((kept.progress, kept.ingress[0].ip), (Progress::Done, Some(ip("10.9.0.7"))));
+    assert!(is_taken(shared, "10.9.0.7"), "by the object");
+    assert!(!is_taken(shared, "10.9.0.1"));
+}
