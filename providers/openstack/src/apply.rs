@@ -288,7 +288,7 @@ impl OpenStack {
 fn check_kept(balancer: &Balancer, wanted: &Desired) -> Result<(), Error> {
     let immutable = |what: &str, has: &str, wants: &str| {
         let message = format!(
-            "The Service requests the {what} {wants}, and its load balancer has {has}, which Octavia cannot change. The present one is \
+            "The {what} should be {wants}, and the load balancer of the Service has {has}, which Octavia cannot change. The present one is \
              kept. Restore the request, or create the Service again."
         );
         Err(Error::invalid(reasons::ADDRESS_IMMUTABLE, message))

@@ -31,7 +31,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADDRESS_IMMUTABLE,
-        "The Service requests another VIP or subnet than its load balancer has, which Octavia cannot change.",
+        "The Service requests another VIP or subnet than its load balancer has, or the flag another Octavia provider, which Octavia cannot change.",
         "Restore the request, or create the Service again.",
     ),
     (
