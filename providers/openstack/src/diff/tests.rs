@@ -60,7 +60,13 @@ fn make(tree: &mut Tree, step: &Step) {
             assert!(tree.listeners.iter().all(|listener| listener.default_pool_id.as_ref() != Some(id)));
             tree.pools.retain(|pool| pool.id != *id);
         }
-        Step::SetMembers { .. } => assert!(tree.note(step, &Value::Null)),
+        Step::SetMembers { pool, members, .. } => {
+            let pool = tree.pools.iter().find(|known| known.id == *pool).unwrap();
+            let keys = |members: &[Member]| members.iter().map(Member::key).collect::<BTreeSet<_>>();
+            let (before, after) = (keys(&pool.members), keys(members));
+            assert!(after.is_superset(&before) || after.is_subset(&before), "added and removed at once");
+            assert!(tree.note(step, &Value::Null));
+        }
         Step::CreateMonitor { body, .. } => {
             let id = body["pool_id"].as_str().unwrap();
             let pool = tree.pools.iter_mut().find(|pool| pool.id == id).unwrap();
