@@ -19,6 +19,8 @@ POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnets": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
 FULL_AWS = {"controller": {**AWS["controller"], "podReadinessGates": True}, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
+OPENSTACK = {"controller": {"provider": "openstack"}, "openstack": {"clusterName": "test", "subnetId": "subnet-1"}}
+FULL_OPENSTACK = {**OPENSTACK, "controller": {"provider": "openstack", "defaultSteering": "api"}, "openstack": {**OPENSTACK["openstack"], "cloud": "prod", "cloudsSecret": "clouds", "memberSubnetId": "subnet-2", "floatingNetworkId": "network-1", "provider": "ovn"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {
@@ -40,7 +42,7 @@ MONITORING = {
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
     }
 }
-VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "switches": SWITCHES, "monitoring": MONITORING}
+VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
     "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
@@ -61,6 +63,7 @@ INVALID = {
     "a shared load balancer with an unknown setting": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": ["a"], "annotations": {}, "ports": "80"}}}},
     "readiness gates at the edge": {"controller": {"podReadinessGates": True}},
     "aws without a network": {"controller": {"provider": "aws"}},
+    "openstack without a subnet": {"controller": {"provider": "openstack"}, "openstack": {"clusterName": "test"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
     "an interval from small to large": {"metrics": {"podMonitor": {"interval": "30s1m"}}},
@@ -197,6 +200,13 @@ class Values(unittest.TestCase):
         plain = render(AWS)
         self.assertNotIn("ConfigMap/steerage-controller", plain)
         self.assertIsNone(checksum(plain["Deployment/steerage-controller"]))
+
+    def test_clouds_yaml_lies_where_clients_of_openstack_look(self):
+        for values, secret in ((OPENSTACK, "steerage-openstack"), (FULL_OPENSTACK, "clouds")):
+            controller = pod(render(values)["Deployment/steerage-controller"])
+            self.assertEqual([{"name": "clouds", "secret": {"secretName": secret}}], controller["volumes"])
+            mounts = controller["containers"][0]["volumeMounts"]
+            self.assertEqual([{"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True}], mounts)
 
     def test_an_agent_that_is_off_leaves_nothing(self):
         names = render({"agent": {"enabled": False}})

@@ -14,6 +14,8 @@ use steerage_process::{Component, Process, ProcessArgs, duration};
 use steerage_provider_api::{Error, Provider, Steering};
 use steerage_provider_aws::{Aws, AwsArgs};
 use steerage_provider_edge::EdgeProvider;
+#[cfg(feature = "openstack")]
+use steerage_provider_openstack::{Credentials, OpenStack, OpenStackArgs};
 use steerage_watch::{Backoff, ClientArgs, Watches};
 
 use crate::controller::{self, Components};
@@ -206,7 +208,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     process: ProcessArgs,
     #[command(flatten)]
-    aws: AwsArgs,
+    clouds: CloudArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -215,6 +217,32 @@ enum ProviderName {
     Edge,
     /// AWS Network Load Balancers
     Aws,
+    /// OpenStack Octavia
+    #[cfg(feature = "openstack")]
+    #[value(name = "openstack")]
+    OpenStack,
+}
+
+impl ProviderName {
+    /// Provider calls per second without the flag.
+    fn default_qps(self) -> u32 {
+        match self {
+            Self::Edge => 10_000,
+            Self::Aws => 20,
+            #[cfg(feature = "openstack")]
+            Self::OpenStack => 20,
+        }
+    }
+}
+
+/// The flags of the clouds.
+#[derive(Debug, clap::Args)]
+struct CloudArgs {
+    #[command(flatten)]
+    aws: AwsArgs,
+    #[cfg(feature = "openstack")]
+    #[command(flatten)]
+    openstack: OpenStackArgs,
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -263,18 +291,15 @@ impl Args {
             dry_run,
             client,
             process: _,
-            aws,
+            clouds,
         } = self;
         let component = process.component();
         let client = steerage_watch::client(component.name, component.version, &client).await?;
         let client = if dry_run { read_only(client) } else { client };
-        let provider_qps = provider_qps.unwrap_or(match provider {
-            ProviderName::Edge => 10_000,
-            ProviderName::Aws => 20,
-        });
+        let provider_qps = provider_qps.unwrap_or(provider.default_qps());
         let watches =
             process.metrics().register("controller_watch", |registry| Watches::new(client.clone(), registry));
-        let Some(provider) = new_provider(provider, &client, &watches, &namespace, aws, process).await?
+        let Some(provider) = new_provider(provider, &client, &watches, &namespace, clouds, process).await?
         else {
             return Ok(None);
         };
@@ -357,7 +382,7 @@ async fn new_provider(
     client: &Client,
     watches: &Watches,
     namespace: &str,
-    aws: AwsArgs,
+    clouds: CloudArgs,
     process: &Process,
 ) -> anyhow::Result<Option<Arc<dyn Provider>>> {
     Ok(Some(match name {
@@ -377,7 +402,7 @@ async fn new_provider(
             edge
         }
         ProviderName::Aws => {
-            let aws = aws.with_vpc().await?;
+            let aws = clouds.aws.with_vpc().await?;
             // Wrong flags fail before the API server has to answer.
             steerage_provider_aws::Config::new(aws.clone(), String::new())?;
             let Some(uid) =
@@ -401,7 +426,46 @@ async fn new_provider(
             }
             Arc::new(aws)
         }
+        #[cfg(feature = "openstack")]
+        ProviderName::OpenStack => {
+            let Some(openstack) = new_openstack(client, clouds.openstack, process).await? else {
+                return Ok(None);
+            };
+            Arc::new(openstack)
+        }
     }))
+}
+
+/// `None` if the process stops first.
+#[cfg(feature = "openstack")]
+async fn new_openstack(
+    client: &Client,
+    args: OpenStackArgs,
+    process: &Process,
+) -> anyhow::Result<Option<OpenStack>> {
+    // Wrong flags fail before the API server has to answer.
+    steerage_provider_openstack::Config::new(args.clone(), String::new())?;
+    let credentials = Credentials::load(args.openstack_cloud.as_deref())?;
+    let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::UID_READ_TIMEOUT).await?
+    else {
+        return Ok(None);
+    };
+    let metrics = process.metrics().register("controller", steerage_provider_openstack::api_metrics);
+    let config = steerage_provider_openstack::Config::new(args, uid)?;
+    let openstack = OpenStack::connect(config, credentials, metrics)?;
+    let checked = tokio::select! {
+        () = process.shutdown().cancelled() => return Ok(None),
+        checked = openstack.check() => checked,
+    };
+    match checked {
+        Err(error @ (Error::Denied(_) | Error::Invalid { .. })) => {
+            anyhow::bail!("OpenStack refuses the controller: {error}")
+        }
+        // Traffic does not need the controller, and OpenStack may answer soon.
+        Err(error) => tracing::warn!(%error, "OpenStack not reached; starting, and retrying each call"),
+        Ok(()) => {}
+    }
+    Ok(Some(openstack))
 }
 
 /// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.

@@ -24,7 +24,7 @@ mod rate_limit;
 mod reasons;
 mod reconcile;
 mod recovery;
-#[cfg(test)]
+#[cfg(all(test, feature = "openstack"))]
 mod reference;
 mod removal_hold;
 mod request_queue;

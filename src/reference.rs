@@ -51,6 +51,7 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     metrics.register("controller", steerage_watch::events::register_metrics);
     metrics.register("controller", steerage_provider_edge::register_sample_metrics);
     metrics.register("controller", steerage_provider_aws::api_metrics);
+    metrics.register("controller", steerage_provider_openstack::api_metrics);
     metrics.register("controller_watch", steerage_watch::register_sample_metrics);
     ours.conditions.begin("edge");
     ours.called("ensure", "ok", Duration::ZERO);
@@ -107,6 +108,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         ),
         table(["annotation", "accepted values", "why, or what to use"], rows)
     );
+    let [of_openstack, of_openstack_peers] = annotations_of_openstack();
     let modes = [AgentMode::Labelled, AgentMode::KubeProxyReplacement].map(|mode| code(mode.name()));
     let rows = [
         (names::AGENT_MODE, modes.join(" or "), "Written by the agent: which Services it serves on the node"),
@@ -165,8 +167,36 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         "annotations.md",
         "Annotations, labels and finalizers",
         "[The guide](../annotations.md) explains how they work together.",
-        &[of_services, of_aws, of_peers, of_nodes, others],
+        &[of_services, of_aws, of_peers, of_openstack, of_openstack_peers, of_nodes, others],
     )
+}
+
+/// What the provider `openstack` reads, and what it refuses.
+fn annotations_of_openstack() -> [String; 2] {
+    let rows = steerage_provider_openstack::annotations::ALL.iter().map(|annotation| {
+        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
+        [code(annotation.name), annotation.value.to_owned(), meaning]
+    });
+    let of_openstack = format!(
+        "## Annotations on a Service of the provider `openstack`\n\n{}",
+        table(["annotation", "value", "meaning"], rows)
+    );
+    let rows = steerage_provider_openstack::peers::PEER_ANNOTATIONS.iter().map(|peer| {
+        let name = code(&format!("{}{}", steerage_provider_openstack::peers::PREFIX, peer.suffix));
+        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
+        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
+        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
+    });
+    let of_openstack_peers = format!(
+        "## Annotations of cloud-provider-openstack\n\n{}\n\n{}",
+        wrap(
+            "The provider `openstack` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
+             anyway, and refuses the Service otherwise (`AnnotationNotSupported`). It refuses other names that begin with \
+             `loadbalancer.openstack.org/` or `service.beta.kubernetes.io/openstack-` too (`UnknownAnnotation`)."
+        ),
+        table(["annotation", "accepted values", "why, or what to use"], rows)
+    );
+    [of_openstack, of_openstack_peers]
 }
 
 #[test]
@@ -217,14 +247,15 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         errors.iter().map(|(error, meaning, advice)| (error.reason(), *meaning, *advice)).collect();
     let _ = write!(
         provider,
-        "{}\n{}\n\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}",
+        "{}\n{}\n\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}\nOf the provider `openstack`:\n\n{}",
         error_table(&rows),
         wrap(&format!(
             "`{conflict}` is a reason only of the Warning event of a deletion: something else changed the same \
              resource, and Steerage retries."
         )),
         error_table(steerage_provider_edge::REASONS),
-        error_table(steerage_provider_aws::REASONS)
+        error_table(steerage_provider_aws::REASONS),
+        error_table(steerage_provider_openstack::REASONS)
     );
     sections.push(provider);
     steerage_reference::check(

@@ -45,5 +45,10 @@ pub const SERVING: &str = "steerage.dev/Serving";
 pub const DEGRADED: &str = "steerage.dev/Degraded";
 
 /// Prefixes of the annotations that projections keep.
-pub const KEPT_ANNOTATIONS: [&str; 4] =
-    [PREFIX, "service.alpha.kubernetes.io/", "service.beta.kubernetes.io/", TRIGGER_TIME];
+pub const KEPT_ANNOTATIONS: [&str; 5] = [
+    PREFIX,
+    "service.alpha.kubernetes.io/",
+    "service.beta.kubernetes.io/",
+    "loadbalancer.openstack.org/",
+    TRIGGER_TIME,
+];

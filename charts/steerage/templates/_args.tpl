@@ -52,6 +52,18 @@
 - --aws-ec2-endpoint={{ . }}
 {{- end }}
 {{- end }}
+{{- if eq $controller.provider "openstack" }}
+- --openstack-cluster-name={{ .Values.openstack.clusterName }}
+- --openstack-cloud={{ .Values.openstack.cloud }}
+- --openstack-subnet-id={{ .Values.openstack.subnetId }}
+{{- with .Values.openstack.memberSubnetId }}
+- --openstack-member-subnet-id={{ . }}
+{{- end }}
+{{- with .Values.openstack.floatingNetworkId }}
+- --openstack-floating-network-id={{ . }}
+{{- end }}
+- --openstack-provider={{ .Values.openstack.provider }}
+{{- end }}
 {{- with $controller.extraArgs }}
 {{ toYaml . }}
 {{- end }}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a test needs of the machine: root, commands, a Kubernetes API server, moto. A test that lacks something skips with a
+//! What a test needs of the machine: root, commands, a Kubernetes API server, moto, OpenStack's APIs. A test that lacks something skips with a
 //! printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
 //! instead, so that nothing is skipped there. With `STEERAGE_QUICK=1`, which `hack/test quick` sets, it skips whatever the machine
 //! has, so that quick means the same for everybody. A dependency of tests only.
@@ -28,6 +28,8 @@ pub enum Requirement {
     KubeApiserver,
     /// The virtual environment with moto, which `hack/prepare` makes.
     Moto,
+    /// The virtual environment with Keystone, Neutron and Octavia, which `hack/prepare` makes.
+    OpenStack,
     /// An environment variable that is set and not empty.
     Variable(&'static str),
 }
@@ -47,6 +49,7 @@ impl Requirement {
             Self::Program(name) => program(name),
             Self::KubeApiserver => kube_apiserver().map(drop),
             Self::Moto => moto_python().map(drop),
+            Self::OpenStack => openstack_python().map(drop),
             Self::Variable(name) => variable(name).map(drop).ok_or_else(|| format!("{name} is not set")),
         }
     }
@@ -57,6 +60,7 @@ impl Requirement {
             Self::NetworkNamespace => "tests with packets",
             Self::KubeApiserver => "tests on an API server",
             Self::Moto => "tests on moto",
+            Self::OpenStack => "tests on OpenStack's APIs",
             Self::Program(name) | Self::Variable(name) => name,
         }
     }
@@ -123,6 +127,18 @@ pub fn moto_python() -> Result<PathBuf, String> {
         return Ok(venv.join("bin/python"));
     }
     Err(format!("moto is not in {}: run hack/prepare", venv.display()))
+}
+
+/// The Python interpreter of the virtual environment that has Keystone, Neutron and Octavia.
+///
+/// # Errors
+/// If the environment is missing.
+pub fn openstack_python() -> Result<PathBuf, String> {
+    let venv = cache().ok_or("neither STEERAGE_CACHE nor HOME is set")?.join("openstack");
+    if venv.join("bin/octavia-api").exists() {
+        return Ok(venv.join("bin/python"));
+    }
+    Err(format!("OpenStack's APIs are not in {}: run hack/prepare openstack", venv.display()))
 }
 
 /// The folder of everything that `hack/prepare` builds, as in `hack/env`.

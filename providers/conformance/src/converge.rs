@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider, TargetSet};
+use steerage_provider_api::{
+    AdmittedSources, Compare, Error, GroupTargets, LoadBalancer, Outcome, Owner, Progress, Provider,
+    RequestedSources, TargetSet,
+};
 
 use crate::{Harness, Snapshot};
 
@@ -60,6 +63,38 @@ pub async fn converge_deleted(provider: &impl Provider, owner: &Owner) -> anyhow
         tokio::time::sleep(PAUSE).await;
     }
     anyhow::bail!("{owner}: not deleted after {ROUNDS} rounds")
+}
+
+/// Calls `set_targets` until it is done.
+pub(crate) async fn converge_targets(
+    provider: &impl Provider,
+    owner: &Owner,
+    targets: &GroupTargets,
+) -> anyhow::Result<Outcome> {
+    for _ in 0..ROUNDS {
+        let outcome = provider.set_targets(owner, targets).await?;
+        if outcome.progress == Progress::Done {
+            return Ok(outcome);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    anyhow::bail!("{owner}: targets not set after {ROUNDS} rounds")
+}
+
+/// Calls `restrict_sources` until it is done. A provider that needs several changes, one after the other, says meanwhile that they
+/// conflict.
+pub(crate) async fn converge_restricted(
+    provider: &impl Provider,
+    owner: &Owner,
+    requested: &RequestedSources,
+) -> anyhow::Result<Option<AdmittedSources>> {
+    for _ in 0..CONFLICTS {
+        match provider.restrict_sources(owner, requested).await {
+            Err(Error::Conflict(_)) => tokio::time::sleep(PAUSE).await,
+            other => return Ok(other?),
+        }
+    }
+    anyhow::bail!("{owner}: sources not restricted after {CONFLICTS} rounds")
 }
 
 /// A state to reach.

@@ -6,11 +6,10 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, bail, ensure};
 use steerage_provider_api::{
-    AdmittedSources, GroupTargets, LoadBalancer, Owner, Progress, Provider, RequestedSources, Target,
-    TargetSet,
+    AdmittedSources, GroupTargets, LoadBalancer, Owner, Provider, RequestedSources, Target, TargetSet,
 };
 
-use crate::converge::{Goal, ensure_same};
+use crate::converge::{Goal, converge_restricted, converge_targets, ensure_same};
 use crate::{CutPoint, Harness, converge, converge_remembered, fixture};
 
 /// After every call of a change, all old or all new targets are registered, and the group is never empty. Calls that carry a
@@ -140,7 +139,7 @@ pub async fn removed_sources_leave_without_a_structure<H: Harness>(harness: &H) 
         let instance = harness.fresh().await?;
         converge(&instance, &with(from(&["10.0.0.0/8", "198.51.100.0/24"])?)).await?;
         for instance in [instance, harness.fresh().await?] {
-            let admitted = instance.restrict_sources(&owner, &from(requested)?).await?;
+            let admitted = converge_restricted(&instance, &owner, &from(requested)?).await?;
             let only = AdmittedSources::Only(BTreeSet::from(["10.1.0.0/16".to_owned()]));
             ensure!(admitted == Some(only), "{requested:?}: {admitted:?}");
             ensure_same("the sources that are left", &expected, &harness.snapshot().await?)?;
@@ -150,8 +149,7 @@ pub async fn removed_sources_leave_without_a_structure<H: Harness>(harness: &H) 
 }
 
 async fn set_targets(provider: &impl Provider, owner: &Owner, set: &TargetSet) -> anyhow::Result<()> {
-    let outcome = provider.set_targets(owner, &GroupTargets::of_nodes(set.clone())).await?;
-    ensure!(outcome.progress == Progress::Done, "{outcome:?}");
+    let outcome = converge_targets(provider, owner, &GroupTargets::of_nodes(set.clone())).await?;
     ensure!(outcome.refused.is_empty(), "{outcome:?}");
     Ok(())
 }

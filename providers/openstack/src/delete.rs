@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Deletes everything of an owner: its floating IP, then the load balancer with all that is in it.
+
+use http::Method;
+use steerage_provider_api::{Error, Owner, Progress};
+
+use crate::client::Call;
+use crate::error::CallError;
+use crate::observe;
+use crate::provider::OpenStack;
+use crate::state::ServiceState;
+use crate::types::{Balancer, Provisioning};
+
+impl OpenStack {
+    pub(crate) async fn delete_all(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+    ) -> Result<Progress, Error> {
+        let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
+        let mine: Vec<Balancer> =
+            all.into_iter().filter(|(of, _)| of == owner).map(|(_, balancer)| balancer).collect();
+        let is_known = entry.known(owner).is_some();
+        if mine.is_empty() {
+            // Also of a load balancer that somebody else deleted.
+            self.release(&self.own_floating_ips(owner).await?).await?;
+            if is_known {
+                entry.forget();
+            }
+            return Ok(Progress::Done);
+        }
+        for balancer in &mine {
+            self.remove(owner, balancer, true).await?;
+        }
+        if is_known {
+            // What was complete is not any more; the time of the change stays.
+            (entry.complete, entry.is_verified) = (None, false);
+            entry.changing.get_or_insert_with(tokio::time::Instant::now);
+        }
+        Ok(Progress::Again(entry.poll(self.config.poll)))
+    }
+
+    /// Begins to delete a load balancer, if it can be deleted now. If it is the owner's last one, its floating IPs go first: without the
+    /// load balancer, nothing would say whose they were.
+    pub(crate) async fn remove(
+        &self,
+        owner: &Owner,
+        balancer: &Balancer,
+        is_last: bool,
+    ) -> Result<(), Error> {
+        if matches!(balancer.provisioning_status, Provisioning::Pending | Provisioning::Deleting) {
+            return Ok(());
+        }
+        if is_last {
+            self.release(&self.own_floating_ips(owner).await?).await?;
+        }
+        tracing::info!(service = %owner.service, id = balancer.id, "deleting load balancer");
+        self.delete_balancer(&balancer.id).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn delete_balancer(&self, id: &str) -> Result<(), CallError> {
+        let path = format!("loadbalancers/{id}?cascade=true");
+        let call = Call::octavia(Method::DELETE, "DELETE loadbalancers", &path, None);
+        match self.calls.send(call).await {
+            Ok(_) => Ok(()),
+            // It is gone, or another change has begun.
+            Err(failure) if failure.is_not_found() || failure.is_busy() => Ok(()),
+            Err(failure) => Err(failure),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The changes that turn the load balancer in place into the wanted one, in an order that serves clients after each. Pure.
+
+use serde_json::{Map, Value, json};
+use steerage_provider_api::{Error, Owner};
+
+use crate::desired::{Desired, Members, WantedListener, WantedPool, set_limits};
+use crate::marks;
+use crate::reasons;
+use crate::state::Tree;
+use crate::step::Step;
+use crate::types::{Limits, Listener, Member, Monitor, Pool, Provisioning};
+
+/// All changes that can be told from what is in place. What is created first shows more: after each change, they are computed again.
+pub(crate) fn diff(owner: &Owner, tree: &Tree, wanted: &Desired) -> Result<Vec<Step>, Error> {
+    let mut steps = Vec::new();
+    let mut changes = Map::new();
+    if let Some(tags) = marks::merged(&tree.balancer.tags, &wanted.tags) {
+        changes.insert("tags".to_owned(), tags.into());
+    }
+    if !changes.is_empty() {
+        steps.push(Step::UpdateBalancer { id: tree.balancer.id.clone(), changes: changes.into() });
+    }
+    for listener in &wanted.listeners {
+        let present = listener_of(tree, listener);
+        if let Some(foreign) = present.filter(|present| !marks::is_part(&present.tags, owner)) {
+            return Err(not_owned(foreign));
+        }
+        let Some(pool) = pool_of(owner, tree, &listener.pool.name) else {
+            let mut body = listener.pool.body();
+            body["loadbalancer_id"] = tree.balancer.id.clone().into();
+            steps.push(Step::CreatePool { name: listener.pool.name.clone(), body });
+            continue;
+        };
+        steps.extend(pool_steps(pool, &listener.pool, &wanted.part_tags));
+        match present {
+            None => {
+                let mut body = listener.body(&wanted.part_tags);
+                body["loadbalancer_id"] = tree.balancer.id.clone().into();
+                body["default_pool_id"] = pool.id.clone().into();
+                steps.push(Step::CreateListener { port: port(&listener.protocol, listener.port), body });
+            }
+            Some(present) => {
+                let changes = listener_changes(present, listener, pool, &wanted.part_tags);
+                if !changes.is_empty() {
+                    steps.push(Step::UpdateListener {
+                        id: present.id.clone(),
+                        port: port(&listener.protocol, listener.port),
+                        changes: changes.into(),
+                    });
+                }
+            }
+        }
+    }
+    steps.extend(removals(owner, tree, wanted));
+    Ok(steps)
+}
+
+fn port(protocol: &impl std::fmt::Display, port: u16) -> String {
+    format!("{protocol} {port}")
+}
+
+fn listener_of<'a>(tree: &'a Tree, wanted: &WantedListener) -> Option<&'a Listener> {
+    tree.listeners
+        .iter()
+        .find(|listener| listener.protocol == wanted.protocol && listener.protocol_port == wanted.port)
+}
+
+fn pool_of<'a>(owner: &Owner, tree: &'a Tree, name: &str) -> Option<&'a Pool> {
+    tree.pools.iter().find(|pool| pool.name == name && marks::is_part(&pool.tags, owner))
+}
+
+fn not_owned(listener: &Listener) -> Error {
+    let message = format!(
+        "The load balancer has a listener on {} (ID {}) without Steerage's tag. It is not changed, and no other port of the Service is \
+         changed. Delete the listener, or use another port.",
+        port(&listener.protocol, listener.protocol_port),
+        listener.id
+    );
+    Error::invalid(reasons::OBJECT_NOT_OWNED, message)
+}
+
+/// Changes of one pool. Its monitor is right before members that it has to judge are added.
+fn pool_steps(pool: &Pool, wanted: &WantedPool, part_tags: &[String]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut changes = Map::new();
+    if pool.lb_algorithm != wanted.algorithm || pool.provisioning_status == Provisioning::Error {
+        changes.insert("lb_algorithm".to_owned(), wanted.algorithm.into());
+    }
+    if pool.session_persistence != wanted.persistence {
+        let persistence = wanted.persistence.as_ref().map(crate::types::Persistence::body);
+        changes.insert("session_persistence".to_owned(), persistence.into());
+    }
+    if !pool.admin_state_up {
+        changes.insert("admin_state_up".to_owned(), true.into());
+    }
+    if let Some(tags) = marks::merged(&pool.tags, &wanted.tags) {
+        changes.insert("tags".to_owned(), tags.into());
+    }
+    if !changes.is_empty() {
+        let (id, name) = (pool.id.clone(), pool.name.clone());
+        steps.push(Step::UpdatePool { id, name, changes: changes.into() });
+    }
+    match &pool.monitor {
+        // Octavia cannot change the type.
+        Some(monitor) if monitor.check.r#type != wanted.check.r#type => {
+            steps.push(Step::DeleteMonitor { id: monitor.id.clone(), pool: pool.name.clone() });
+        }
+        Some(monitor) => {
+            let changes = monitor_changes(monitor, wanted, part_tags);
+            if !changes.is_empty() {
+                let (id, pool) = (monitor.id.clone(), pool.name.clone());
+                steps.push(Step::UpdateMonitor { id, pool, changes: changes.into() });
+            }
+        }
+        None => {
+            let mut body = wanted.monitor_body(part_tags);
+            body["pool_id"] = pool.id.clone().into();
+            steps.push(Step::CreateMonitor { pool: pool.name.clone(), body });
+        }
+    }
+    steps.extend(member_step(pool, &wanted.members));
+    steps
+}
+
+/// The next change of members, if one is needed: all that were and will be, then those that will be.
+pub(crate) fn member_step(pool: &Pool, wanted: &Members) -> Option<Step> {
+    let is_equal = |member: &Member| wanted.get(&member.key()) == Some(member);
+    if pool.members.len() == wanted.len() && pool.members.iter().all(is_equal) {
+        return None;
+    }
+    let mut members: Vec<Member> = wanted.values().cloned().collect();
+    let has = |key| pool.members.iter().any(|member| member.key() == key);
+    if wanted.keys().any(|key| !has(*key)) {
+        let leaving = pool.members.iter().filter(|member| !wanted.contains_key(&member.key()));
+        members.extend(leaving.cloned());
+    }
+    Some(Step::SetMembers { pool: pool.id.clone(), name: pool.name.clone(), members })
+}
+
+fn monitor_changes(monitor: &Monitor, wanted: &WantedPool, tags: &[String]) -> Map<String, Value> {
+    let mut changes = Map::new();
+    if monitor.check != wanted.check || monitor.provisioning_status == Provisioning::Error {
+        if let Ok(Value::Object(check)) = serde_json::to_value(&wanted.check) {
+            changes = check;
+        }
+        changes.remove("type");
+    }
+    if !monitor.admin_state_up {
+        changes.insert("admin_state_up".to_owned(), true.into());
+    }
+    if let Some(tags) = marks::merged(&monitor.tags, tags) {
+        changes.insert("tags".to_owned(), tags.into());
+    }
+    changes
+}
+
+fn listener_changes(
+    present: &Listener,
+    wanted: &WantedListener,
+    pool: &Pool,
+    tags: &[String],
+) -> Map<String, Value> {
+    let mut changes = Map::new();
+    let is_failed = present.provisioning_status == Provisioning::Error;
+    if present.default_pool_id.as_ref() != Some(&pool.id) || is_failed {
+        changes.insert("default_pool_id".to_owned(), pool.id.clone().into());
+    }
+    let mut allowed = present.allowed_cidrs.clone().unwrap_or_default();
+    allowed.sort();
+    if allowed != wanted.allowed_cidrs {
+        // Octavia takes null for an empty list.
+        let all = (!wanted.allowed_cidrs.is_empty()).then(|| wanted.allowed_cidrs.clone());
+        changes.insert("allowed_cidrs".to_owned(), json!(all));
+    }
+    if let Some(limits) = wanted.limits.as_ref().filter(|limits| differ(&present.limits, limits)) {
+        let mut all = json!({});
+        set_limits(&mut all, limits);
+        if let Value::Object(all) = all {
+            changes.extend(all);
+        }
+    }
+    if !present.admin_state_up {
+        changes.insert("admin_state_up".to_owned(), true.into());
+    }
+    if let Some(tags) = marks::merged(&present.tags, tags) {
+        changes.insert("tags".to_owned(), tags.into());
+    }
+    changes
+}
+
+fn differ(present: &Limits, wanted: &Limits) -> bool {
+    present != wanted
+}
+
+/// Listeners before the pools that they use. Those of others stay, and the pools that those use.
+fn removals(owner: &Owner, tree: &Tree, wanted: &Desired) -> Vec<Step> {
+    let is_ours = |tags: &[String]| marks::is_part(tags, owner);
+    let is_unwanted = |listener: &&Listener| {
+        let mut all = wanted.listeners.iter();
+        !all.any(|one| one.protocol == listener.protocol && one.port == listener.protocol_port)
+    };
+    let (gone, kept): (Vec<&Listener>, Vec<&Listener>) =
+        tree.listeners.iter().partition(|listener| is_ours(&listener.tags) && is_unwanted(listener));
+    let listeners = gone.iter().map(|listener| Step::DeleteListener {
+        id: listener.id.clone(),
+        port: port(&listener.protocol, listener.protocol_port),
+    });
+    let is_unused = |pool: &&Pool| {
+        let is_named = wanted.listeners.iter().any(|listener| listener.pool.name == pool.name);
+        let is_used = kept.iter().any(|listener| listener.default_pool_id.as_ref() == Some(&pool.id));
+        is_ours(&pool.tags) && !is_named && !is_used
+    };
+    let pools = tree.pools.iter().filter(is_unused);
+    let pools = pools.map(|pool| Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() });
+    listeners.chain(pools).collect()
+}
+
+#[cfg(test)]
+mod tests;

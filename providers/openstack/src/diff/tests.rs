@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use proptest::prelude::*;
+use steerage_model::Protocol;
+use steerage_provider_api::LoadBalancer;
+
+use super::*;
+use crate::desired::desired;
+use crate::desired::tests::{owner, planned};
+use crate::options::tests::config;
+use crate::types::{Balancer, Check, Persistence, Reference};
+
+/// An empty load balancer of the owner.
+fn empty() -> Tree {
+    let balancer = Balancer {
+        id: "lb".to_owned(),
+        provisioning_status: Provisioning::Active,
+        vip_address: Some([10, 0, 0, 100].into()),
+        vip_port_id: Some("port".to_owned()),
+        vip_subnet_id: Some("subnet".to_owned()),
+        provider: Some("amphora".to_owned()),
+        tags: Vec::new(),
+        created_at: None,
+    };
+    Tree { balancer, listeners: Vec::new(), pools: Vec::new() }
+}
+
+fn tags(of: &Value) -> Option<Vec<String>> {
+    serde_json::from_value(of.get("tags")?.clone()).ok()
+}
+
+/// What Octavia makes of a change. Panics at what Octavia refuses.
+fn make(tree: &mut Tree, step: &Step) {
+    match step {
+        Step::UpdateBalancer { changes, .. } => tree.balancer.tags = tags(changes).unwrap(),
+        Step::CreatePool { name, body } => {
+            assert!(tree.pools.iter().all(|pool| pool.name != *name), "{name} twice");
+            let mut pool = body.clone();
+            pool["id"] = format!("id of {name}").into();
+            pool["provisioning_status"] = "ACTIVE".into();
+            tree.pools.push(serde_json::from_value(pool).unwrap());
+        }
+        Step::UpdatePool { id, changes, .. } => {
+            let pool = tree.pools.iter_mut().find(|pool| pool.id == *id).unwrap();
+            pool.provisioning_status = Provisioning::Active;
+            pool.tags = tags(changes).unwrap_or_else(|| pool.tags.clone());
+            pool.admin_state_up |= changes.get("admin_state_up").is_some();
+            if let Some(algorithm) = changes.get("lb_algorithm") {
+                pool.lb_algorithm = algorithm.as_str().unwrap().to_owned();
+            }
+            if let Some(kept) = changes.get("session_persistence") {
+                pool.session_persistence =
+                    serde_json::from_value::<Option<Persistence>>(kept.clone()).unwrap();
+            }
+        }
+        Step::DeletePool { id, .. } => {
+            assert!(tree.listeners.iter().all(|listener| listener.default_pool_id.as_ref() != Some(id)));
+            tree.pools.retain(|pool| pool.id != *id);
+        }
+        Step::SetMembers { pool, members, .. } => {
+            let pool = tree.pools.iter().find(|known| known.id == *pool).unwrap();
+            let keys = |members: &[Member]| members.iter().map(Member::key).collect::<BTreeSet<_>>();
+            let (before, after) = (keys(&pool.members), keys(members));
+            assert!(after.is_superset(&before) || after.is_subset(&before), "added and removed at once");
+            assert!(tree.note(step, &Value::Null));
+        }
+        Step::CreateMonitor { body, .. } => {
+            let id = body["pool_id"].as_str().unwrap();
+            let pool = tree.pools.iter_mut().find(|pool| pool.id == id).unwrap();
+            assert!(pool.monitor.is_none(), "a second monitor");
+            pool.monitor = Some(Monitor {
+                id: format!("monitor of {id}"),
+                provisioning_status: Provisioning::Active,
+                admin_state_up: true,
+                tags: tags(body).unwrap(),
+                pools: vec![Reference { id: id.to_owned() }],
+                check: serde_json::from_value::<Check>(body.clone()).unwrap(),
+            });
+        }
+        Step::UpdateMonitor { id, changes, .. } => {
+            let is_it = |pool: &&mut Pool| pool.monitor.as_ref().is_some_and(|monitor| monitor.id == *id);
+            let pool = tree.pools.iter_mut().find(is_it).unwrap();
+            let monitor = pool.monitor.as_mut().unwrap();
+            assert!(changes.get("type").is_none(), "Octavia cannot change the type");
+            monitor.provisioning_status = Provisioning::Active;
+            monitor.tags = tags(changes).unwrap_or_else(|| monitor.tags.clone());
+            monitor.admin_state_up |= changes.get("admin_state_up").is_some();
+            if changes.get("delay").is_some() {
+                let mut check = changes.clone();
+                check["type"] = monitor.check.r#type.clone().into();
+                monitor.check = serde_json::from_value(check).unwrap();
+            }
+        }
+        Step::DeleteMonitor { id, .. } => {
+            for pool in &mut tree.pools {
+                pool.monitor.take_if(|monitor| monitor.id == *id);
+            }
+        }
+        Step::CreateListener { body, .. } => {
+            let mut listener = body.clone();
+            listener["id"] = format!("id of {}", body["name"]).into();
+            listener["provisioning_status"] = "ACTIVE".into();
+            let listener: Listener = serde_json::from_value(listener).unwrap();
+            let is_same = |other: &Listener| {
+                (&other.protocol, other.protocol_port) == (&listener.protocol, listener.protocol_port)
+            };
+            assert!(!tree.listeners.iter().any(is_same), "a second listener on the port");
+            tree.listeners.push(listener);
+        }
+        Step::UpdateListener { id, changes, .. } => {
+            let listener = tree.listeners.iter_mut().find(|listener| listener.id == *id).unwrap();
+            listener.provisioning_status = Provisioning::Active;
+            listener.tags = tags(changes).unwrap_or_else(|| listener.tags.clone());
+            listener.admin_state_up |= changes.get("admin_state_up").is_some();
+            if let Some(pool) = changes.get("default_pool_id") {
+                listener.default_pool_id = pool.as_str().map(str::to_owned);
+            }
+            if let Some(allowed) = changes.get("allowed_cidrs") {
+                listener.allowed_cidrs = serde_json::from_value(allowed.clone()).unwrap();
+            }
+            if changes.get("connection_limit").is_some() {
+                listener.limits = serde_json::from_value(changes.clone()).unwrap();
+            }
+        }
+        Step::DeleteListener { id, .. } => tree.listeners.retain(|listener| listener.id != *id),
+    }
+}
+
+fn wanted(lb: &LoadBalancer) -> Desired {
+    desired(lb, &config("amphora")).unwrap()
+}
+
+/// The nodes behind each listener.
+fn served(tree: &Tree) -> Vec<((String, u16), BTreeSet<IpAddr>)> {
+    let nodes = |listener: &Listener| {
+        let pool =
+            tree.pools.iter().find(|pool| Some(&pool.id) == listener.default_pool_id.as_ref()).unwrap();
+        pool.members.iter().map(|member| member.address).collect()
+    };
+    let port = |listener: &Listener| (listener.protocol.clone(), listener.protocol_port);
+    tree.listeners.iter().map(|listener| (port(listener), nodes(listener))).collect()
+}
+
+/// Makes the first change until there is none, and returns what the changes were called.
+fn converge(tree: &mut Tree, wanted: &Desired, check: impl Fn(&Tree)) -> Vec<String> {
+    let mut made = Vec::new();
+    while let Some(step) = diff(&owner(), tree, wanted).unwrap().into_iter().next() {
+        make(tree, &step);
+        check(tree);
+        made.push(step.to_string());
+        assert!(made.len() < 100, "never ends: {made:?}");
+    }
+    made
+}
+
+const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
+
+fn made(lb: &LoadBalancer) -> Tree {
+    let mut tree = empty();
+    converge(&mut tree, &wanted(lb), |_| {});
+    tree
+}
+
+#[test]
+fn replaced_node_is_added_before_the_other_leaves() {
+    let mut tree = made(&planned(&[WEB], &[1, 2]));
+    let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[2, 3])), |_| {});
+    let members: Vec<_> = steps.iter().map(|step| step.split_once("become ").unwrap().1).collect();
+    assert_eq!(members, ["node-2, node-3, node-1", "node-2, node-3"]);
+    let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[1, 2, 3])), |_| {});
+    assert_eq!(steps.len(), 1, "only added: {steps:?}");
+    let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[1])), |_| {});
+    assert_eq!(steps.len(), 1, "only removed: {steps:?}");
+}
+
+#[test]
+fn every_difference_is_one_change_and_nothing_else() {
+    let lb = planned(&[WEB], &[1, 2]);
+    let whole = made(&lb);
+    for (what, expected, spoil) in [
+        (
+            "a member",
+            "members become node-1, node-2",
+            (|tree| drop(tree.pools[0].members.pop())) as fn(&mut Tree),
+        ),
+        ("a foreign member", "members become", |tree| {
+            let mut foreign = tree.pools[0].members[0].clone();
+            foreign.address = [192, 0, 2, 1].into();
+            tree.pools[0].members.push(foreign);
+        }),
+        ("a weight", "members become", |tree| tree.pools[0].members[0].weight = 7),
+        ("a disabled member", "members become", |tree| tree.pools[0].members[0].admin_state_up = false),
+        ("a member in ERROR", "members become", |tree| {
+            tree.pools[0].members[0].provisioning_status = Provisioning::Error;
+        }),
+        ("the monitor", "health monitor created", |tree| tree.pools[0].monitor = None),
+        ("an interval", "health monitor: ", |tree| {
+            tree.pools[0].monitor.as_mut().unwrap().check.delay = 60;
+        }),
+        ("a disabled monitor", "health monitor: admin_state_up changes", |tree| {
+            tree.pools[0].monitor.as_mut().unwrap().admin_state_up = false;
+        }),
+        ("an algorithm", "lb_algorithm changes", |tree| {
+            "SOURCE_IP".clone_into(&mut tree.pools[0].lb_algorithm);
+        }),
+        ("an affinity", "session_persistence changes", |tree| {
+            let r#type = "SOURCE_IP".to_owned();
+            tree.pools[0].session_persistence = Some(Persistence { r#type, persistence_timeout: None });
+        }),
+        ("the listener", "listener TCP 80: created", |tree| tree.listeners.clear()),
+        ("a range", "allowed_cidrs changes", |tree| {
+            tree.listeners[0].allowed_cidrs = Some(vec!["10.0.0.0/8".to_owned()]);
+        }),
+        ("a timeout", "timeout_client_data", |tree| tree.listeners[0].limits.timeout_client_data = Some(1)),
+        ("a disabled listener", "admin_state_up changes", |tree| tree.listeners[0].admin_state_up = false),
+        ("a listener without its pool", "default_pool_id changes", |tree| {
+            tree.listeners[0].default_pool_id = None;
+        }),
+        ("a tag of the load balancer", "load balancer: tags changes", |tree| drop(tree.balancer.tags.pop())),
+    ] {
+        let mut tree = whole.clone();
+        spoil(&mut tree);
+        let steps = converge(&mut tree, &wanted(&lb), |_| {});
+        assert_eq!(steps.len(), 1, "{what}: {steps:?}");
+        assert!(steps[0].contains(expected), "{what}: {steps:?}");
+        assert_eq!(tree, whole, "{what}");
+    }
+}
+
+#[test]
+fn type_of_a_monitor_changes_by_another_monitor() {
+    let mut lb = planned(&[WEB], &[1]);
+    let mut tree = made(&lb);
+    lb.groups[0].health_check.protocol = steerage_provider_api::HealthProtocol::Tcp;
+    let steps = converge(&mut tree, &wanted(&lb), |_| {});
+    let expected = ["health monitor deleted", "health monitor created"];
+    assert!(steps.iter().zip(expected).all(|(step, part)| step.contains(part)), "{steps:?}");
+}
+
+#[test]
+fn others_listeners_stay_and_block_their_port() {
+    let lb = planned(&[WEB], &[1]);
+    let mut tree = made(&lb);
+    let mut foreign = tree.listeners[0].clone();
+    (foreign.id, foreign.protocol_port) = ("theirs".to_owned(), 81);
+    foreign.tags = vec!["team=a".to_owned()];
+    tree.listeners.push(foreign);
+    let before = tree.clone();
+    assert!(converge(&mut tree, &wanted(&lb), |_| {}).is_empty());
+    assert_eq!(tree, before);
+    let error = diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1]))).unwrap_err();
+    assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains("theirs"), "{error}");
+    // The pool that their listener uses stays, too.
+    converge(&mut tree, &wanted(&planned(&[(Protocol::Tcp, 443, 30443)], &[1])), |_| {});
+    assert_eq!((tree.listeners.len(), tree.pools.len()), (2, 2));
+}
+
+fn any_plan() -> impl Strategy<Value = LoadBalancer> {
+    let listener = (prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)], 80..84_u16, 30080..30083_u16);
+    let listeners = proptest::collection::vec(listener, 1..4);
+    let nodes = proptest::collection::btree_set(1..6_u8, 0..5);
+    (listeners, nodes, any::<bool>(), any::<bool>()).prop_map(
+        |(mut listeners, nodes, is_proxied, is_restricted)| {
+            listeners.sort();
+            listeners.dedup_by_key(|(protocol, port, _)| (*protocol, *port));
+            let nodes: Vec<u8> = nodes.into_iter().collect();
+            let mut lb = planned(&listeners, &nodes);
+            if is_proxied {
+                let name = crate::annotations::PROXY_PROTOCOL.to_owned();
+                lb.annotations.insert(name, "v2".to_owned());
+            }
+            if is_restricted {
+                lb.source_ranges = vec!["10.0.0.0/8".parse().unwrap()];
+            }
+            lb
+        },
+    )
+}
+
+proptest! {
+    /// From any load balancer to any other, also if the second one begins in the middle of the first change: it ends, nothing is left
+    /// over, and a listener that both have never loses nodes that both have.
+    #[test]
+    fn every_change_ends_and_serves_meanwhile(from in any_plan(), to in any_plan(), cut in 0..20_usize) {
+        let (first, second) = (wanted(&from), wanted(&to));
+        let mut tree = made(&from);
+        prop_assert_eq!(diff(&owner(), &tree, &first).unwrap(), []);
+        let before = served(&tree);
+        let nodes = |lb: &LoadBalancer| -> BTreeSet<IpAddr> {
+            lb.nodes().targets.iter().map(|target| target.addresses[0]).collect()
+        };
+        let (old, new) = (nodes(&from), nodes(&to));
+        let check = |tree: &Tree| {
+            for (port, now) in served(tree) {
+                let is_old = before.iter().any(|(known, _)| *known == port);
+                assert!(now.is_superset(&new) || is_old && now.is_superset(&old), "{port:?}: {now:?}");
+            }
+        };
+        for _ in 0..cut {
+            let Some(step) = diff(&owner(), &tree, &second).unwrap().into_iter().next() else { break };
+            make(&mut tree, &step);
+            check(&tree);
+        }
+        converge(&mut tree, &second, check);
+        let ports = |wanted: &Desired| wanted.listeners.iter().map(|one| (one.protocol.to_owned(), one.port)).collect::<BTreeSet<_>>();
+        prop_assert_eq!(served(&tree).into_iter().map(|(port, _)| port).collect::<BTreeSet<_>>(), ports(&second));
+        prop_assert_eq!(tree.pools.len(), second.listeners.len());
+        // And back, from wherever it was cut.
+        converge(&mut tree, &first, |_| {});
+        prop_assert_eq!(tree.pools.len(), first.listeners.len());
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The health of members, as Octavia's status tree has it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::Method;
+use serde::Deserialize;
+use steerage_provider_api::{Error, Health, HealthState, Owner, PartHealth, TargetHealth};
+
+use crate::client::{Call, object};
+use crate::observe;
+use crate::provider::OpenStack;
+use crate::state::ServiceState;
+
+/// Read health again after this time, because Octavia does not notify.
+const HEALTH_POLL: Duration = Duration::from_mins(1);
+/// The same while no member is healthy.
+const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
+
+#[derive(Deserialize)]
+struct Statuses {
+    loadbalancer: StatusTree,
+}
+
+#[derive(Deserialize)]
+struct StatusTree {
+    #[serde(default)]
+    listeners: Vec<ListenerStatus>,
+}
+
+#[derive(Deserialize)]
+struct ListenerStatus {
+    name: String,
+    #[serde(default)]
+    pools: Vec<PoolStatus>,
+}
+
+#[derive(Deserialize)]
+struct PoolStatus {
+    #[serde(default)]
+    members: Vec<MemberStatus>,
+}
+
+#[derive(Deserialize)]
+struct MemberStatus {
+    name: String,
+    operating_status: String,
+}
+
+impl OpenStack {
+    pub(crate) async fn read_health(&self, owner: &Owner, entry: &ServiceState) -> Result<Health, Error> {
+        let id = if let Some(tree) = entry.known(owner) {
+            tree.balancer.id.clone()
+        } else {
+            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service));
+            let mine = all.await?.into_iter().find(|(of, _)| of == owner);
+            let Some((_, balancer)) = mine else { return Ok(Health::default()) };
+            balancer.id
+        };
+        let call = Call::octavia(Method::GET, "GET status", &format!("loadbalancers/{id}/status"), None);
+        let name = call.name();
+        let answer = match self.calls.send(call).await {
+            Ok(answer) => answer,
+            Err(failure) if failure.is_not_found() => return Ok(Health::default()),
+            Err(failure) => return Err(failure.into()),
+        };
+        let Statuses { loadbalancer } = object(&name, answer, "statuses")?;
+        Ok(health(loadbalancer))
+    }
+}
+
+fn health(tree: StatusTree) -> Health {
+    let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
+    let mut parts = Vec::new();
+    let has_parts = tree.listeners.len() > 1;
+    for listener in tree.listeners {
+        let members = listener.pools.into_iter().flat_map(|pool| pool.members);
+        let members: Vec<(MemberStatus, (HealthState, &str))> =
+            members.map(|member| (state(&member.operating_status), member)).map(|(s, m)| (m, s)).collect();
+        if has_parts {
+            let states = members.iter().map(|(_, (state, _))| *state);
+            parts.push(PartHealth::of(format!("listener {}", listener.name), states));
+        }
+        for (member, (state, reason)) in members {
+            let found =
+                TargetHealth { target: member.name.clone(), family: None, state, reason: reason.to_owned() };
+            match worst.get(&member.name) {
+                Some(known) if rank(known.state) >= rank(found.state) => {}
+                _ => drop(worst.insert(member.name, found)),
+            }
+        }
+    }
+    let targets: Vec<TargetHealth> = worst.into_values().collect();
+    let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
+    let due = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
+    Health { targets, parts, due: Some(due) }
+}
+
+/// A member's state, and why.
+fn state(operating: &str) -> (HealthState, &'static str) {
+    match operating {
+        "ONLINE" => (HealthState::Healthy, ""),
+        "NO_MONITOR" => {
+            (HealthState::Initial, "Octavia has not checked it yet, or has no health monitor for it")
+        }
+        "DRAINING" => (HealthState::Draining, ""),
+        "OFFLINE" => (HealthState::Unused, "it is disabled in Octavia"),
+        "ERROR" => (HealthState::Unhealthy, "Octavia's health monitor fails"),
+        _ => (HealthState::Initial, "Octavia does not know yet"),
+    }
+}
+
+/// Order of health states: a node has the worst state of its ports.
+fn rank(state: HealthState) -> u8 {
+    match state {
+        HealthState::Healthy => 0,
+        HealthState::Initial => 1,
+        HealthState::Draining => 2,
+        HealthState::Unused => 3,
+        HealthState::Unhealthy => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn node_has_the_worst_state_of_its_ports() {
+        let member = |name: &str, state: &str| json!({ "name": name, "operating_status": state, "address": "10.0.0.1" });
+        let tree = json!({ "listeners": [
+            { "name": "a", "pools": [{ "members": [member("n1", "ONLINE"), member("n2", "ERROR")] }] },
+            { "name": "b", "pools": [{ "members": [member("n1", "NO_MONITOR"), member("n2", "ONLINE")] }] },
+            { "name": "c" },
+        ]});
+        let health = health(serde_json::from_value(tree).unwrap());
+        let states: Vec<_> = health.targets.iter().map(|t| (t.target.as_str(), t.state)).collect();
+        assert_eq!(states, [("n1", HealthState::Initial), ("n2", HealthState::Unhealthy)]);
+        let served: Vec<_> = health.parts.iter().map(|part| part.is_served).collect();
+        assert_eq!(served, [Some(true), Some(true), Some(false)]);
+        assert_eq!(health.due, Some(HEALTH_POLL_UNDECIDED));
+    }
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The OpenStack provider: load balancers of Octavia, whose members are nodes, and floating IPs of Neutron.
+//!
+//! [`OpenStackArgs`] holds the controller's flags, [`Config`] the validated settings, [`Credentials`] where to log in and as whom.
+//! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options` and `peers` what is wanted, `diff`
+//! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone` over `http`; `paced`
+//! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
+//! one change at a time, `floating` its address, `restrict` takes sources away, `health` reads the members' state, and `delete` removes
+//! everything. No other crate sees a type of OpenStack, and this crate uses nothing of Kubernetes.
+
+pub mod annotations;
+mod apply;
+mod client;
+mod config;
+mod credentials;
+mod delete;
+mod desired;
+mod diff;
+mod error;
+mod floating;
+mod health;
+mod http;
+mod keystone;
+mod marks;
+mod observe;
+mod options;
+mod paced;
+pub mod peers;
+mod provider;
+mod reasons;
+mod restrict;
+mod state;
+mod step;
+mod types;
+
+use prometheus_client::registry::Registry;
+use steerage_provider_cloud::Cloud;
+pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
+
+pub use config::{Config, ConfigError, OpenStackArgs};
+pub use credentials::{Credentials, CredentialsError};
+pub use provider::OpenStack;
+pub use reasons::REASONS;
+
+/// OpenStack in text, flags and metrics.
+const OPENSTACK: Cloud = Cloud { title: "OpenStack", name: "openstack" };
+
+/// Registers the metrics of requests to OpenStack.
+pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
+    ApiMetrics::new(registry, OPENSTACK, client::APIS, &paced::documented_rates())
+}

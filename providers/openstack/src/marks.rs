@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whose a resource is. Octavia's objects have tags, which are written with them. Neutron takes tags of a floating IP only in a second
+//! request, so a floating IP has its marks in its description. Pure.
+
+use std::collections::BTreeMap;
+
+use steerage_model::Key;
+use steerage_provider_api::Owner;
+use steerage_provider_cloud::ClusterId;
+use steerage_provider_cloud::marks;
+
+use crate::types::Balancer;
+
+/// Tag of a pool: the node port of its members, for a pool that has none.
+const NODE_PORT: &str = "steerage.dev/node-port";
+/// Tag of a pool: the port on which its members are checked.
+const CHECK_PORT: &str = "steerage.dev/check-port";
+/// A floating IP's description begins with it.
+const FLOATING: &str = "steerage.dev: ";
+
+fn tag(key: &str, value: &str) -> String {
+    format!("{key}={value}")
+}
+
+/// The tags of a Service's load balancer.
+pub(crate) fn of_balancer(cluster: &ClusterId, owner: &Owner) -> Vec<String> {
+    marks::of_owner(cluster, owner).iter().map(|(key, value)| tag(key, value)).collect()
+}
+
+/// The tags that all load balancers of a Service have, of whatever incarnation, for a list's filter.
+pub(crate) fn filter(cluster: &ClusterId, service: Option<&Key>) -> String {
+    let mut tags = vec![tag(marks::CLUSTER_UID, &cluster.uid)];
+    tags.extend(service.map(|service| tag(marks::SERVICE, &service.to_string())));
+    tags.join(",")
+}
+
+/// The tags of a listener and of a health monitor.
+pub(crate) fn of_part(owner: &Owner) -> Vec<String> {
+    vec![tag(marks::UID, &owner.uid)]
+}
+
+/// The tags of a pool.
+pub(crate) fn of_pool(owner: &Owner, ports: PoolPorts) -> Vec<String> {
+    let mut tags = of_part(owner);
+    tags.push(tag(NODE_PORT, &ports.node_port.to_string()));
+    tags.extend(ports.check_port.map(|port| tag(CHECK_PORT, &port.to_string())));
+    tags
+}
+
+/// The ports of members that do not exist yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PoolPorts {
+    pub(crate) node_port: u16,
+    pub(crate) check_port: Option<u16>,
+}
+
+/// The ports in a pool's tags.
+pub(crate) fn pool_ports(tags: &[String]) -> Option<PoolPorts> {
+    let get = |key: &str| tags.iter().find_map(|tag| tag.strip_prefix(key)?.strip_prefix('=')?.parse().ok());
+    Some(PoolPorts { node_port: get(NODE_PORT)?, check_port: get(CHECK_PORT) })
+}
+
+/// Whether a listener, pool or health monitor is the owner's.
+pub(crate) fn is_part(tags: &[String], owner: &Owner) -> bool {
+    tags.contains(&tag(marks::UID, &owner.uid))
+}
+
+/// The tags that an object should have: the wanted ones, and those of others. `None` if it has them.
+pub(crate) fn merged(present: &[String], wanted: &[String]) -> Option<Vec<String>> {
+    let key = |tag: &str| tag.split_once('=').map_or(tag, |(key, _)| key).to_owned();
+    let ours: Vec<String> =
+        wanted.iter().map(|tag| key(tag)).chain([NODE_PORT, CHECK_PORT].map(str::to_owned)).collect();
+    let mut all: Vec<String> = present.iter().filter(|tag| !ours.contains(&key(tag))).cloned().collect();
+    all.extend(wanted.iter().cloned());
+    let sorted = |tags: &[String]| {
+        let mut tags = tags.to_vec();
+        tags.sort();
+        tags
+    };
+    (sorted(&all) != sorted(present)).then_some(all)
+}
+
+/// The owner of a load balancer, if it is this cluster's.
+pub(crate) fn owner(cluster: &ClusterId, balancer: &Balancer) -> Option<Owner> {
+    let pairs = balancer.tags.iter().filter_map(|tag| tag.split_once('='));
+    let pairs: BTreeMap<String, String> =
+        pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    marks::owner(cluster, &pairs)
+}
+
+/// The description of a floating IP that Steerage created: 246 characters with the longest names, and Neutron takes 255.
+pub(crate) fn floating(cluster: &ClusterId, owner: &Owner) -> String {
+    format!("{FLOATING}cluster-uid={} service={} uid={}", cluster.uid, owner.service, owner.uid)
+}
+
+/// The owner of a floating IP with this description, if Steerage created it for this cluster.
+pub(crate) fn floating_owner(cluster: &ClusterId, description: &str) -> Option<Owner> {
+    let rest = description.strip_prefix(FLOATING)?.strip_prefix("cluster-uid=")?;
+    let (service, uid) = rest.strip_prefix(&cluster.uid)?.strip_prefix(" service=")?.split_once(" uid=")?;
+    let (namespace, name) = service.split_once('/')?;
+    Some(Owner { service: Key::new(namespace, name), uid: uid.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(uid: &str) -> ClusterId {
+        ClusterId { name: "prod".to_owned(), uid: uid.to_owned() }
+    }
+
+    fn web() -> Owner {
+        Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() }
+    }
+
+    #[test]
+    fn floating_ip_is_the_owners_only_in_the_same_cluster() {
+        let description = floating(&cluster("c1"), &web());
+        assert_eq!(description, "steerage.dev: cluster-uid=c1 service=shop/web uid=u1");
+        assert_eq!(floating_owner(&cluster("c1"), &description), Some(web()));
+        assert_eq!(floating_owner(&cluster("c"), &description), None);
+        assert_eq!(floating_owner(&cluster("c2"), &description), None);
+        for foreign in
+            ["", "Floating IP for Kubernetes external service from cluster prod", "steerage.dev: x"]
+        {
+            assert_eq!(floating_owner(&cluster("c1"), foreign), None, "{foreign}");
+        }
+        let uid = "00000000-0000-0000-0000-000000000000";
+        let longest = Owner { service: Key::new("n".repeat(63), "s".repeat(63)), uid: uid.to_owned() };
+        assert!(floating(&cluster(uid), &longest).len() <= 255);
+    }
+
+    #[test]
+    fn tags_of_others_stay() {
+        let wanted = of_pool(&web(), PoolPorts { node_port: 30080, check_port: Some(32000) });
+        assert_eq!(pool_ports(&wanted), Some(PoolPorts { node_port: 30080, check_port: Some(32000) }));
+        assert_eq!(merged(&wanted, &wanted), None);
+        let mut present = wanted.clone();
+        present.insert(0, "team=a".to_owned());
+        assert_eq!(merged(&present, &wanted), None);
+        let changed = of_pool(&web(), PoolPorts { node_port: 30081, check_port: None });
+        let merged = merged(&present, &changed).unwrap();
+        assert_eq!(merged, ["team=a", "steerage.dev/uid=u1", "steerage.dev/node-port=30081"]);
+        assert!(is_part(&merged, &web()) && !is_part(&["team=a".to_owned()], &web()));
+    }
+}

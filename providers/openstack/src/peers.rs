@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The annotations of cloud-provider-openstack, and which of them are accepted. Pure. None is ignored: a load balancer that looks
+//! configured would be more open than its owner believes.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::Error;
+use steerage_provider_cloud::{PeerAnnotation, PeerAnnotations};
+
+use crate::annotations;
+
+const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'static str) -> PeerAnnotation {
+    PeerAnnotation { suffix, accepted, why }
+}
+
+/// All names of the vendor start with it.
+pub const PREFIX: &str = "loadbalancer.openstack.org/";
+
+const CHECK: &str = "Use the annotations steerage.dev/health-check-….";
+
+/// Every annotation of cloud-provider-openstack for load balancers, except those in [`annotations::ALL`].
+pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
+    peer("availability-zone", &[], "Availability zones of Octavia are not supported yet."),
+    peer("class", &[], "Classes of a cloud configuration are not supported: use the other annotations."),
+    peer("default-tls-container-ref", &[], "Octavia does not terminate TLS for Steerage yet."),
+    peer("enable-health-monitor", &["true"], "Every pool has a health monitor."),
+    peer("flavor-id", &[], "Flavors of Octavia are not supported yet."),
+    peer("floating-subnet", &[], "Use floating-subnet-id."),
+    peer("floating-subnet-tags", &[], "Use floating-subnet-id."),
+    peer("health-monitor-delay", &[], CHECK),
+    peer("health-monitor-max-retries", &[], CHECK),
+    peer("health-monitor-max-retries-down", &[], CHECK),
+    peer("health-monitor-timeout", &[], CHECK),
+    peer(
+        "hostname",
+        &[],
+        "With PROXY protocol the address is published with ipMode Proxy, which needs no host name.",
+    ),
+    peer(
+        "keep-floatingip",
+        &["false"],
+        "To keep an address, create a floating IP and request its address by steerage.dev/addresses: Steerage never deletes it.",
+    ),
+    peer("load-balancer-address", &[], "cloud-provider-openstack wrote it; nothing reads it."),
+    peer(
+        "load-balancer-id",
+        &[],
+        "Steerage finds its load balancers by their tags, and does not take over or share others.",
+    ),
+    peer("network-id", &[], "Use subnet-id."),
+    peer("node-selector", &[], "Use steerage.dev/target-node-labels."),
+    peer(
+        "port-id",
+        &[],
+        "Octavia creates the VIP's port. To keep an address, request it by steerage.dev/addresses.",
+    ),
+    peer("x-forwarded-for", &["false"], "Load balancers forward TCP and UDP, not HTTP."),
+];
+
+const VENDOR: PeerAnnotations = PeerAnnotations { prefix: PREFIX, own: "", unread: PEER_ANNOTATIONS };
+
+/// Those under Kubernetes' own prefix.
+const KUBERNETES: PeerAnnotations = PeerAnnotations {
+    prefix: "service.beta.kubernetes.io/",
+    own: "openstack-",
+    unread: &[peer("load-balancer-source-ranges", &[], "Use spec.loadBalancerSourceRanges.")],
+};
+
+/// Refuses an annotation that cloud-provider-openstack would obey, or whose name nobody knows.
+pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
+    let read: Vec<&'static str> = annotations::ALL.iter().map(|known| known.name).collect();
+    VENDOR.check(of_service, &read)?;
+    KUBERNETES.check(of_service, &read)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(name: &str, value: &str) -> Result<(), (&'static str, String)> {
+        let annotations = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        check(&annotations).map_err(|error| (error.reason(), error.to_string()))
+    }
+
+    #[test]
+    fn table_is_sorted_and_without_supported_annotations() {
+        let names: Vec<_> = PEER_ANNOTATIONS.iter().map(|peer| peer.suffix).collect();
+        assert!(names.is_sorted_by(|a, b| a < b));
+        for known in annotations::ALL {
+            assert!(names.iter().all(|suffix| format!("{PREFIX}{suffix}") != known.name), "{}", known.name);
+        }
+        assert!(PEER_ANNOTATIONS.iter().all(|peer| peer.why.ends_with('.')));
+    }
+
+    #[test]
+    fn nothing_of_the_vendor_is_ignored() {
+        for peer in PEER_ANNOTATIONS {
+            let name = format!("{PREFIX}{}", peer.suffix);
+            for value in peer.accepted {
+                assert_eq!(checked(&name, value), Ok(()), "{name}");
+            }
+            let (reason, message) = checked(&name, "surprise").unwrap_err();
+            assert!(reason == "AnnotationNotSupported" && message.contains(&name), "{message}");
+        }
+        for (typo, nearest) in [
+            ("loadbalancer.openstack.org/proxy-protocl", annotations::PROXY_PROTOCOL),
+            ("service.beta.kubernetes.io/openstack-internal-loadbalancer", annotations::INTERNAL),
+        ] {
+            let (reason, message) = checked(typo, "true").unwrap_err();
+            assert!(
+                reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")),
+                "{message}"
+            );
+        }
+        let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
+        assert_eq!(checked(ranges, "10.0.0.0/8").unwrap_err().0, "AnnotationNotSupported");
+        assert_eq!(checked("service.beta.kubernetes.io/external-traffic", "OnlyLocal"), Ok(()));
+        assert_eq!(checked(annotations::INTERNAL, "true"), Ok(()));
+    }
+}

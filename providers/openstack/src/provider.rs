@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider: remembers the resources of each Service and reconciles them. The controller calls it. It never waits until Octavia
+//! finishes a change; the controller calls again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use http::Method;
+use serde_json::Value;
+use steerage_model::{Family, IpMode, Key, Protocol};
+use steerage_provider_api::{
+    Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
+    Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
+};
+use steerage_provider_cloud::{ApiMetrics, Keyed};
+
+use crate::apply::{Present, again, refusals};
+use crate::client::{Api, Call, Calls, Client};
+use crate::config::{Config, Driver};
+use crate::credentials::{Credentials, CredentialsError};
+use crate::desired::{Members, Nodes, WantedAddress, desired, members};
+use crate::diff::{diff, member_step};
+use crate::paced::Paced;
+use crate::state::{ServiceState, Tree};
+use crate::types::Provisioning;
+use crate::{marks, observe};
+
+/// The oldest version of Octavia's API with all that Steerage needs: HTTP monitors of UDP pools came last.
+const OLDEST_VERSION: (u32, u32) = (2, 16);
+
+/// The OpenStack provider.
+pub struct OpenStack {
+    pub(crate) config: Config,
+    pub(crate) calls: Arc<dyn Calls>,
+    services: Keyed<Key, ServiceState>,
+}
+
+impl OpenStack {
+    /// A provider that keeps to the rate which the cloud takes.
+    ///
+    /// # Errors
+    ///
+    /// If the file with the authority's certificates cannot be used.
+    pub fn connect(
+        config: Config,
+        credentials: Credentials,
+        metrics: ApiMetrics,
+    ) -> Result<Self, CredentialsError> {
+        let client = Client::new(credentials, metrics.clone())?;
+        Ok(Self::over(config, Arc::new(Paced::new(Arc::new(client), metrics))))
+    }
+
+    /// A provider that limits no rate, for tests.
+    ///
+    /// # Errors
+    ///
+    /// If the file with the authority's certificates cannot be used.
+    pub fn unlimited(
+        config: Config,
+        credentials: Credentials,
+        metrics: ApiMetrics,
+    ) -> Result<Self, CredentialsError> {
+        Ok(Self::over(config, Arc::new(Client::new(credentials, metrics)?)))
+    }
+
+    pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
+        Self { config, calls, services: Keyed::default() }
+    }
+
+    /// Logs in and reads the version of Octavia. [`Error::Denied`] if Keystone does not accept the credentials, [`Error::Invalid`] if
+    /// Octavia is too old: then nothing would work.
+    pub async fn check(&self) -> Result<(), Error> {
+        let (api, action) = (Api::LoadBalancer, "GET versions");
+        let call = Call { api, action, method: Method::GET, path: "/".to_owned(), body: None };
+        let versions = self.calls.send(call).await?;
+        let newest = newest_version(&versions);
+        if newest.is_some_and(|newest| newest < OLDEST_VERSION) {
+            let ((major, minor), (at_least, and)) = (newest.unwrap_or_default(), OLDEST_VERSION);
+            let message = format!(
+                "Octavia has API version {major}.{minor}; Steerage needs {at_least}.{and}. Upgrade Octavia."
+            );
+            return Err(Error::invalid(crate::reasons::REJECTED_BY_PROVIDER, message));
+        }
+        // The right to read load balancers is another one.
+        observe::balancers(&*self.calls, &self.config.cluster, Some(&Key::new("", ""))).await?;
+        Ok(())
+    }
+
+    async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
+        self.services.lock(service, ServiceState::default).await
+    }
+
+    /// The members that the pools in place should have, by name, and the nodes that cannot be members.
+    fn wanted_members(
+        &self,
+        owner: &Owner,
+        tree: &Tree,
+        nodes: &TargetSet,
+    ) -> (BTreeMap<String, Members>, Vec<(String, String)>) {
+        let family = tree.balancer.vip_address.map_or(Family::V4, Family::of);
+        let (mut pools, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        for pool in tree.pools.iter().filter(|pool| marks::is_part(&pool.tags, owner)) {
+            let Some(ports) = marks::pool_ports(&pool.tags) else { continue };
+            let subnet = pool.members.iter().find_map(|member| member.subnet_id.as_ref());
+            let subnet = subnet.unwrap_or(&self.config.member_subnet);
+            let members = members(nodes, ports, family, subnet, self.config.driver(), &mut refused);
+            pools.insert(pool.name.clone(), members);
+        }
+        (pools, refused.into_iter().collect())
+    }
+
+    async fn follow(
+        &self,
+        owner: &Owner,
+        targets: &GroupTargets,
+        entry: &mut ServiceState,
+    ) -> Result<Outcome, Error> {
+        let tree = match self.present(owner, entry, false).await? {
+            Present::Nothing => return Ok(Outcome::done()),
+            Present::Busy => return Ok(again(entry, self)),
+            Present::Broken(_) => {
+                return Err(Error::Unavailable("Octavia reports ERROR for the load balancer".to_owned()));
+            }
+            Present::Ready(tree) => tree,
+        };
+        let Some(nodes) = &targets.nodes else { return Ok(Outcome::done()) };
+        let (wanted, refused) = self.wanted_members(owner, &tree, nodes);
+        let names: Nodes = wanted
+            .values()
+            .flat_map(Members::values)
+            .map(|member| (member.address, member.name.clone()))
+            .collect();
+        entry.refused.retain(|address| names.contains_key(address));
+        loop {
+            let next = tree.pools.iter().find_map(|pool| {
+                let mut members = wanted.get(&pool.name)?.clone();
+                members.retain(|(address, _), _| !entry.refused.must_wait(address));
+                member_step(pool, &members)
+            });
+            let Some(step) = next else { return Ok(refusals(&names, refused, entry)) };
+            if self.make(&step, entry, &names).await? {
+                return Ok(again(entry, self));
+            }
+        }
+    }
+}
+
+/// The newest version in the answer of an API's root.
+fn newest_version(answer: &Value) -> Option<(u32, u32)> {
+    let versions = answer.get("versions")?.as_array()?;
+    let read = |version: &Value| {
+        let (major, minor) = version.get("id")?.as_str()?.strip_prefix('v')?.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    versions.iter().filter_map(read).max()
+}
+
+/// What was known may be wrong after a failure, unless the cloud only had too many requests.
+fn noted<T>(result: Result<T, Error>, entry: &mut ServiceState) -> Result<T, Error> {
+    if let Err(error) = &result
+        && !matches!(error, Error::Throttled { .. })
+    {
+        entry.forget();
+    }
+    result
+}
+
+#[async_trait]
+impl Provider for OpenStack {
+    fn name(&self) -> &'static str {
+        "openstack"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let is_proxy = self.config.driver() == Driver::Amphora;
+        Capabilities {
+            // OVN cannot ask a node for HTTP status.
+            steerings: if is_proxy { &[Steering::Api, Steering::HealthCheck] } else { &[Steering::Api] },
+            protocols: &[Protocol::Tcp, Protocol::Udp],
+            addressing: Addressing::NodePort,
+            pod_targets: None,
+            node_labels: None,
+            shared_load_balancers: false,
+            ip_mode: Some(IpMode::Vip),
+            ipv6: true,
+            one_target_family: true,
+            weights: is_proxy,
+            shared_sets: false,
+            affinity: is_proxy,
+            health_interval: (Duration::from_secs(3), Duration::from_mins(5)),
+        }
+    }
+
+    /// The Service without its UID: a Service that is created again replaces what the old one left.
+    fn serialization_key(&self, owner: &Owner) -> String {
+        owner.service.to_string()
+    }
+
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
+        let wanted = desired(lb, &self.config)?;
+        let mut entry = self.entry(&lb.owner.service).await;
+        let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
+        noted(result, &mut entry)
+    }
+
+    async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.follow(owner, targets, &mut entry).await;
+        noted(result, &mut entry)
+    }
+
+    async fn restrict_sources(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+    ) -> Result<Option<AdmittedSources>, Error> {
+        let mut entry = self.entry(&owner.service).await;
+        match self.restrict(owner, requested, &mut entry).await {
+            // A change that goes on.
+            Err(error @ Error::Conflict(_)) => Err(error),
+            result => noted(result, &mut entry),
+        }
+    }
+
+    async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
+        let entry = self.entry(&owner.service).await;
+        self.read_health(owner, &entry).await
+    }
+
+    async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.delete_all(owner, &mut entry).await;
+        let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
+            self.services.remove(&owner.service);
+        }
+        result
+    }
+
+    async fn owned(&self) -> Result<Vec<Owner>, Error> {
+        let cluster = &self.config.cluster;
+        let balancers = observe::balancers(&*self.calls, cluster, None).await?;
+        let mut owners: BTreeSet<Owner> = balancers.into_iter().map(|(owner, _)| owner).collect();
+        let ips = observe::floating_ips(&*self.calls, &[]).await?;
+        owners.extend(ips.iter().filter_map(|ip| marks::floating_owner(cluster, &ip.description)));
+        Ok(owners.into_iter().collect())
+    }
+
+    async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
+        let wanted = desired(lb, &self.config)?;
+        let (calls, cluster) = (&*self.calls, &self.config.cluster);
+        let all = observe::balancers(calls, cluster, Some(&lb.owner.service)).await?;
+        let (mine, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(owner, _)| *owner == lb.owner);
+        let mut lines: Vec<String> = others
+            .iter()
+            .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
+            .collect();
+        let Some((_, balancer)) = mine.into_iter().next() else { return Ok(None) };
+        match balancer.provisioning_status {
+            Provisioning::Pending | Provisioning::Deleting => return Ok(None),
+            Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
+            Provisioning::Active => {
+                let tree = observe::tree(calls, &lb.owner, balancer.clone()).await?;
+                lines.extend(diff(&lb.owner, &tree, &wanted)?.iter().map(ToString::to_string));
+            }
+        }
+        let ours = self.own_floating_ips(&lb.owner).await?;
+        let is_attached = ours.iter().any(|ip| ip.port_id == balancer.vip_port_id);
+        match &wanted.address {
+            WantedAddress::Floating { .. } if !is_attached => lines.push("floating IP: attached".to_owned()),
+            WantedAddress::Internal(_) | WantedAddress::Given(_) if !ours.is_empty() => {
+                lines.push("floating IP: deleted".to_owned());
+            }
+            _ => {}
+        }
+        Ok(Some(lines))
+    }
+
+    /// Octavia notifies nobody.
+    fn changes(&self) -> BoxStream<'static, Owner> {
+        stream::pending().boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn newest_version_is_the_highest() {
+        let answer =
+            json!({ "versions": [{ "id": "v1" }, { "id": "v2.9" }, { "id": "v2.30" }, { "id": "v2.4" }] });
+        assert_eq!(newest_version(&answer), Some((2, 30)));
+        assert_eq!(newest_version(&json!({})), None);
+    }
+}

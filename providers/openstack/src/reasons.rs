@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
+
+pub(crate) use steerage_provider_cloud::reasons::{
+    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED, QUOTA_EXCEEDED,
+    REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+};
+
+/// A requested pool, of which this provider has none.
+pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
+/// A requested address that this provider cannot give.
+pub(crate) const ADDRESS_NOT_AVAILABLE: &str = "AddressNotAvailable";
+/// A change of the VIP or its subnet, which Octavia does not make.
+pub(crate) const ADDRESS_IMMUTABLE: &str = "AddressImmutable";
+/// A Service with two IP families.
+pub(crate) const DUAL_STACK_NOT_SUPPORTED: &str = "DualStackNotSupported";
+/// An option that the provider driver lacks.
+pub(crate) const DRIVER_LACKS_OPTION: &str = "DriverLacksOption";
+/// No external network for a floating IP.
+pub(crate) const NO_FLOATING_NETWORK: &str = "NoFloatingNetwork";
+/// A subnet of another IP family.
+pub(crate) const SUBNET_FAMILY_DIFFERS: &str = "SubnetFamilyDiffers";
+
+/// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
+pub const REASONS: &[(&str, &str, &str)] = &[
+    (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
+    (
+        ADDRESS_NOT_AVAILABLE,
+        "No floating IP has the requested address, or something else uses it; or more than one address is requested.",
+        "Create the floating IP in the cluster's project, or request another address.",
+    ),
+    (
+        ADDRESS_IMMUTABLE,
+        "The Service requests another VIP or subnet than its load balancer has, or the flag another Octavia provider, which Octavia cannot change.",
+        "Restore the request, or create the Service again.",
+    ),
+    (
+        DUAL_STACK_NOT_SUPPORTED,
+        "The Service has two IP families, and a load balancer has one.",
+        "Set `spec.ipFamilyPolicy: SingleStack`.",
+    ),
+    (
+        DRIVER_LACKS_OPTION,
+        "The Service requests what the Octavia provider `ovn` does not have: source ranges, PROXY protocol, limits, or another algorithm.",
+        "Remove the request, or use the Octavia provider `amphora`.",
+    ),
+    (
+        NO_FLOATING_NETWORK,
+        "The Service needs a floating IP, and neither the flag nor an annotation names the external network.",
+        "Set `--openstack-floating-network-id`, or the annotation that the message names.",
+    ),
+    (
+        SUBNET_FAMILY_DIFFERS,
+        "The VIP's subnet is of another IP family than the Service.",
+        "Name a subnet of the family by `loadbalancer.openstack.org/subnet-id`, or change `spec.ipFamilies`.",
+    ),
+    (
+        CONFLICTING_ANNOTATIONS,
+        "Two annotations contradict each other, or one contradicts the rest of the Service.",
+        "As the message says.",
+    ),
+    (
+        INVALID_ANNOTATION,
+        "An annotation has a value that OpenStack or Steerage does not accept. The controller gives the same reason for its own annotations.",
+        "Use a value that the message names.",
+    ),
+    (
+        ANNOTATION_NOT_SUPPORTED,
+        "An annotation of cloud-provider-openstack requests what Steerage does not do.",
+        "Remove the annotation, or set a value that the message names.",
+    ),
+    (
+        UNKNOWN_ANNOTATION,
+        "An annotation `loadbalancer.openstack.org/…` or `service.beta.kubernetes.io/openstack-…` has a name that no controller knows.",
+        "Correct the name; the message has the nearest known one.",
+    ),
+    (
+        OBJECT_NOT_OWNED,
+        "A listener on a port that the Service needs exists in its load balancer, but is not Steerage's.",
+        "Delete the listener.",
+    ),
+    (
+        QUOTA_EXCEEDED,
+        "A quota of the project is used up, or a network has no free address.",
+        "Raise the quota, or delete what is no longer needed.",
+    ),
+    (
+        REJECTED_BY_PROVIDER,
+        "OpenStack rejects a request. What it accepted before stays as it is.",
+        "Correct the annotation or the `--openstack-…` flag that names the rejected value.",
+    ),
+];

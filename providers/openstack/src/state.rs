@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider remembers of a Service. No I/O.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use steerage_model::Ingress;
+use steerage_provider_api::Owner;
+use steerage_provider_cloud::Refusals;
+use tokio::time::Instant;
+
+use crate::desired::Desired;
+use crate::step::Step;
+use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
+
+/// Wait after the first load balancer in `ERROR` before another is remade; it doubles with each.
+const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
+const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
+/// The longest time between two questions whether a change is complete.
+const LONGEST_POLL: Duration = Duration::from_secs(5);
+
+/// A load balancer with everything in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tree {
+    pub(crate) balancer: Balancer,
+    pub(crate) listeners: Vec<Listener>,
+    pub(crate) pools: Vec<Pool>,
+}
+
+impl Tree {
+    /// One of which nothing is known yet.
+    pub(crate) fn empty(balancer: Balancer) -> Self {
+        Self { balancer, listeners: Vec::new(), pools: Vec::new() }
+    }
+
+    /// The load balancer that an answer to its creation shows, once it is complete.
+    pub(crate) fn created(answer: &Value) -> Option<Self> {
+        let shown = answer.get("loadbalancer")?;
+        let mut pools = Vec::new();
+        for pool in shown.get("pools")?.as_array()? {
+            let mut read = read::<Pool>(pool)?;
+            read.members = serde_json::from_value(pool.get("members")?.clone()).ok()?;
+            for member in &mut read.members {
+                member.provisioning_status = Provisioning::Active;
+            }
+            read.monitor = read_monitor(pool.get("healthmonitor")?);
+            pools.push(read);
+        }
+        let listeners = shown.get("listeners")?.as_array()?.iter().map(read).collect::<Option<_>>()?;
+        Some(Self { balancer: serde_json::from_value(shown.clone()).ok()?, listeners, pools })
+    }
+
+    /// What a change makes of it, which its answer shows. False if that is not certain.
+    pub(crate) fn note(&mut self, step: &Step, answer: &Value) -> bool {
+        self.noted(step, answer).is_some()
+    }
+
+    fn noted(&mut self, step: &Step, answer: &Value) -> Option<()> {
+        let shown = |key: &str| answer.get(key);
+        match step {
+            Step::UpdateBalancer { .. } => {
+                self.balancer = serde_json::from_value(shown("loadbalancer")?.clone()).ok()?;
+            }
+            Step::SetMembers { pool, members, .. } => {
+                self.pools.iter_mut().find(|known| known.id == *pool)?.members.clone_from(members);
+            }
+            Step::CreatePool { .. } => self.pools.push(read(shown("pool")?)?),
+            Step::UpdatePool { id, .. } => {
+                let known = self.pools.iter_mut().find(|known| known.id == *id)?;
+                let changed = read::<Pool>(shown("pool")?)?;
+                let (members, monitor) = (std::mem::take(&mut known.members), known.monitor.take());
+                *known = Pool { members, monitor, ..changed };
+            }
+            Step::DeletePool { id, .. } => self.pools.retain(|known| known.id != *id),
+            Step::CreateMonitor { .. } | Step::UpdateMonitor { .. } => {
+                let monitor = read_monitor(shown("healthmonitor")?)?;
+                let of = monitor.pools.first()?.id.clone();
+                self.pools.iter_mut().find(|known| known.id == of)?.monitor = Some(monitor);
+            }
+            Step::DeleteMonitor { id, .. } => {
+                for known in &mut self.pools {
+                    known.monitor.take_if(|monitor| monitor.id == *id);
+                }
+            }
+            Step::CreateListener { .. } => self.listeners.push(read(shown("listener")?)?),
+            Step::UpdateListener { id, .. } => {
+                *self.listeners.iter_mut().find(|known| known.id == *id)? = read(shown("listener")?)?;
+            }
+            Step::DeleteListener { id, .. } => self.listeners.retain(|known| known.id != *id),
+        }
+        Some(())
+    }
+}
+
+/// A listener or pool, as it is once the change that shows it is complete.
+fn read<T: DeserializeOwned + Settle>(shown: &Value) -> Option<T> {
+    let mut found: T = serde_json::from_value(shown.clone()).ok()?;
+    found.settle();
+    Some(found)
+}
+
+fn read_monitor(shown: &Value) -> Option<Monitor> {
+    let mut found: Monitor = serde_json::from_value(shown.clone()).ok()?;
+    found.provisioning_status = Provisioning::Active;
+    Some(found)
+}
+
+/// What a change leaves `PENDING` in its own answer.
+trait Settle {
+    fn settle(&mut self);
+}
+
+impl Settle for Listener {
+    fn settle(&mut self) {
+        self.provisioning_status = Provisioning::Active;
+    }
+}
+
+impl Settle for Pool {
+    fn settle(&mut self) {
+        self.provisioning_status = Provisioning::Active;
+    }
+}
+
+/// What is complete, and what was answered then.
+#[derive(Clone, Debug)]
+pub(crate) struct Complete {
+    pub(crate) owner: Owner,
+    pub(crate) wanted: Desired,
+    pub(crate) ingress: Vec<Ingress>,
+}
+
+/// Everything that is remembered of a Service.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceState {
+    /// The owner's load balancer as it was read last, with the changes since then.
+    pub(crate) tree: Option<(Owner, Tree)>,
+    /// Whether all of it was read since the last complete change.
+    pub(crate) is_verified: bool,
+    /// When a change was sent whose end is not known.
+    pub(crate) changing: Option<Instant>,
+    pub(crate) complete: Option<Complete>,
+    /// Members that Octavia refuses.
+    pub(crate) refused: Refusals<IpAddr>,
+    /// Load balancers that were remade one after the other, and until when the next one waits.
+    remade: (u32, Option<Instant>),
+    /// The VIP of a load balancer that is remade.
+    pub(crate) kept_vip: Option<IpAddr>,
+    /// A VIP that the subnet does not give any more.
+    pub(crate) refused_vip: Option<IpAddr>,
+    /// The last change, and how often it was made in a row.
+    last: Option<(Step, u32)>,
+}
+
+/// Octavia accepts a change and does not show it: after so many times it is left for later.
+const MAX_REPEATS: u32 = 3;
+
+impl ServiceState {
+    /// The owner's load balancer, if it is known.
+    pub(crate) fn known(&self, owner: &Owner) -> Option<&Tree> {
+        self.tree.as_ref().filter(|(of, _)| of == owner).map(|(_, tree)| tree)
+    }
+
+    /// Something may have changed that is not known: all is read again.
+    pub(crate) fn forget(&mut self) {
+        (self.tree, self.is_verified, self.changing, self.complete) = (None, false, None, None);
+    }
+
+    /// A change is about to be made. False if it was made again and again.
+    pub(crate) fn may_make(&mut self, step: &Step) -> bool {
+        let count = self.last.as_ref().filter(|(last, _)| last == step).map_or(0, |(_, count)| *count);
+        self.last = Some((step.clone(), count + 1));
+        if count > 0 {
+            // Its answer did not show what it made.
+            self.is_verified = false;
+        }
+        count < MAX_REPEATS
+    }
+
+    /// A change was sent.
+    pub(crate) fn sent(&mut self) {
+        self.changing = Some(Instant::now());
+        self.complete = None;
+    }
+
+    /// When to ask whether the last change is complete: soon at first.
+    pub(crate) fn poll(&self, least: Duration) -> Duration {
+        let passed = self.changing.map_or(Duration::ZERO, |at| at.elapsed());
+        (passed / 2).clamp(least, LONGEST_POLL.max(least))
+    }
+
+    /// Whether a load balancer in `ERROR` may be remade now.
+    pub(crate) fn may_remake(&self) -> bool {
+        self.remade.1.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// It is remade.
+    pub(crate) fn note_remade(&mut self) {
+        let (count, _) = self.remade;
+        let wait = FIRST_REMAKE_WAIT.saturating_mul(1 << count.min(10)).min(LONGEST_REMAKE_WAIT);
+        self.remade = (count + 1, Some(Instant::now() + wait));
+    }
+
+    /// The load balancer works.
+    pub(crate) fn note_working(&mut self) {
+        (self.remade, self.kept_vip, self.last) = ((0, None), None, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn broken_load_balancers_are_remade_ever_more_slowly() {
+        let mut state = ServiceState::default();
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            assert!(state.may_remake());
+            state.note_remade();
+            let start = Instant::now();
+            while !state.may_remake() {
+                tokio::time::advance(Duration::from_secs(10)).await;
+            }
+            waits.push(start.elapsed().as_secs());
+        }
+        assert_eq!(waits, [10, 20, 40, 80, 160, 320, 600, 600]);
+        state.note_working();
+        state.note_remade();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert!(state.may_remake());
+    }
+
+    #[test]
+    fn change_without_effect_is_left_for_later() {
+        let step = |id: &str| Step::DeletePool { id: id.to_owned(), name: String::new() };
+        let mut state = ServiceState { is_verified: true, ..ServiceState::default() };
+        let made = [(); 4].map(|()| {
+            let may = state.may_make(&step("a"));
+            (may, std::mem::replace(&mut state.is_verified, true))
+        });
+        assert_eq!(made, [(true, true), (true, false), (true, false), (false, false)]);
+        assert!(state.may_make(&step("b")) && state.may_make(&step("a")), "each is counted anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_changes_are_asked_for_less_often() {
+        let mut state = ServiceState::default();
+        let least = Duration::from_millis(500);
+        assert_eq!(state.poll(least), least);
+        state.sent();
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(state.poll(least), Duration::from_secs(2));
+        tokio::time::advance(Duration::from_mins(4)).await;
+        assert_eq!(state.poll(least), Duration::from_secs(5));
+    }
+}
