@@ -282,8 +282,8 @@ fn health_notices_how_long_planning_takes() {
         longest = longest.max(agent.proxy_health.busy_for());
     }
     println!("planned for {longest:?}");
-    // A write of so few elements is much shorter.
-    assert!(longest > Duration::from_millis(250), "{longest:?}");
+    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine.
+    assert!(longest > Duration::from_millis(50), "{longest:?}");
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
 }
 
