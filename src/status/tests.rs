@@ -54,7 +54,7 @@ fn parts_without_a_healthy_target_are_named() {
     assert_eq!((serving.status.as_str(), serving.reason.as_str()), ("True", "TargetsHealthy"));
     assert!(serving.message.ends_with("but none for port 443."), "{}", serving.message);
     let (reason, message) = served.health.and_then(|health| health.unserved_parts()).expect("a part");
-    assert!(reason == "PartlyUnhealthy" && message.contains("for port 443. The rest"), "{message}");
+    assert!(reason == "PartlyUnhealthy" && message.contains("for port 443. The other ports"), "{message}");
     let none = inputs(&[(80, Some(false)), (443, Some(false))]);
     assert_eq!(conditions(&none), "True=Programmed False=TargetsUnhealthy False=AsExpected");
     assert_eq!(none.health.and_then(|health| health.unserved_parts()), None, "Serving says it");
