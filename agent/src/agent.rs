@@ -220,7 +220,8 @@ impl Agent {
         let is_damaged = self.repair_first(state);
         self.find_peers(state);
         let begun = StdInstant::now();
-        // The first write has everything: what it lacks would leave a predecessor's tables, and a tenant's changes could delay it for ever.
+        // The first write has everything: what it lacks would leave a predecessor's tables, and a tenant who changes
+        // Services all the time could delay it without limit.
         let is_first = self.first.is_some();
         let is_over = || !is_first && begun.elapsed() >= PLAN_TIME;
         let Some(updates) = state.planner.plan(&self.settings, begun, is_over) else { return };
@@ -235,7 +236,7 @@ impl Agent {
         if state.planner.wants_cluster_nodes()
             && let Some(start) = self.cluster_nodes.take()
         {
-            let spread = if self.first.is_some() { Duration::ZERO } else { NODES_SPREAD };
+            let spread = if is_first { Duration::ZERO } else { NODES_SPREAD };
             // The process ends if nobody takes it.
             let _ = start.send(spread);
         }

@@ -136,8 +136,8 @@ struct AgentArgs {
     #[arg(long, env = "STEERAGE_DROP_UNASSIGNED_VIPS", value_name = "RANGE,…", value_delimiter = ',')]
     drop_unassigned_vips: Vec<AddressRange>,
     /// Serve no external IPs of Services: any user who may create a Service may name any address there. Without this flag an external
-    /// IP is still not served in a `ServiceCIDR`, at an address of a node or in its pod network (of other nodes only in clusters of up to 1,000), at an API server's address and port, or where
-    /// another Service has an assigned address; to know the nodes, the agent watches all Nodes once a Service has an external IP
+    /// IP is still not served in a `ServiceCIDR`, at an address of a node or in its pod network (of other nodes only in clusters
+    /// of up to 1,000), at an API server's address and port, or where another Service has an assigned address; to know the nodes, the agent watches all Nodes once a Service has an external IP
     #[arg(long, env = "STEERAGE_DENY_SERVICE_EXTERNAL_IPS")]
     deny_service_external_ips: bool,
     /// Let a Service have this many elements of nftables sets and maps on this node: about one for each endpoint of each port, and ten

@@ -301,8 +301,8 @@ fn follow_nodes_on_demand(
         if nodes > MAX_WATCHED_NODES {
             tracing::warn!(
                 nodes,
-                "not watching all Nodes for external IPs, because they are more than 1000; external IPs at addresses of \
-                 other nodes are served"
+                most = MAX_WATCHED_NODES,
+                "not watching all Nodes for external IPs, because they are too many; external IPs at addresses of other nodes are served"
             );
             let _ = inputs.send(Input::TooManyNodes);
             return;

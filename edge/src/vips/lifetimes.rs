@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long the kernel keeps VIPs without this process: for some seconds while another host could take over, else for ever.
+//! How long the kernel keeps VIPs without this process: for some seconds while another host could take over, else without
+//! limit.
 //!
 //! A dead process cannot remove its VIPs, and its kernel would answer ARP for them beside the host that took over, with the
 //! targets that were healthy then. The task here waits for neither the kernel's rules nor the API, so that a long write does not

@@ -139,6 +139,23 @@ pub enum HealthState {
     Unused,
 }
 
+impl HealthState {
+    /// Whether this is a worse state than the other one. A node whose ports are checked one by one has the worst of their states.
+    pub fn is_worse_than(self, other: Self) -> bool {
+        self.rank() > other.rank()
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Healthy => 0,
+            Self::Initial => 1,
+            Self::Draining => 2,
+            Self::Unused => 3,
+            Self::Unhealthy => 4,
+        }
+    }
+}
+
 /// The health of one target, as reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetHealth {

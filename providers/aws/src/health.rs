@@ -58,7 +58,7 @@ impl Aws {
                     reason: target.reason,
                 };
                 match worst.get(&name) {
-                    Some(known) if rank(known.state) >= rank(found.state) => {}
+                    Some(known) if !found.state.is_worse_than(known.state) => {}
                     _ => drop(worst.insert(name, found)),
                 }
             }
@@ -89,16 +89,5 @@ impl Aws {
             None => drop(entry.registered.insert(arn.to_owned(), RegisteredIds::of(&targets))),
         }
         Ok(targets)
-    }
-}
-
-/// Order of health states: a node has the worst state of its ports. Each port of a pod is a target of its own.
-fn rank(state: HealthState) -> u8 {
-    match state {
-        HealthState::Healthy => 0,
-        HealthState::Initial => 1,
-        HealthState::Draining => 2,
-        HealthState::Unused => 3,
-        HealthState::Unhealthy => 4,
     }
 }

@@ -86,7 +86,7 @@ fn health(tree: StatusTree) -> Health {
             let found =
                 TargetHealth { target: member.name.clone(), family: None, state, reason: reason.to_owned() };
             match worst.get(&member.name) {
-                Some(known) if rank(known.state) >= rank(found.state) => {}
+                Some(known) if !found.state.is_worse_than(known.state) => {}
                 _ => drop(worst.insert(member.name, found)),
             }
         }
@@ -108,17 +108,6 @@ fn state(operating: &str) -> (HealthState, &'static str) {
         "OFFLINE" => (HealthState::Unused, "it is disabled in Octavia"),
         "ERROR" => (HealthState::Unhealthy, "Octavia's health monitor fails"),
         _ => (HealthState::Initial, "Octavia does not know yet"),
-    }
-}
-
-/// Order of health states: a node has the worst state of its ports.
-fn rank(state: HealthState) -> u8 {
-    match state {
-        HealthState::Healthy => 0,
-        HealthState::Initial => 1,
-        HealthState::Draining => 2,
-        HealthState::Unused => 3,
-        HealthState::Unhealthy => 4,
     }
 }
 
