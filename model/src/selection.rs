@@ -5,7 +5,6 @@
 //! forwards to. The rules are those of kube-proxy (`CategorizeEndpoints`), which the agent replaces.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 
 use crate::{Endpoint, EndpointSlice, Family, Protocol};
 
@@ -61,28 +60,34 @@ pub fn backends<'a>(
 /// The slices of one Service in one family, with their ports by name: for all ports of a Service, one after the other.
 #[derive(Debug)]
 pub struct SlicePorts<'a> {
-    slices: Vec<(PortNumbers<'a>, Vec<&'a Endpoint>)>,
+    /// The endpoints of each slice.
+    slices: Vec<Vec<&'a Endpoint>>,
+    /// Where a port is: the numbers that it has in the slices at these places.
+    numbers: HashMap<(&'a str, Protocol), Vec<(usize, u16)>>,
 }
-
-/// The numbers of a slice's ports.
-type PortNumbers<'a> = HashMap<(&'a str, Protocol), Vec<u16>>;
 
 impl<'a> SlicePorts<'a> {
     /// Those slices that are of the family.
     pub fn new(slices: impl Iterator<Item = &'a EndpointSlice>, family: Family) -> Self {
-        let by_name = |slice: &'a EndpointSlice| {
-            let mut numbers = PortNumbers::new();
+        let mut all = Self { slices: Vec::new(), numbers: HashMap::new() };
+        for (at, slice) in slices.filter(|slice| slice.family == family).enumerate() {
             for port in slice.ports.iter().filter(|port| port.port != 0) {
-                numbers.entry((port.name.as_str(), port.protocol)).or_default().push(port.port);
+                all.numbers.entry((port.name.as_str(), port.protocol)).or_default().push((at, port.port));
             }
-            (numbers, slice.endpoints.iter().collect())
-        };
-        Self { slices: slices.filter(|slice| slice.family == family).map(by_name).collect() }
+            all.slices.push(slice.endpoints.iter().collect());
+        }
+        all
+    }
+
+    /// The places of the slices that have a Service port, each with the port's number there. Ports with the same places and one number
+    /// have the same endpoints.
+    pub fn numbers<'s>(&'s self, port_name: &'s str, protocol: Protocol) -> &'s [(usize, u16)] {
+        self.numbers.get(&(port_name, protocol)).map_or(&[], Vec::as_slice)
     }
 
     /// Keeps so many endpoints, those of the lowest rank, and returns the number of others.
     pub fn keep<R: Ord>(&mut self, most: usize, rank: impl Fn(&Endpoint) -> R) -> usize {
-        let all = self.slices.iter().enumerate().flat_map(|(slice, (_, endpoints))| {
+        let all = self.slices.iter().enumerate().flat_map(|(slice, endpoints)| {
             let rank = &rank;
             endpoints.iter().enumerate().map(move |(at, endpoint)| (rank(endpoint), slice, at))
         });
@@ -93,7 +98,7 @@ impl<'a> SlicePorts<'a> {
         let left_out = ranked.len() - most;
         ranked.select_nth_unstable(most);
         let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, slice, at)| (slice, at)).collect();
-        for (slice, (_, endpoints)) in self.slices.iter_mut().enumerate() {
+        for (slice, endpoints) in self.slices.iter_mut().enumerate() {
             let mut at = 0..;
             endpoints.retain(|_| at.next().is_some_and(|at| kept.contains(&(slice, at))));
         }
@@ -103,23 +108,23 @@ impl<'a> SlicePorts<'a> {
     /// All endpoints of one Service port, in any state, ordered by address and port. Where two slices have the same address and port, the
     /// endpoint that is not terminating wins.
     pub fn backends(&self, port_name: &str, protocol: Protocol) -> Vec<Backend<'a>> {
-        let mut found: BTreeMap<(IpAddr, u16), Backend<'a>> = BTreeMap::new();
-        for (numbers, endpoints) in &self.slices {
-            for port in numbers.get(&(port_name, protocol)).into_iter().flatten().copied() {
-                for endpoint in endpoints.iter().copied() {
-                    let backend = Backend { port, endpoint };
-                    found
-                        .entry((endpoint.addr, port))
-                        .and_modify(|old| {
-                            if old.endpoint.terminating && !endpoint.terminating {
-                                *old = backend;
-                            }
-                        })
-                        .or_insert(backend);
-                }
+        let of_slice = |(slice, port): &(usize, u16)| {
+            let port = *port;
+            let endpoints = self.slices.get(*slice).into_iter().flatten();
+            endpoints.map(move |endpoint| Backend { port, endpoint: *endpoint })
+        };
+        let mut found: Vec<_> = self.numbers(port_name, protocol).iter().flat_map(of_slice).collect();
+        let place = |backend: &Backend<'_>| (backend.endpoint.addr, backend.port);
+        // Stable: of equal ones the first slice's comes first.
+        found.sort_by_key(place);
+        found.dedup_by(|next, kept| {
+            let is_same = place(next) == place(kept);
+            if is_same && kept.endpoint.terminating && !next.endpoint.terminating {
+                *kept = *next;
             }
-        }
-        found.into_values().collect()
+            is_same
+        });
+        found
     }
 }
 

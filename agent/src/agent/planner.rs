@@ -16,7 +16,7 @@ use cluster_nodes::ClusterNodes;
 
 use crate::local_node::{LocalNode, LocalPods};
 use crate::peers::{ForwardToPeers, NextHop};
-use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, plan_service};
+use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, least_needs, plan_service};
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 use turns::Turns;
@@ -49,6 +49,9 @@ pub(super) struct Planner {
     later: BTreeSet<Key>,
     /// Those of which that is so.
     settled: BTreeSet<Key>,
+    /// The plans that were made.
+    #[cfg(test)]
+    made: std::cell::Cell<usize>,
     peers: Peers,
     cluster: ClusterNodes,
 }
@@ -249,17 +252,21 @@ impl Planner {
         let mut has_completed = false;
         self.settle(now);
         while let Some(key) = self.turns.next() {
-            let plan = self.plan_one(&key, local_node);
-            let needs = plan.cost();
+            let is_settled = self.settled.remove(&key);
+            // What needs more than any Service may have is planned when it is known what it may have.
+            let least = if is_settled { 0 } else { self.least_needs(&key, local_node) };
+            let plan = (least < local_node.element_limits.service).then(|| self.plan_one(&key, local_node));
+            let needs = plan.as_ref().map_or(least, ServicePlan::cost);
             let grows = self.budgets.set(&key, needs);
             let planned = self.planned.entry(key.namespace().to_owned()).or_default();
             *planned += needs.min(self.budgets.limit(&key));
             let is_too_much = *planned > local_node.element_limits.namespace;
-            if !self.settled.remove(&key) && grows && is_too_much {
+            if !is_settled && grows && is_too_much {
                 // What it may have is known once the needs of all are. One that needs no more than before waits for nothing: a namespace
                 // whose Services change all the time may never come to its end.
                 self.later.insert(key.clone());
             } else {
+                let plan = plan.unwrap_or_else(|| self.plan_one(&key, local_node));
                 updates.insert(key.clone(), self.reduced(plan, &key, seed));
             }
             if !self.turns.has(key.namespace()) {
@@ -315,8 +322,14 @@ impl Planner {
         self.local_node.as_ref().map(|(_, pods)| pods)
     }
 
+    fn least_needs(&self, key: &Key, local_node: &LocalNode) -> usize {
+        self.index.service(key).map_or(0, |service| least_needs(service, &self.index, local_node))
+    }
+
     fn plan_one(&self, key: &Key, local_node: &LocalNode) -> ServicePlan {
         let Some(service) = self.index.service(key) else { return ServicePlan::default() };
+        #[cfg(test)]
+        self.made.set(self.made.get() + 1);
         let mut plan = plan_service(service, &self.index, local_node);
         if self.transitions.contains(key) {
             plan.fall_back_to_cluster_policy();

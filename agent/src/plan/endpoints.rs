@@ -37,11 +37,17 @@ impl Deref for Endpoints {
 /// Some endpoints, in their order: mostly the same ones when others come and go, and other ones on a node with another seed. A sample
 /// of a larger sample is the same as one of all.
 pub fn sample(endpoints: &[SocketAddr], most: usize, seed: u32) -> Arc<[SocketAddr]> {
-    let rank = |endpoint: &SocketAddr| shuffled(endpoint_hash(*endpoint), seed);
-    let mut ranked: Vec<_> = endpoints.iter().map(|endpoint| (rank(endpoint), *endpoint)).collect();
-    ranked.sort_unstable();
-    let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, endpoint)| endpoint).collect();
-    endpoints.iter().filter(|endpoint| kept.contains(endpoint)).copied().collect()
+    if most == 0 {
+        return Arc::default();
+    }
+    let ranked = |endpoint: &SocketAddr| (shuffled(endpoint_hash(*endpoint), seed), *endpoint);
+    let mut all: Vec<_> = endpoints.iter().map(ranked).collect();
+    if most >= all.len() {
+        return endpoints.into();
+    }
+    let (_, last, _) = all.select_nth_unstable(most - 1);
+    let last = *last;
+    endpoints.iter().filter(|endpoint| ranked(endpoint) <= last).copied().collect()
 }
 
 /// The order of addresses in which they are taken into a sample, which is another one on a node with another seed.

@@ -29,7 +29,7 @@ pub(super) struct PortEndpoints {
 
 impl PortEndpoints {
     /// Of these endpoints of a port, which are in order.
-    fn new(all: &[Backend<'_>], port: PortUse, local_node: &LocalNode) -> Self {
+    pub(super) fn new(all: &[Backend<'_>], port: PortUse, local_node: &LocalNode) -> Self {
         let cluster = cluster_backends(all, &local_node.node, local_node.zone.as_deref());
         // A usable endpoint on this node is one of the cluster's, or those have better ones.
         let reject = cluster.is_empty();
@@ -42,6 +42,17 @@ impl PortEndpoints {
             Arc::default()
         };
         Self { cluster, local, serving, reject }.sharing()
+    }
+
+    /// The same at another number, which all endpoints have.
+    pub(super) fn at_port(&self, number: u16) -> Self {
+        let at = |list: &Arc<[SocketAddr]>| -> Arc<[SocketAddr]> {
+            list.iter().map(|endpoint| SocketAddr::new(endpoint.ip(), number)).collect()
+        };
+        let (cluster, local) = (at(&self.cluster), at(&self.local));
+        let is_shared = Arc::ptr_eq(&self.serving, &self.cluster);
+        let serving = if is_shared { Arc::clone(&cluster) } else { at(&self.serving) };
+        Self { cluster, local, serving, reject: self.reject }
     }
 
     /// Nearly always both lists are the same, and there are many.
@@ -110,15 +121,14 @@ impl Collected {
     }
 
     /// Adds a port.
-    pub(super) fn add(&mut self, all: &[Backend<'_>], port: PortUse, local_node: &LocalNode) {
-        let port = PortEndpoints::new(all, port, local_node);
+    pub(super) fn add(&mut self, port: PortEndpoints) {
         self.omitted.has_full_list |= port.cluster.len().max(port.local.len()) > MOST_ENDPOINTS;
         let port = port.cut(MOST_ENDPOINTS, self.seed);
         self.length += port.lengths().iter().sum::<usize>();
         let port = self.cut(port);
         self.ports.push(port);
         // Twice the budget, so that not each port makes all others shorter.
-        if self.length > 2 * self.budget {
+        if self.length > 2 * self.budget && self.most > 1 {
             self.fit();
         }
     }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_model::{
     Backend, Endpoint, Family, Protocol, Service, ServiceKind, ServicePort, SlicePorts, TrafficPolicy,
-    local_backends, local_ready_count, names,
+    cluster_backends, local_backends, local_ready_count, names,
 };
 use steerage_watch::Index;
 
 use super::affinity::affinity_timeout;
 use super::budget::FRONTEND_ELEMENTS;
 use super::endpoints::sample_rank;
-use super::port_endpoints::{Collected, PortEndpoints, PortUse};
+use super::port_endpoints::{Collected, MOST_ENDPOINTS, PortEndpoints, PortUse};
 use super::{
     Action, Endpoints, Frontend, HealthPort, Masquerade, Omitted, Refusal, Role, Selection, ServicePlan,
 };
@@ -53,6 +53,29 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     plan
 }
 
+/// The elements that the plan of a Service needs at least, without the plan: that of a Service with thousands of ports takes long.
+pub fn least_needs(service: &Service, index: &Index, local_node: &LocalNode) -> usize {
+    let ports: BTreeSet<_> = service.ports.iter().map(|port| (port.protocol, port.port)).collect();
+    let most = local_node.element_limits.service;
+    let frontends = ports.len() * service.cluster_ips.len() * FRONTEND_ELEMENTS;
+    if !serves(service, local_node.kube_proxy_replacement) || ports.len() < service.ports.len() {
+        return 0;
+    }
+    if frontends >= most || service.internal_policy == TrafficPolicy::Local {
+        return frontends;
+    }
+    let lists = families(service).into_iter().map(|family| {
+        let slices = SlicePorts::new(index.slices(&service.key), family);
+        let Some(first) = service.ports.first() else { return 0 };
+        let group = Group::new(&slices, first);
+        let alike = service.ports.iter().filter(|port| Group::new(&slices, port).number_as(&group).is_some());
+        let all = slices.backends(&first.name, first.protocol);
+        let length = cluster_backends(&all, &local_node.node, local_node.zone.as_deref()).len();
+        alike.count() * length.min(MOST_ENDPOINTS)
+    });
+    frontends + lists.sum::<usize>()
+}
+
 /// The external IPs that are served, but for ports of API servers. Those that are not served at one port at least go to `refused`.
 fn plan_external_ips(service: &Service, local_node: &LocalNode, plan: &mut ServicePlan) -> Vec<IpAddr> {
     let rules = &local_node.external_ips;
@@ -79,9 +102,46 @@ struct FamilyPort<'a> {
     peers: Option<Arc<[IpAddr]>>,
 }
 
-/// The most endpoints that are looked at in a family, each once for each port. A Service that needs more, with thousands of ports and of
-/// endpoints, would keep the loop busy for a minute, and is served by a few of its endpoints in any case.
-const MOST_LOOKS: usize = 1 << 20;
+/// What decides on the endpoints of a port.
+struct Group<'a> {
+    protocol: Protocol,
+    /// Of the port, with the places of the slices that have it.
+    numbers: &'a [(usize, u16)],
+}
+
+impl<'a> Group<'a> {
+    fn new(slices: &'a SlicePorts<'_>, port: &'a ServicePort) -> Self {
+        Self { protocol: port.protocol, numbers: slices.numbers(&port.name, port.protocol) }
+    }
+
+    /// The number of this port, if its endpoints are those of the other one apart from that.
+    fn number_as(&self, other: &Group<'_>) -> Option<u16> {
+        let (own, others) = [self, other].map(|group| group.numbers.iter().map(|(place, _)| *place)).into();
+        let is_same = self.protocol == other.protocol && own.eq(others);
+        self.number().filter(|_| is_same && other.number().is_some())
+    }
+
+    /// The number that the port has in all slices.
+    fn number(&self) -> Option<u16> {
+        let (_, first) = self.numbers.first()?;
+        self.numbers.iter().all(|(_, number)| number == first).then_some(*first)
+    }
+}
+
+/// The most endpoints that are looked at in a family, each once for each port, by the elements that the Service may have. One that needs
+/// more, with thousands of ports and of endpoints, would keep the loop busy for seconds, and is served by a few of its endpoints in any
+/// case.
+fn most_looks(elements: usize) -> usize {
+    elements.saturating_mul(2).clamp(1 << 18, 1 << 20)
+}
+
+/// The order in which endpoints are looked at: usable ones of this node first, which nobody can replace under policy Local, then other
+/// ready ones.
+fn look_rank(endpoint: &Endpoint, local_node: &LocalNode, seed: u32) -> (bool, bool, bool, u32) {
+    let is_usable = endpoint.ready || endpoint.is_serving_terminating();
+    let is_here = endpoint.is_on(&local_node.node) && is_usable;
+    (!is_here, !endpoint.ready, !is_usable, sample_rank(endpoint.addr, seed))
+}
 
 /// The endpoints of all ports, as far as they can fit into the Service's budget.
 fn plan_endpoints<'a>(
@@ -96,23 +156,33 @@ fn plan_endpoints<'a>(
     let local = is_internal_local || is_external && service.external_policy == TrafficPolicy::Local;
     let seed = flow_seed(&local_node.node);
     let mut collected = Collected::new(local_node.element_limits.service, seed);
-    let most = (MOST_LOOKS / service.ports.len().max(1)).max(1);
+    let most = (most_looks(local_node.element_limits.service) / service.ports.len().max(1)).max(1);
     let mut left_out = 0;
     let mut ports = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
         let mut slices = SlicePorts::new(index.slices(&service.key), family);
-        // Those of this node first, which nobody can replace under policy Local.
-        let rank = |endpoint: &Endpoint| {
-            (!endpoint.is_on(&local_node.node), !endpoint.ready, sample_rank(endpoint.addr, seed))
-        };
+        let rank = |endpoint: &Endpoint| look_rank(endpoint, local_node, seed);
         left_out += slices.keep(most, rank) * service.ports.len();
+        let mut last: Option<(Group<'_>, PortEndpoints, Option<Arc<[IpAddr]>>)> = None;
         for port in &service.ports {
-            let all = slices.backends(&port.name, port.protocol);
-            hairpins
-                .extend(all.iter().filter(|b| b.endpoint.is_on(&local_node.node)).map(|b| b.endpoint.addr));
-            collected.add(&all, PortUse { protocol: port.protocol, cluster, local }, local_node);
-            ports.push((port, family, peers(service, &all, family, local_node)));
+            let group = Group::new(&slices, port);
+            // Nearly always all ports have the same endpoints, at numbers of their own.
+            let known = last.as_ref().and_then(|(of, endpoints, peers)| {
+                Some((endpoints.at_port(group.number_as(of)?), peers.clone()))
+            });
+            let (endpoints, to_peers) = known.unwrap_or_else(|| {
+                let all = slices.backends(&port.name, port.protocol);
+                let here = all.iter().filter(|b| b.endpoint.is_on(&local_node.node));
+                hairpins.extend(here.map(|b| b.endpoint.addr));
+                let port = PortUse { protocol: port.protocol, cluster, local };
+                let endpoints = PortEndpoints::new(&all, port, local_node);
+                let to_peers = peers(service, &all, family, local_node);
+                last = Some((group, endpoints.clone(), to_peers.clone()));
+                (endpoints, to_peers)
+            });
+            collected.add(endpoints);
+            ports.push((port, family, to_peers));
         }
     }
     plan.hairpins = hairpins.into_iter().collect();

@@ -11,7 +11,7 @@ use steerage_model::{
 };
 use steerage_watch::{Event, Index};
 
-use super::port_endpoints::{Collected, PortUse};
+use super::port_endpoints::{Collected, PortEndpoints, PortUse};
 use super::*;
 use crate::local_node::LocalNode;
 
@@ -132,11 +132,8 @@ fn collected_endpoints_never_exceed_twice_the_budget() {
     let backends: Vec<_> = all.iter().map(|endpoint| Backend { port: 80, endpoint }).collect();
     let mut collected = Collected::new(4_000, 7);
     for _ in 0..100 {
-        collected.add(
-            &backends,
-            PortUse { protocol: Protocol::Udp, cluster: true, local: true },
-            &place(4_000),
-        );
+        let port = PortUse { protocol: Protocol::Udp, cluster: true, local: true };
+        collected.add(PortEndpoints::new(&backends, port, &place(4_000)));
         assert!(collected.length() <= 8_000, "{}", collected.length());
     }
 }
@@ -154,6 +151,9 @@ proptest! {
         let index = index(&service, endpoints(count, local, ending));
         let mut whole = plan_service(&service, &index, &place(1_000_000));
         let mut bounded = plan_service(&service, &index, &place(limit));
+        for plan in [&whole, &bounded] {
+            prop_assert!(least_needs(&service, &index, &place(limit)) <= plan.cost());
+        }
         let seed = crate::hash::flow_seed("here");
         let (of_whole, of_bounded) = (whole.reduce(limit, seed), bounded.reduce(limit, seed));
         prop_assert_eq!(of_whole.is_some(), of_bounded.is_some());
@@ -210,4 +210,57 @@ fn external_ips_at_many_ports_are_counted() {
     assert_eq!(plan.frontends.len(), 1_000, "as many as there is room for");
     let all = usize::from(ports) * (1 + usize::from(addresses));
     assert_eq!(plan.frontends.len() + plan.omitted.frontends, all);
+}
+
+/// Where few of very many endpoints are looked at, those of this node do not hide the others unless they can take their place.
+#[test]
+fn unusable_endpoints_of_the_node_hide_no_ready_ones() {
+    let ports = 15_000;
+    let service = service(Protocol::Tcp, ports, 0, TrafficPolicy::Cluster);
+    let mut all = endpoints(200, u32::MAX, u32::MAX);
+    for endpoint in all.iter_mut().take(100) {
+        let unready = Endpoint::ready(endpoint.addr, "here");
+        *endpoint = Endpoint { ready: false, serving: false, ..unready };
+    }
+    let plan = plan_service(&service, &index(&service, all), &place(100_000));
+    assert!(plan.frontends.iter().all(|(_, action)| !action.reject && !action.targets.is_empty()));
+}
+
+/// All ports usually have the same endpoints, which are chosen once; here each second port is not in one of the slices, or has another
+/// number there.
+#[test]
+fn each_port_has_the_endpoints_of_its_slices() {
+    let service = service(Protocol::Udp, 12, 0, TrafficPolicy::Local);
+    let mut index = index(&service, endpoints(3, 2, 3));
+    let port = |n: u16| EndpointPort {
+        name: n.to_string(),
+        protocol: Protocol::Udp,
+        port: if n.is_multiple_of(4) { 9 } else { 20_000 + n },
+    };
+    let mut other = endpoints(5, 2, 3);
+    other.iter_mut().for_each(|endpoint| endpoint.addr = IpAddr::from([10, 245, 0, endpoint_number(endpoint)]));
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: (2..=12).step_by(2).map(port).collect(),
+        endpoints: other,
+        ..EndpointSlice::new(Key::new("shop", "web-2"), service.key.clone(), Family::V4)
+    }));
+    let plan = plan_service(&service, &index, &place(100_000));
+    for port in &service.ports {
+        let all = steerage_model::backends(index.slices(&service.key), Family::V4, &port.name, Protocol::Udp);
+        let all: Vec<_> = all.iter().map(|b| SocketAddr::new(b.endpoint.addr, b.port)).collect();
+        let (_, action) = plan.frontends.iter().find(|(frontend, _)| frontend.port == port.port).unwrap();
+        assert_eq!(action.serving.to_vec(), all, "{}", port.name);
+        assert_eq!(all.len(), if port.port % 2 == 0 { 8 } else { 3 });
+        let ready = all.iter().filter(|endpoint| endpoint_number_of(endpoint.ip()) % 3 != 2);
+        assert_eq!(action.targets.to_vec(), ready.copied().collect::<Vec<_>>());
+    }
+}
+
+fn endpoint_number(endpoint: &Endpoint) -> u8 {
+    endpoint_number_of(endpoint.addr)
+}
+
+fn endpoint_number_of(addr: IpAddr) -> u8 {
+    let IpAddr::V4(addr) = addr else { panic!("of IPv4") };
+    addr.octets()[3]
 }

@@ -6,15 +6,19 @@ use std::net::Ipv4Addr;
 use steerage_model::{Endpoint, EndpointPort, Family, Protocol, ServicePort};
 
 use super::*;
-use crate::plan::ElementLimits;
+use crate::plan::{ElementLimits, FRONTEND_ELEMENTS};
 
 const LIMITS: ElementLimits = ElementLimits { service: 2_500, namespace: 10_000 };
 
 /// A Service of ten ports with 200 endpoints.
 fn add(planner: &mut Planner, number: u8) -> Key {
+    add_large(planner, number, 10, 200)
+}
+
+fn add_large(planner: &mut Planner, number: u8, ports: u16, endpoints: u32) -> Key {
     let key = Key::new("tenant", number.to_string());
     let port = |n: u16| ServicePort::new(n.to_string(), Protocol::Tcp, n, None);
-    let ports: Vec<_> = (1..=10).map(port).collect();
+    let ports: Vec<_> = (1..=ports).map(port).collect();
     let slice_port = |port: &ServicePort| EndpointPort {
         name: port.name.clone(),
         protocol: Protocol::Tcp,
@@ -23,7 +27,7 @@ fn add(planner: &mut Planner, number: u8) -> Key {
     let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(0x0af4_0000 + n).into(), "there");
     planner.index.apply_slice(Event::Apply(EndpointSlice {
         ports: ports.iter().map(slice_port).collect(),
-        endpoints: (0..200).map(endpoint).collect(),
+        endpoints: (0..endpoints).map(endpoint).collect(),
         ..EndpointSlice::new(Key::new("tenant", format!("{number}-1")), key.clone(), Family::V4)
     }));
     planner.index.apply_service(Event::Apply(Service {
@@ -47,6 +51,12 @@ impl Planner {
 
 fn needs(plans: &BTreeMap<Key, ServicePlan>) -> usize {
     plans.values().map(ServicePlan::cost).sum()
+}
+
+/// What the plans have, without what they lack.
+fn elements(plans: &BTreeMap<Key, ServicePlan>) -> usize {
+    let omitted = |plan: &ServicePlan| plan.omitted.endpoints + plan.omitted.frontends * FRONTEND_ELEMENTS;
+    plans.values().map(|plan| plan.cost() - omitted(plan)).sum()
 }
 
 #[test]
@@ -103,6 +113,16 @@ fn budget_is_settled_when_all_changes_of_a_namespace_are_known() {
     assert_eq!(planner.next(Instant::now()), None, "no limit has fallen, which would rise later");
 }
 
+/// Of Services that are too large in any case, as many are planned twice as the namespace's budget has room for.
+#[test]
+fn services_that_are_too_large_are_planned_once() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..20).map(|number| add_large(&mut planner, number, 10, 300)).collect();
+    let plans = planner.plan_all(keys);
+    assert_eq!((plans.len(), planner.made.get()), (20, 24));
+    assert!((LIMITS.namespace / 2..=LIMITS.namespace).contains(&elements(&plans)), "{}", elements(&plans));
+}
+
 /// A tenant changes very many Services at once.
 #[test]
 fn services_of_other_namespaces_need_not_wait() {
@@ -148,4 +168,22 @@ fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
     let plans = planner.plan_deleted(vec![deleted.clone()]);
     assert_eq!(plans.get(deleted), Some(&ServicePlan::default()));
     assert!(!planner.is_waiting(deleted) && planner.has_waiting());
+}
+
+/// `cargo test -p steerage-agent … -- --ignored --nocapture` prints the times; docs/known-limits.md has some.
+#[test]
+#[ignore = "measures, and decides nothing"]
+fn time_to_plan_large_services() {
+    for (services, ports, endpoints) in
+        [(1, 15_000, 70), (20, 15_000, 70), (20, 1_000, 1_000), (20, 15_000, 1_000), (50, 3, 1_000)]
+    {
+        let mut planner = Planner::new(Vec::new(), Budgets::default());
+        let keys: Vec<_> = (0..services).map(|n| add_large(&mut planner, n, ports, endpoints)).collect();
+        let local_node = LocalNode { element_limits: ElementLimits::default(), ..local_node() };
+        planner.turns.extend(keys);
+        let begun = Instant::now();
+        let plans = planner.plan_in_turns(&local_node, 7, begun, || false);
+        let took = begun.elapsed();
+        println!("{services} Services of {ports} ports and {endpoints} endpoints: {took:?}, {} elements", elements(&plans));
+    }
 }
