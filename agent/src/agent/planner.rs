@@ -24,6 +24,11 @@ use turns::Turns;
 /// Addresses and ports of API servers that are known, with those that have left.
 const MAX_API_SERVERS: usize = 256;
 
+/// The Service whose endpoints the API servers are, and the name of the slice that they write.
+fn api_servers() -> Key {
+    Key::new("default", "kubernetes")
+}
+
 /// Everything that plans depend on.
 #[derive(Default)]
 pub(super) struct Planner {
@@ -117,7 +122,7 @@ impl Planner {
     /// are not theirs. One that leaves, because it ends or restarts, stays reserved, unless they are too many: an external IP in its place
     /// would keep the agent from ever seeing it again.
     fn note_api_servers(&mut self) {
-        let service = Key::new("default", "kubernetes");
+        let service = api_servers();
         let of_slice = |slice: &EndpointSlice| {
             let ports = slice.ports.iter().map(|port| port.port);
             let at = |port| slice.endpoints.iter().map(move |endpoint| SocketAddr::new(endpoint.addr, port));
@@ -180,7 +185,10 @@ impl Planner {
         now: Instant,
         is_over: impl FnMut() -> bool,
     ) -> Option<BTreeMap<Key, ServicePlan>> {
-        self.note_api_servers();
+        self.dirty.extend(self.index.take_dirty().services);
+        if self.dirty.contains(&api_servers()) {
+            self.note_api_servers();
+        }
         let known = self.own_node(settings).map(|node| {
             let api_servers = self.api_servers.iter().copied().chain(settings.api_server).collect();
             let local_node =
@@ -189,7 +197,6 @@ impl Planner {
         });
         let (local_node, pods) = known.or_else(|| self.local_node.clone())?;
         let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.extend(self.index.take_dirty().services);
         if std::mem::take(&mut self.peers.changed) {
             let is_local = |service: &&Service| service.external_policy == TrafficPolicy::Local;
             dirty.extend(self.index.services().filter(is_local).map(|service| service.key.clone()));
@@ -455,6 +462,34 @@ mod tests {
         planner.index.apply_slice(slice("kubernetes", first + 100, 1_000));
         planner.note_api_servers();
         assert_eq!(planner.api_servers.len(), MAX_API_SERVERS);
+    }
+
+    #[test]
+    fn api_servers_are_read_when_their_slice_changes() {
+        let (settings, mut planner) = (settings(true), planner());
+        let slice = |key: Key, addr: &str| {
+            let port = EndpointPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 6443 };
+            Event::Apply(EndpointSlice {
+                ports: vec![port],
+                endpoints: vec![Endpoint::ready(addr.parse().unwrap(), "there")],
+                ..EndpointSlice::new(key.clone(), key, Family::V4)
+            })
+        };
+        let count = |planner: &mut Planner| {
+            planner.plan(&settings, Instant::now(), || false).unwrap();
+            planner.api_servers.len()
+        };
+        planner.index.apply_slice(slice(api_servers(), "10.0.0.1"));
+        assert_eq!(count(&mut planner), 1);
+        planner.api_servers.clear();
+        planner.index.apply_slice(slice(key(), "10.0.0.2"));
+        assert_eq!(count(&mut planner), 0, "another slice was looked at");
+        planner.index.apply_slice(slice(api_servers(), "10.0.0.3"));
+        assert_eq!(count(&mut planner), 1);
+        // Found by the search for other nodes, which takes changes, too.
+        planner.index.apply_slice(slice(api_servers(), "10.0.0.4"));
+        step(&mut planner, &settings, true, "10.9.9.9");
+        assert_eq!(count(&mut planner), 2);
     }
 
     #[test]
