@@ -71,7 +71,7 @@ impl UnreadLists {
         self.lists.iter().take_while(fits).copied().collect()
     }
 
-    /// Those whose endpoints change. Others of the same Services stay believed: a change of the node may concern all Services.
+    /// Those whose endpoints change, and that do not end. Others of the same Services stay believed: a change of the node may concern all Services.
     pub(super) fn changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, ruleset: &Ruleset) -> ListNumbers {
         if self.is_empty() {
             return ListNumbers::new();

@@ -104,15 +104,15 @@ impl LongLists {
         self.services.get(service)?.get(&ListId::new(frontend, action, endpoints))
     }
 
-    /// The numbers of the lists of a family that these plans change or end.
+    /// The numbers of the lists of a family that these plans change. Not those that end: they are deleted by the keys of their slots,
+    /// whatever the order of their endpoints is.
     pub(super) fn changed_by(&self, updates: &BTreeMap<Key, ServicePlan>, family: Family) -> BTreeSet<u32> {
         let mut changed = BTreeSet::new();
         for (service, plan) in updates {
             let Some(lists) = self.services.get(service) else { continue };
             let wanted = wanted(plan);
             for (id, list) in lists.iter().filter(|(id, _)| id.family == family) {
-                let stays = wanted.get(id).is_some_and(|endpoints| ListDigest::of(endpoints) == list.digest);
-                if !stays {
+                if wanted.get(id).is_some_and(|endpoints| ListDigest::of(endpoints) != list.digest) {
                     changed.insert(list.number);
                 }
             }

@@ -327,6 +327,41 @@ fn change_of_a_service_repairs_its_believed_list_before() {
     });
 }
 
+/// Services are deleted soon after a start, before their lists are read. If an element is missing the write is refused, and the next one
+/// compares everything.
+#[test]
+fn list_that_ends_after_a_start_is_deleted_unread() {
+    requires!(NetworkNamespace, Program("nft"));
+    for harm in ["exchanged", "deleted"] {
+        in_new_netns(|| {
+            let number = list(&shuffled());
+            let (table, endpoints, third) = (table(), SetId::Endpoints.name(), slot(number, 3));
+            let mut batch = Batch::new();
+            batch.delete_elements(&table, &endpoints, &[Element::key(third.clone())]);
+            if harm == "exchanged" {
+                batch.add_elements(&table, &endpoints, &[Element::entry(third, end(1))]);
+            }
+            Nft::open().unwrap().commit(batch).unwrap();
+            let mut proxy = Proxy::open();
+            follow(&mut proxy, &world(90, COUNT));
+            let mut fewer = world(90, COUNT);
+            fewer.remove(&1);
+            let gone = plans(&fewer, [Key::new("shop", "s1")]);
+            match proxy.write(gone, &pod_networks()) {
+                Ok(written) => assert_eq!((written.wrong_lists, harm), (0, "exchanged"), "it was read"),
+                Err(error) => {
+                    assert!(error.is_not_found() && harm == "deleted", "{harm}: {error}");
+                    assert!(nothing(&mut proxy).full);
+                }
+            }
+            assert!(!lists().contains_key(&number), "{harm}");
+            proxy.dataplane.read_all_lists(&mut proxy.ruleset);
+            proxy.dataplane.mark_out_of_sync();
+            assert_eq!(nothing(&mut proxy).elements, 0, "{harm}");
+        });
+    }
+}
+
 /// A table of another version or without all chains is replaced, and one without digests is believed in nothing: endpoints keep their
 /// slots all the same.
 #[test]
