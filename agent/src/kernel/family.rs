@@ -115,15 +115,29 @@ impl FamilyTable {
             if number > 0 {
                 std::thread::sleep(PAUSE);
             }
-            let mut batch = Batch::new();
-            append(&mut batch, &self.table, &step);
-            self.nft.commit(batch)?;
+            self.commit_changes(&step)?;
         }
         Ok(())
     }
 
-    /// Makes the table match, in one transaction, and writes only what differs, as far as `scope` reads. If others commit so often that
-    /// the table cannot be read, replaces it unread.
+    fn commit_changes(&mut self, changes: &Changes) -> Result<(), Error> {
+        let mut batch = Batch::new();
+        append(&mut batch, &self.table, changes);
+        self.nft.commit(batch)
+    }
+
+    /// The further transactions of a repair. Returns the generation after them, if that before them is known and nobody else writes.
+    fn commit_further(&mut self, further: &[Changes], mut generation: u32) -> Result<u32, Error> {
+        for changes in further {
+            std::thread::sleep(PAUSE);
+            self.commit_changes(changes)?;
+            generation = following(generation);
+        }
+        Ok(generation)
+    }
+
+    /// Makes the table match, and writes only what differs, as far as `scope` reads: in one transaction, or in several if only elements
+    /// differ, and many. If others commit so often that the table cannot be read, replaces it unread.
     pub fn synchronise(
         &mut self,
         config: &RulesetConfig,
@@ -139,10 +153,11 @@ impl FamilyTable {
             self.written = self.listed()?;
             return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
-        let (written, mut is_replaced) = (self.written.as_ref(), false);
+        let (written, mut is_replaced, mut steps) = (self.written.as_ref(), false, Vec::new());
         let repaired = self.nft.transact(|nft| {
             let repair = repair(nft, &table, &base_ruleset, wanted, written, scope)?;
-            let Repair { batch, elements, deleted, unread, replaces } = repair;
+            let Repair { batch, further, elements, deleted, unread, replaces } = repair;
+            steps = further;
             done = Synchronised { elements, deleted, unread, ..Synchronised::default() };
             is_replaced = replaces;
             Ok::<_, Error>(batch)
@@ -154,18 +169,17 @@ impl FamilyTable {
                 replace(&mut batch, &table, &base_ruleset, wanted);
                 self.nft.commit(batch)?;
                 done = Synchronised { elements: wanted.len(), ..Synchronised::default() };
-                is_replaced = true;
+                (is_replaced, steps) = (true, Vec::new());
                 (0, 0)
             }
             repaired => repaired?,
         };
+        done.generations.1 = self.commit_further(&steps, done.generations.1)?;
         if is_replaced {
             self.has_handover = true;
             self.nft.commit(end_handover(&table, &base_ruleset))?;
             self.has_handover = false;
-            // The kernel skips generation 0.
-            let after = &mut done.generations.1;
-            *after = if *after == 0 { 0 } else { after.checked_add(1).unwrap_or(1) };
+            done.generations.1 = following(done.generations.1);
         }
         self.written = self.listed()?;
         Ok(done)
@@ -184,12 +198,14 @@ impl FamilyTable {
         let damaged: Vec<_> = base_ruleset.filled.iter().copied().filter(is_damaged).collect();
         let wanted = wanted(&damaged);
         let (written, scope) = (self.written.as_ref(), Scope::Damaged(&damaged));
-        let (table, mut count) = (self.table.clone(), 0);
+        let (table, mut count, mut steps) = (self.table.clone(), 0, Vec::new());
         self.nft.transact(|nft| {
-            let Repair { batch, elements, .. } = repair(nft, &table, &base_ruleset, &wanted, written, scope)?;
-            count = elements;
+            let repair = repair(nft, &table, &base_ruleset, &wanted, written, scope)?;
+            let Repair { batch, further, elements, .. } = repair;
+            (count, steps) = (elements, further);
             Ok::<_, Error>(batch)
         })?;
+        self.commit_further(&steps, 0)?;
         Ok(count)
     }
 
@@ -232,6 +248,11 @@ impl FamilyTable {
     pub fn generation(&mut self) -> Result<u32, Error> {
         self.nft.generation()
     }
+}
+
+/// The generation after one, if that is known. The kernel skips generation 0.
+fn following(generation: u32) -> u32 {
+    if generation == 0 { 0 } else { generation.checked_add(1).unwrap_or(1) }
 }
 
 /// What [`FamilyTable::synchronise`] did.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What makes a table of the kernel match: compares it with what is wanted, and puts the difference into a batch, or replaces it. Reads
-//! the kernel, and never writes; [`super::FamilyTable`] commits the batches.
+//! What makes a table of the kernel match: compares it with what is wanted, and puts the difference into a batch, or several if only
+//! elements are wrong, or replaces it. Reads the kernel, and never writes; [`super::FamilyTable`] commits the batches.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table, T
 use super::load::add_chains;
 use super::scope::{Found, Scope, read};
 use crate::plan::Frontend;
-use crate::rules::{BaseRuleset, Changes, Elements, SetId, deleted_udp_frontends, difference};
+use crate::rules::{
+    BaseRuleset, Changes, Elements, LARGEST_STEP, SetId, deleted_udp_frontends, difference, repair_steps,
+};
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
 /// never expire.
@@ -26,6 +29,8 @@ pub(super) type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
 #[derive(Default)]
 pub(super) struct Repair {
     pub(super) batch: Batch,
+    /// Further transactions, where only elements are wrong, and many.
+    pub(super) further: Vec<Changes>,
     /// The number of elements that are written.
     pub(super) elements: usize,
     /// UDP frontends of which elements are deleted.
@@ -135,13 +140,22 @@ pub(super) fn repair(
     }
     let Found { elements: kernel, unread } = read(nft, table, base_ruleset, wanted, &sets, scope)?;
     let changes = difference(&kernel, wanted);
-    append(&mut batch, table, &changes);
-    // Sets that others added, after the chains that mentioned them were rewritten.
-    for name in sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)) {
+    let deleted = deleted_udp_frontends(&changes);
+    let elements = changes.count();
+    let mut foreign =
+        sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)).peekable();
+    // Rules that come back before their elements would admit what the elements forbid.
+    let largest = if batch.is_empty() && foreign.peek().is_none() { LARGEST_STEP } else { usize::MAX };
+    let mut steps = repair_steps(&changes, largest).into_iter();
+    if let Some(first) = steps.next() {
+        append(&mut batch, table, &first);
+    }
+    // After the chains that mentioned them were rewritten.
+    for name in foreign {
         batch.delete_set(table, name);
     }
-    let deleted = deleted_udp_frontends(&changes);
-    Ok(Repair { batch, elements: changes.count(), deleted, unread, replaces: false })
+    let further = steps.map(Cow::into_owned).collect();
+    Ok(Repair { batch, further, elements, deleted, unread, replaces: false })
 }
 
 /// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning

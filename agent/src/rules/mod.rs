@@ -47,7 +47,7 @@ pub use peers::TO_PEERS;
 pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
 pub use stale_flows::{StaleFlows, deleted_udp_frontends};
-pub use steps::{LARGEST_STEP, steps};
+pub use steps::{LARGEST_STEP, repair_steps, steps};
 
 #[cfg(test)]
 mod kernel_needs_tests;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steerage_nft::{Row, RowShape, Rows};
 
-use super::list_digests::{list_digests, list_of_key};
+use super::list_digests::{list_digests, list_of_frontend, list_of_key};
 use super::{Changes, SetId};
 
 /// Elements of an ordinary transaction: the kernel takes up to 40 ms for them, also if it has to grow a set. What has to change together
@@ -55,6 +55,30 @@ pub fn steps(changes: &Changes, largest: usize) -> Vec<Cow<'_, Changes>> {
     }
     steps.each(Op::Delete, changes, is_single);
     steps.done.into_iter().map(Cow::Owned).collect()
+}
+
+/// The transactions of a repair, which turns whatever the kernel has into what is wanted. One, if several could lead a frontend to a list
+/// that was another Service's, or if what the kernel has is in no order that [`steps`] knows.
+pub fn repair_steps(changes: &Changes, largest: usize) -> Vec<Cow<'_, Changes>> {
+    let steps = steps(changes, largest);
+    let is_whole = steps.iter().map(|step| step.count()).sum::<usize>() == changes.count();
+    if is_whole && !gives_list_to_another(changes) { steps } else { vec![Cow::Borrowed(changes)] }
+}
+
+/// Whether a list changes to which a frontend leads that is going to leave it.
+fn gives_list_to_another(changes: &Changes) -> bool {
+    let is_left = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| match (op, id) {
+        (Op::Delete, SetId::Lists(_)) => Some((false, list_of_frontend(row.data?)?)),
+        (Op::Delete, SetId::Restricted) => Some((true, list_of_frontend(row.data?)?)),
+        _ => None,
+    };
+    let left: BTreeSet<(bool, u32)> = all(changes).filter_map(is_left).collect();
+    let changed = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| match (op, id) {
+        (Op::Add, SetId::Endpoints) => Some((false, list_of_key(row.key)?)),
+        (Op::Add, SetId::Sources(_)) => Some((true, list_of_key(row.key)?)),
+        _ => None,
+    };
+    !left.is_empty() && all(changes).filter_map(changed).any(|list| left.contains(&list))
 }
 
 /// What happens to a long list.

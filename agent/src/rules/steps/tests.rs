@@ -241,6 +241,82 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Another program deleted or exchanged elements, or a write ended in the middle: any table becomes what is wanted, and each frontend
+    /// changes at once.
+    #[test]
+    fn repair_in_steps_changes_frontends_at_once(
+        from in worlds(), to in worlds(), largest in 1_usize..60, keep in 1_usize..9, exchange in 2_usize..9,
+    ) {
+        let elements = |world| {
+            let mut ruleset = Ruleset::default();
+            ruleset.stage(plans(world, &World::new()));
+            ruleset.all_elements(Family::V4)
+        };
+        let (kernel, wanted) = (elements(&from), elements(&to));
+        let mut damaged = Elements::new(Family::V4);
+        for (id, rows) in kernel.sets() {
+            let mut left = Rows::new(rows.shape());
+            for (at, row) in rows.iter().enumerate().filter(|(at, _)| at % keep != keep - 1 || keep == 1) {
+                let other = row.data.map(|data| data.iter().map(|byte| byte ^ 1).collect::<Vec<_>>());
+                let is_other = at % exchange == 1 && matches!(id, SetId::Endpoints | SetId::Slots(_));
+                left.push_row(Row { data: if is_other { other.as_deref() } else { row.data }, ..row });
+            }
+            damaged.listed(*id, left);
+        }
+        let changes = super::super::difference(&damaged, &wanted);
+        let (old, new) = (Tables::of(&damaged), Tables::of(&wanted));
+        let (mut now, before, after) = (old.clone(), old.frontends(), new.frontends());
+        for step in repair_steps(&changes, largest) {
+            now.apply(&step);
+            let found = now.frontends();
+            for frontend in before.keys().chain(after.keys()) {
+                let found = found.get(frontend);
+                prop_assert!(found == before.get(frontend) || found == after.get(frontend));
+            }
+        }
+        prop_assert_eq!(now, new);
+    }
+}
+
+/// The kernel's frontends lead to the numbers of lists that other Services have now.
+#[test]
+fn repair_that_exchanges_numbers_is_one_transaction() {
+    let elements = |first: u8, number: u8, source: &str| {
+        let mut elements = Elements::new(Family::V4);
+        let row = |id: SetId, key: &[u8], data: &[u8]| {
+            let mut rows = Rows::new(id.row_shape(Family::V4));
+            let data = (!data.is_empty()).then_some(data);
+            rows.push_row(Row { key, end: None, data });
+            (id, rows)
+        };
+        let frontend = [10, 96, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0];
+        let number = [number, 0, 0, 0];
+        let endpoint = [10, 244, 0, first, 0, 80, 0, 0];
+        let net: [u8; 4] = source.parse::<std::net::Ipv4Addr>().unwrap().octets();
+        for (id, rows) in [
+            row(SetId::Lists(Side::Cluster), &frontend, &number),
+            row(SetId::Endpoints, [[7, 0, 0, 0], [0; 4]].as_flattened(), &endpoint),
+            row(SetId::Restricted, &frontend, &number),
+            row(SetId::Sources(24), [[7, 0, 0, 0], net].as_flattened(), &[]),
+        ] {
+            assert_eq!(rows.len(), 1, "{id:?}");
+            elements.listed(id, rows);
+        }
+        elements
+    };
+    let steps = |old: &Elements, new: &Elements| {
+        repair_steps(&super::super::difference(old, new), 1).len()
+    };
+    let old = elements(1, 7, "192.0.2.0");
+    assert_eq!(steps(&old, &elements(1, 7, "192.0.2.0")), 1);
+    assert_eq!(steps(&old, &elements(2, 8, "192.0.2.0")), 1, "endpoints of another Service");
+    assert_eq!(steps(&old, &elements(1, 8, "198.51.100.0")), 1, "sources of another Service");
+    assert!(steps(&old, &elements(2, 7, "198.51.100.0")) > 1, "the frontend keeps its lists");
+}
+
 /// The first of these that has the hash of an earlier one, after that one.
 fn colliding<T: Clone>(all: impl Iterator<Item = T>, name: impl Fn(&T) -> String) -> [T; 2] {
     let mut seen: BTreeMap<u32, T> = BTreeMap::new();

@@ -66,12 +66,21 @@ fn write(proxy: &mut Proxy, plans: BTreeMap<Key, ServicePlan>) -> Result<Written
 
 /// How often others could have committed, and the longest time for which a commit of another program waited.
 fn beside<T>(work: impl FnOnce() -> T) -> (T, u32, Duration) {
+    beside_from(0, work)
+}
+
+/// The same, of commits after the first one of `work` where `skip` is 1: what somebody else writes while everything is compared has it
+/// compared again.
+fn beside_from<T>(skip: u32, work: impl FnOnce() -> T) -> (T, u32, Duration) {
     let (stop, mut nft) = (AtomicBool::new(false), Nft::open().unwrap());
     let (before, mut own) = (nft.generation().unwrap(), 0);
     let (result, longest) = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let (mut nft, table) = (Nft::open().unwrap(), Table::new(steerage_nft::Family::Ip, "other"));
             let (mut longest, mut own) = (Duration::ZERO, 0);
+            while !stop.load(Ordering::Relaxed) && nft.generation().unwrap() < before + skip {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             while !stop.load(Ordering::Relaxed) {
                 let mut batch = Batch::new();
                 batch.destroy_table(&table);
@@ -122,6 +131,35 @@ fn large_update_is_written_in_steps() {
         // The kernel holds what is wanted.
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}
+
+/// Another program emptied a map, and deleted a chain's rules.
+#[test]
+fn large_repair_is_written_in_steps_unless_rules_are_missing() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = open();
+        write(&mut proxy, large(20, 0, 2_500)).unwrap();
+        let (table, endpoints) = (Table::new(steerage_nft::Family::Ip, TABLE), SetId::Endpoints.name());
+        for harm in ["elements", "elements and rules"] {
+            let mut batch = Batch::new();
+            batch.flush_set(&table, &endpoints);
+            if harm != "elements" {
+                let chains = Nft::open().unwrap().chains(&table).unwrap();
+                batch.flush_chain(&table, chains.first().unwrap());
+            }
+            Nft::open().unwrap().commit(batch).unwrap();
+            proxy.dataplane.mark_out_of_sync();
+            let (written, transactions, longest) =
+                beside_from(1, || write(&mut proxy, BTreeMap::new()).unwrap());
+            println!("{harm}: {transactions} transactions; another program waited {longest:?}");
+            assert!(written.full && written.elements >= 20 * 2_500, "{harm}: {written:?}");
+            let least = if harm == "elements" { 50_000 / LARGEST_STEP } else { 1 };
+            assert!((least..least + 4).contains(&(transactions as usize)), "{harm}: {transactions}");
+            proxy.dataplane.mark_out_of_sync();
+            assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0, "{harm}");
+        }
     });
 }
 
