@@ -224,7 +224,8 @@ impl Agent {
         // Services all the time could delay it without limit.
         let is_first = self.first.is_some();
         let is_over = || !is_first && begun.elapsed() >= PLAN_TIME;
-        let Some(updates) = state.planner.plan(&self.settings, begun, is_over) else { return };
+        let desired = self.ruleset.desired();
+        let Some(updates) = state.planner.plan(&self.settings, begun, desired, is_over) else { return };
         let mut reconfigured = state.planner.pods().is_some_and(|pods| self.ruleset.set_pods(pods));
         if let Some(cidrs) = state.planner.take_service_cidrs() {
             reconfigured |= self.ruleset.set_unassigned(self.settings.unassigned(cidrs));

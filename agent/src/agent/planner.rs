@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's index, and the plans computed from it. Called by the loop alone; does no I/O.
 
+mod claimants;
 mod cluster_nodes;
 mod turns;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,11 +13,14 @@ use std::time::Instant;
 use steerage_model::{EndpointSlice, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
 
+use claimants::Claimants;
 use cluster_nodes::ClusterNodes;
 
 use crate::local_node::{LocalNode, LocalPods};
 use crate::peers::{ForwardToPeers, NextHop};
-use crate::plan::{Budgets, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, least_needs, plan_service};
+use crate::plan::{
+    Budgets, Desired, PeerAddresses, PeerNodes, PolicyTransitions, ServicePlan, least_needs, plan_service,
+};
 use crate::rules::flow_seed;
 use crate::settings::AgentSettings;
 use turns::Turns;
@@ -59,6 +63,15 @@ pub(super) struct Planner {
     made: std::cell::Cell<usize>,
     peers: Peers,
     cluster: ClusterNodes,
+}
+
+/// What the plans of one round depend on, besides the index.
+struct Round<'a> {
+    local_node: &'a LocalNode,
+    seed: u32,
+    now: Instant,
+    /// What was planned before.
+    desired: &'a Desired,
 }
 
 /// The nodes to which packets may be forwarded.
@@ -178,11 +191,12 @@ impl Planner {
 
     /// The plans of Services that may have changed since the last call: all, if this node changed, and those whose share of their
     /// namespace's budget changed. If `is_over` says so after a Service, the others wait for the next call, see [`Planner::is_waiting`].
-    /// `None` while this node is not known.
+    /// `desired` is what was planned before. `None` while this node is not known.
     pub(super) fn plan(
         &mut self,
         settings: &AgentSettings,
         now: Instant,
+        desired: &Desired,
         is_over: impl FnMut() -> bool,
     ) -> Option<BTreeMap<Key, ServicePlan>> {
         self.dirty.extend(self.index.take_dirty().services);
@@ -217,9 +231,10 @@ impl Planner {
         }
         let among_others = self.among_others(&local_node);
         let gone = dirty.extract_if(.., |key| self.index.service(key).is_none()).collect();
-        let mut updates = self.plan_deleted(gone);
+        let deleted = self.plan_deleted(gone);
         self.turns.extend(dirty);
-        updates.extend(self.plan_in_turns(&among_others, flow_seed(&settings.node), now, is_over));
+        let round = Round { local_node: &among_others, seed: flow_seed(&settings.node), now, desired };
+        let updates = self.plan_in_turns(&round, deleted, is_over);
         self.local_node = Some((local_node, pods));
         Some(updates)
     }
@@ -246,35 +261,31 @@ impl Planner {
         gone.into_iter().map(|key| (key, ServicePlan::default())).collect()
     }
 
-    /// The plans of Services that wait, and of those whose share of the namespace's budget changes. Each is reduced as soon as it is
-    /// made: all plans of a namespace together never have more elements than the namespace may have, besides those that it had before.
+    /// The plans of Services that wait, and of those whose share of the namespace's budget changes, besides those that are `deleted`.
+    /// Each is reduced as soon as it is made: all plans of a namespace together never have more elements than the namespace may have,
+    /// besides those that it had before.
     fn plan_in_turns(
         &mut self,
-        local_node: &LocalNode,
-        seed: u32,
-        now: Instant,
+        round: &Round<'_>,
+        deleted: BTreeMap<Key, ServicePlan>,
         mut is_over: impl FnMut() -> bool,
     ) -> BTreeMap<Key, ServicePlan> {
-        let mut updates = BTreeMap::new();
+        let mut updates = deleted;
+        let mut claimants = Claimants::new(round.desired);
         let mut has_completed = false;
-        self.settle(now);
-        while let Some(key) = self.turns.next() {
-            let is_settled = self.settled.remove(&key);
-            // What needs more than any Service may have is planned when it is known what it may have.
-            let least = if is_settled { 0 } else { self.least_needs(&key, local_node) };
-            let plan = (least < local_node.element_limits.service).then(|| self.plan_one(&key, local_node));
-            let needs = plan.as_ref().map_or(least, ServicePlan::cost);
-            let grows = self.budgets.set(&key, needs);
-            let planned = self.planned.entry(key.namespace().to_owned()).or_default();
-            *planned += needs.min(self.budgets.limit(&key));
-            let is_too_much = *planned > local_node.element_limits.namespace;
-            if !is_settled && grows && is_too_much {
-                // What it may have is known once the needs of all are. One that needs no more than before waits for nothing: a namespace
-                // whose Services change all the time may never come to its end.
-                self.later.insert(key.clone());
-            } else {
-                let plan = plan.unwrap_or_else(|| self.plan_one(&key, local_node));
-                updates.insert(key.clone(), self.reduced(plan, &key, seed));
+        self.settle(round.now);
+        let of_deleted = updates
+            .iter()
+            .flat_map(|(key, plan)| claimants.of(key, plan, &self.turns, &self.index, round.local_node));
+        let mut first: VecDeque<Key> = of_deleted.collect();
+        loop {
+            let claimant = first.pop_front();
+            let Some(key) = claimant.or_else(|| self.turns.next()) else { break };
+            self.turns.remove(&key);
+            if let Some(plan) = self.plan_waiting(&key, round) {
+                // Others may have what it leaves.
+                first.extend(claimants.of(&key, &plan, &self.turns, &self.index, round.local_node));
+                updates.insert(key.clone(), plan);
             }
             if !self.turns.has(key.namespace()) {
                 self.planned.remove(key.namespace());
@@ -284,13 +295,34 @@ impl Planner {
             // Not after each namespace: it looks at all that changed.
             if has_completed && (is_over || self.turns.is_empty()) {
                 has_completed = false;
-                self.settle(now);
+                self.settle(round.now);
             }
-            if is_over {
+            if is_over && first.is_empty() {
                 break;
             }
         }
         updates
+    }
+
+    /// The plan of a Service whose turn it is. `None` if it waits until the needs of all are known: a Service that needs no more than
+    /// before waits for nothing, because a namespace whose Services change all the time may never come to its end.
+    fn plan_waiting(&mut self, key: &Key, round: &Round<'_>) -> Option<ServicePlan> {
+        let local_node = round.local_node;
+        let is_settled = self.settled.remove(key);
+        // What needs more than any Service may have is planned when it is known what it may have.
+        let least = if is_settled { 0 } else { self.least_needs(key, local_node) };
+        let plan = (least < local_node.element_limits.service).then(|| self.plan_one(key, local_node));
+        let needs = plan.as_ref().map_or(least, ServicePlan::cost);
+        let grows = self.budgets.set(key, needs);
+        let planned = self.planned.entry(key.namespace().to_owned()).or_default();
+        *planned += needs.min(self.budgets.limit(key));
+        let is_too_much = *planned > local_node.element_limits.namespace;
+        if !is_settled && grows && is_too_much {
+            self.later.insert(key.clone());
+            return None;
+        }
+        let plan = plan.unwrap_or_else(|| self.plan_one(key, local_node));
+        Some(self.reduced(plan, key, round.seed))
     }
 
     /// Shares out the budgets of the namespaces of which no Service waits. Those whose share changed wait then.
@@ -426,7 +458,7 @@ mod tests {
         let next_hop =
             |to: IpAddr| Some(NextHop { device: "eth0".to_owned(), is_on_link: to != addr(off_link) });
         let unreachable = planner.find_peers(settings, &flags, all, next_hop);
-        let updates = planner.plan(settings, Instant::now(), || false).unwrap();
+        let updates = planner.plan(settings, Instant::now(), &Desired::default(), || false).unwrap();
         let peers = updates.get(&key()).map(|plan| {
             let actions = plan.frontends.iter().filter_map(|(_, action): &(_, Action)| action.peers.as_ref());
             let mut found: Vec<_> = actions.flat_map(|peers| peers.iter().copied()).collect();
@@ -476,7 +508,7 @@ mod tests {
             })
         };
         let count = |planner: &mut Planner| {
-            planner.plan(&settings, Instant::now(), || false).unwrap();
+            planner.plan(&settings, Instant::now(), &Desired::default(), || false).unwrap();
             planner.api_servers.len()
         };
         planner.index.apply_slice(slice(api_servers(), "10.0.0.1"));

@@ -89,6 +89,11 @@ impl Desired {
         })
     }
 
+    /// The frontends of a Service.
+    pub fn frontends(&self, service: &Key) -> &[Frontend] {
+        self.services.get(service).map_or(&[], |record| &record.frontends)
+    }
+
     /// Everything whose elements [`Desired::update`] with the same plans may change.
     pub fn affected_by(&self, updates: &BTreeMap<Key, ServicePlan>) -> Affected {
         let mut affected = Affected {

@@ -29,7 +29,7 @@ pub use local_gaps::LocalGaps;
 pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use port_endpoints::MOST_ENDPOINTS;
-pub use service::{least_needs, plan_service, serves};
+pub use service::{least_needs, plan_service, role_at, serves};
 
 /// An address, protocol and port that clients send to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -53,6 +53,32 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     plan
 }
 
+/// What a frontend would be to a Service, if it claims it.
+pub fn role_at(service: &Service, frontend: &Frontend, local_node: &LocalNode) -> Option<Role> {
+    let Frontend { addr, protocol, port: number } = *frontend;
+    let has_port = |is_meant: &dyn Fn(&ServicePort) -> bool| {
+        service.ports.iter().any(|port| port.protocol == protocol && is_meant(port))
+    };
+    let has_number = has_port(&|port| port.port == number);
+    let is_vip =
+        || service.kind == ServiceKind::LoadBalancer && has_number && service.vips().any(|vip| vip == addr);
+    let is_node_port = || {
+        let is_meant = |port: &ServicePort| port.node_port == Some(number);
+        service.kind != ServiceKind::ClusterIp
+            && local_node.node_port_addresses.contains(&addr)
+            && has_port(&is_meant)
+    };
+    if !serves(service, local_node.kube_proxy_replacement) {
+        None
+    } else if has_number && service.cluster_ips.contains(&addr) {
+        Some(Role::ClusterIp)
+    } else if is_vip() || is_node_port() {
+        Some(Role::Assigned)
+    } else {
+        (has_number && service.external_ips.contains(&addr)).then_some(Role::ExternalIp)
+    }
+}
+
 /// The elements that the plan of a Service needs at least, without the plan: that of a Service with thousands of ports takes long.
 pub fn least_needs(service: &Service, index: &Index, local_node: &LocalNode) -> usize {
     let ports: BTreeSet<_> = service.ports.iter().map(|port| (port.protocol, port.port)).collect();

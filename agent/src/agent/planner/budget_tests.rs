@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use steerage_model::{Endpoint, EndpointPort, Family, Protocol, ServicePort};
 
 use super::*;
-use crate::plan::{ElementLimits, FRONTEND_ELEMENTS};
+use crate::plan::{ElementLimits, FRONTEND_ELEMENTS, Frontend};
 
 const LIMITS: ElementLimits = ElementLimits { service: 2_500, namespace: 10_000 };
 
@@ -45,7 +45,21 @@ fn local_node() -> LocalNode {
 impl Planner {
     fn plan_all(&mut self, keys: impl IntoIterator<Item = Key>) -> BTreeMap<Key, ServicePlan> {
         self.turns.extend(keys);
-        self.plan_in_turns(&local_node(), 0, Instant::now(), || false)
+        self.plan_round(&local_node(), &Desired::default(), || false)
+    }
+
+    fn plan_one_turn(&mut self) -> BTreeMap<Key, ServicePlan> {
+        self.plan_round(&local_node(), &Desired::default(), || true)
+    }
+
+    fn plan_round(
+        &mut self,
+        local_node: &LocalNode,
+        desired: &Desired,
+        is_over: impl FnMut() -> bool,
+    ) -> BTreeMap<Key, ServicePlan> {
+        let round = Round { local_node, seed: 0, now: Instant::now(), desired };
+        self.plan_in_turns(&round, BTreeMap::new(), is_over)
     }
 }
 
@@ -82,7 +96,7 @@ fn plans_of_a_namespace_are_reduced_whether_they_come_together_or_not() {
     in_turns.turns.extend(keys.iter().cloned());
     last.clear();
     while in_turns.has_waiting() {
-        let some = in_turns.plan_in_turns(&local_node(), 0, Instant::now(), || true);
+        let some = in_turns.plan_one_turn();
         assert!(some.len() <= 1, "{}", some.len());
         last.extend(some);
         assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
@@ -107,7 +121,7 @@ fn budget_is_settled_when_all_changes_of_a_namespace_are_known() {
     planner.index.apply_service(delete(large));
     planner.turns.extend([small.clone(), large.clone()]);
     while planner.has_waiting() {
-        let plans = planner.plan_in_turns(&local_node(), 0, Instant::now(), || true);
+        let plans = planner.plan_one_turn();
         assert!(plans.values().all(|plan| plan.reduced.is_none()));
     }
     assert_eq!(planner.next(Instant::now()), None, "no limit has fallen, which would rise later");
@@ -131,7 +145,7 @@ fn services_of_other_namespaces_need_not_wait() {
     let mut rounds = 0;
     let mut round = |planner: &mut Planner| {
         rounds += 1;
-        planner.plan_in_turns(&local_node(), 0, Instant::now(), || true)
+        planner.plan_one_turn()
     };
     planner.turns.extend(tenant);
     round(&mut planner);
@@ -155,7 +169,7 @@ fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
     planner.plan_all(keys.iter().cloned());
     let round = |planner: &mut Planner| {
         planner.turns.extend(keys[..2].iter().cloned());
-        planner.plan_in_turns(&local_node(), 0, Instant::now(), || true)
+        planner.plan_one_turn()
     };
     for _ in 0..10 {
         round(&mut planner);
@@ -170,6 +184,74 @@ fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
     assert!(!planner.is_waiting(deleted) && planner.has_waiting());
 }
 
+/// An external IP moves between two Services of a namespace of which others wait: both plans are in one round, and as few others as
+/// possible.
+#[test]
+fn frontend_that_moves_is_planned_in_one_round() {
+    let moved = IpAddr::from([192, 0, 2, 1]);
+    for is_deleted in [true, false] {
+        let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+        let keys: Vec<_> = (0..20).map(|number| add_large(&mut planner, number, 2, 3)).collect();
+        let set = |planner: &mut Planner, key: &Key, external_ips: &[IpAddr]| {
+            let service = planner.index.service(key).unwrap().clone();
+            planner
+                .index
+                .apply_service(Event::Apply(Service { external_ips: external_ips.to_vec(), ..service }));
+        };
+        // In the order of turns, which is that of names.
+        let (old, new) = (&keys[1], &keys[3]);
+        set(&mut planner, old, &[moved]);
+        let mut desired = Desired::default();
+        desired.update(planner.plan_all(keys.iter().cloned()));
+        set(&mut planner, new, &[moved]);
+        let mut deleted = BTreeMap::new();
+        if is_deleted {
+            planner.index.apply_service(Event::Delete { key: old.clone(), version: String::new() });
+            deleted = planner.plan_deleted(vec![old.clone()]);
+        } else {
+            set(&mut planner, old, &[]);
+        }
+        planner.turns.extend(keys.iter().filter(|key| !is_deleted || *key != old).cloned());
+        let frontend = Frontend { addr: moved, protocol: Protocol::Tcp, port: 1 };
+        let mut rounds = 0;
+        while desired.served_at(&frontend).is_some_and(|(owner, _)| owner == old) {
+            let local_node = local_node();
+            let round = Round { local_node: &local_node, seed: 0, now: Instant::now(), desired: &desired };
+            let updates = planner.plan_in_turns(&round, std::mem::take(&mut deleted), || true);
+            assert!(updates.len() <= 3, "{}", updates.len());
+            desired.update(updates);
+            rounds += 1;
+        }
+        assert_eq!(desired.served_at(&frontend).map(|(owner, _)| owner), Some(new), "{is_deleted}");
+        assert_eq!(rounds, if is_deleted { 1 } else { 2 }, "it does not come before its turn");
+        assert!(planner.has_waiting());
+    }
+}
+
+/// Very many addresses move at once.
+#[test]
+fn few_services_are_planned_before_their_turn() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..40).map(|number| add_large(&mut planner, number, 2, 3)).collect();
+    let service = |planner: &Planner, key: &Key| planner.index.service(key).unwrap().clone();
+    let addr = |n: u8| IpAddr::from([192, 0, 2, n]);
+    let first = Service { external_ips: (1..40).map(addr).collect(), ..service(&planner, &keys[0]) };
+    planner.index.apply_service(Event::Apply(first));
+    let mut desired = Desired::default();
+    desired.update(planner.plan_all(keys.iter().cloned()));
+    for (n, key) in (1..).zip(&keys[1..]) {
+        let other = Service { external_ips: vec![addr(n)], ..service(&planner, key) };
+        planner.index.apply_service(Event::Apply(other));
+    }
+    planner.index.apply_service(Event::Delete { key: keys[0].clone(), version: String::new() });
+    let deleted = planner.plan_deleted(vec![keys[0].clone()]);
+    planner.turns.extend(keys[1..].iter().cloned());
+    let local_node = local_node();
+    let round = Round { local_node: &local_node, seed: 0, now: Instant::now(), desired: &desired };
+    let updates = planner.plan_in_turns(&round, deleted, || true);
+    assert_eq!(updates.len(), 9);
+}
+
 /// `cargo test -p steerage-agent … -- --ignored --nocapture` prints the times; docs/known-limits.md has some.
 #[test]
 #[ignore = "measures, and decides nothing"]
@@ -182,8 +264,11 @@ fn time_to_plan_large_services() {
         let local_node = LocalNode { element_limits: ElementLimits::default(), ..local_node() };
         planner.turns.extend(keys);
         let begun = Instant::now();
-        let plans = planner.plan_in_turns(&local_node, 7, begun, || false);
+        let plans = planner.plan_round(&local_node, &Desired::default(), || false);
         let took = begun.elapsed();
-        println!("{services} Services of {ports} ports and {endpoints} endpoints: {took:?}, {} elements", elements(&plans));
+        println!(
+            "{services} Services of {ports} ports and {endpoints} endpoints: {took:?}, {} elements",
+            elements(&plans)
+        );
     }
 }

@@ -71,6 +71,11 @@ impl Turns {
         }
     }
 
+    /// All that wait.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Key> {
+        self.namespaces.values().flat_map(|waiting| &waiting.services)
+    }
+
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
         self.order.is_empty()

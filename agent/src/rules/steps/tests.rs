@@ -307,9 +307,7 @@ fn repair_that_exchanges_numbers_is_one_transaction() {
         }
         elements
     };
-    let steps = |old: &Elements, new: &Elements| {
-        repair_steps(&super::super::difference(old, new), 1).len()
-    };
+    let steps = |old: &Elements, new: &Elements| repair_steps(&super::super::difference(old, new), 1).len();
     let old = elements(1, 7, "192.0.2.0");
     assert_eq!(steps(&old, &elements(1, 7, "192.0.2.0")), 1);
     assert_eq!(steps(&old, &elements(2, 8, "192.0.2.0")), 1, "endpoints of another Service");
