@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::{Family, Key, Protocol};
+use crate::{EndpointPorts, Family, Key};
 
 /// `endpoints[].hints`: the clients that an endpoint should serve. An empty list means no hint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,17 +82,6 @@ impl Endpoint {
     }
 }
 
-/// One port of a slice.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointPort {
-    /// The name of its Service port; empty for an unnamed port.
-    pub name: String,
-    /// The transport protocol.
-    pub protocol: Protocol,
-    /// The port that the pods listen on.
-    pub port: u16,
-}
-
 /// What Steerage uses of an `EndpointSlice`. Slices of type FQDN and slices without a Service are not projected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSlice {
@@ -103,7 +92,7 @@ pub struct EndpointSlice {
     /// `addressType`.
     pub family: Family,
     /// The ports, those with a number.
-    pub ports: Vec<EndpointPort>,
+    pub ports: EndpointPorts,
     /// The endpoints.
     pub endpoints: Vec<Endpoint>,
     /// Time of the change that triggered this slice's last update, by the clock of the slice's controller.
@@ -113,6 +102,13 @@ pub struct EndpointSlice {
 impl EndpointSlice {
     /// A slice without ports and endpoints, for building one field by field.
     pub fn new(key: Key, service: Key, family: Family) -> Self {
-        Self { key, service, family, ports: Vec::new(), endpoints: Vec::new(), last_change_trigger: None }
+        Self {
+            key,
+            service,
+            family,
+            ports: EndpointPorts::default(),
+            endpoints: Vec::new(),
+            last_change_trigger: None,
+        }
     }
 }

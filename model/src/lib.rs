@@ -8,6 +8,7 @@
 
 pub mod annotations;
 mod chain;
+mod endpoint_ports;
 mod endpoints;
 mod key;
 pub mod names;
@@ -19,7 +20,8 @@ mod service_cidr;
 mod shown;
 
 pub use chain::chain;
-pub use endpoints::{Endpoint, EndpointPort, EndpointSlice, Hints, PodRef};
+pub use endpoint_ports::{EndpointPort, EndpointPortRef, EndpointPorts};
+pub use endpoints::{Endpoint, EndpointSlice, Hints, PodRef};
 pub use key::Key;
 pub use node::{AgentMode, IneligibleReason, Node, NodeAgent};
 pub use pod::{Pod, PodGate};

@@ -72,7 +72,7 @@ impl<'a> SlicePorts<'a> {
         let mut all = Self { slices: Vec::new(), numbers: HashMap::new() };
         for (at, slice) in slices.filter(|slice| slice.family == family).enumerate() {
             for port in slice.ports.iter().filter(|port| port.port != 0) {
-                all.numbers.entry((port.name.as_str(), port.protocol)).or_default().push((at, port.port));
+                all.numbers.entry((port.name, port.protocol)).or_default().push((at, port.port));
             }
             all.slices.push(slice.endpoints.iter().collect());
         }

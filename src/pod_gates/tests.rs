@@ -44,7 +44,7 @@ fn slice() -> EndpointSlice {
         unready_pod: Some(Box::new(PodRef { name, uid: "pod".to_owned() })),
         ..Endpoint::ready([10, 0, 0, 1].into(), "node")
     };
-    let ports = vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80 }];
+    let ports = [EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 80 }].into();
     EndpointSlice {
         ports,
         endpoints: vec![unready],

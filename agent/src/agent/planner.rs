@@ -438,7 +438,7 @@ mod tests {
             ..Service::new(key())
         }));
         planner.index.apply_slice(Event::Apply(EndpointSlice {
-            ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+            ports: [EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }].into(),
             endpoints: vec![Endpoint::ready(addr("10.244.1.1"), "there")],
             ..EndpointSlice::new(Key::new("shop", "web-1"), key(), Family::V4)
         }));
@@ -477,7 +477,7 @@ mod tests {
             let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(first + n).into(), "there");
             let port = EndpointPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 6443 };
             Event::Apply(EndpointSlice {
-                ports: vec![port],
+                ports: [port].into(),
                 endpoints: (0..endpoints).map(endpoint).collect(),
                 ..EndpointSlice::new(Key::new("default", name), service.clone(), Family::V4)
             })
@@ -502,7 +502,7 @@ mod tests {
         let slice = |key: Key, addr: &str| {
             let port = EndpointPort { name: "https".to_owned(), protocol: Protocol::Tcp, port: 6443 };
             Event::Apply(EndpointSlice {
-                ports: vec![port],
+                ports: [port].into(),
                 endpoints: vec![Endpoint::ready(addr.parse().unwrap(), "there")],
                 ..EndpointSlice::new(key.clone(), key, Family::V4)
             })

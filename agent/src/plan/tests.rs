@@ -38,7 +38,7 @@ fn service(name: &str) -> Service {
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
-        ports: vec![EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }],
+        ports: [EndpointPort { name: "web".to_owned(), protocol: Protocol::Tcp, port: 8080 }].into(),
         endpoints,
         ..EndpointSlice::new(Key::new("shop", format!("{name}-1")), Key::new("shop", name), Family::V4)
     }
@@ -182,7 +182,7 @@ fn terminating_endpoints_take_traffic_but_do_not_count() {
     assert_eq!(targets(&vip.serving), [""; 0], "only UDP flows are deleted");
     local.ports[0].protocol = Protocol::Udp;
     let mut slice = slice("web", vec![leaving, Endpoint::ready(addr("10.244.1.1"), "there")]);
-    slice.ports[0].protocol = Protocol::Udp;
+    slice.ports = [EndpointPort { name: "web".to_owned(), protocol: Protocol::Udp, port: 8080 }].into();
     let mut index = Index::default();
     index.apply_service(Event::Apply(local.clone()));
     index.apply_slice(Event::Apply(slice));
@@ -224,7 +224,7 @@ fn every_protocol_has_frontends_of_its_own() {
     let mut endpoints = slice("web", both());
     endpoints.ports = [(Protocol::Udp, 5353), (Protocol::Sctp, 3868)]
         .map(|(protocol, port)| EndpointPort { name: "web".to_owned(), protocol, port })
-        .to_vec();
+        .into();
     index.apply_slice(Event::Apply(endpoints));
     let plan = plan_service(&service, &index, &local_node());
     let lead = |protocol: Protocol, at: &str| {

@@ -22,7 +22,7 @@ fn endpoint(last: u8, state: char, node: Option<&str>) -> Endpoint {
 
 fn slice(name: &str, endpoints: Vec<Endpoint>) -> EndpointSlice {
     EndpointSlice {
-        ports: vec![EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }],
+        ports: [EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port: 8080 }].into(),
         endpoints,
         ..EndpointSlice::new(Key::new("ns", name), Key::new("ns", "svc"), Family::V4)
     }
@@ -90,10 +90,9 @@ fn backends_match_name_protocol_and_family() {
 
 #[test]
 fn named_port_has_the_number_of_each_slice() {
-    let mut other = slice("b", vec![endpoint(2, 'R', Some("a"))]);
-    other.ports[0].port = 9090;
-    let mut none = slice("c", vec![endpoint(3, 'R', Some("a"))]);
-    none.ports[0].port = 0;
+    let http = |port| [EndpointPort { name: "http".into(), protocol: Protocol::Tcp, port }].into();
+    let other = EndpointSlice { ports: http(9090), ..slice("b", vec![endpoint(2, 'R', Some("a"))]) };
+    let none = EndpointSlice { ports: http(0), ..slice("c", vec![endpoint(3, 'R', Some("a"))]) };
     let one = slice("a", vec![endpoint(1, 'R', Some("a"))]);
     let found = backends([&one, &other, &none].into_iter(), Family::V4, "http", Protocol::Tcp);
     let found: Vec<_> = found.iter().map(|b| (b.endpoint.addr.to_string(), b.port)).collect();
@@ -162,7 +161,8 @@ fn hints_never_limit_local_backends() {
 #[test]
 fn health_counts_distinct_ready_addresses_of_the_node() {
     let mut one = of(&[('R', Some("a")), ('R', Some("a")), ('T', Some("a")), ('R', Some("b"))]);
-    one.ports.push(EndpointPort { name: "https".into(), protocol: Protocol::Tcp, port: 8443 });
+    let https = EndpointPort { name: "https".into(), protocol: Protocol::Tcp, port: 8443 };
+    one.ports = one.ports.to_vec().into_iter().chain([https]).collect();
     let again = slice("b", one.endpoints.clone());
     assert_eq!(local_ready_count([&one, &again].into_iter(), Family::V4, "a"), 2);
     assert_eq!(local_ready_count([&one].into_iter(), Family::V6, "a"), 0);

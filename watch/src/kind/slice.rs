@@ -58,7 +58,7 @@ impl Kind for EndpointSlices {
             service: Key::new(&wire.metadata.namespace, service),
             key: Key::new(wire.metadata.namespace, wire.metadata.name),
             family,
-            ports: exact(wire.ports.into_iter().filter_map(|p| port(p, notes))),
+            ports: wire.ports.into_iter().filter_map(|p| port(p, notes)).collect(),
             endpoints: exact(wire.endpoints.into_iter().filter_map(|e| endpoint(e, family, notes))),
         }))
     }

@@ -109,7 +109,7 @@ fn slice(number: u8, spec: &Spec, family: Family) -> EndpointSlice {
     EndpointSlice {
         ports: PROTOCOLS
             .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: 8080 })
-            .to_vec(),
+            .into(),
         endpoints: (spec.first..).take((spec.here + spec.elsewhere).into()).map(endpoint).collect(),
         ..EndpointSlice::new(Key::new("shop", format!("s{number}-{family}")), key(number), family)
     }

@@ -85,7 +85,7 @@ pub(crate) fn slices(pods: &[At]) -> Vec<EndpointSlice> {
         .map(|family| EndpointSlice {
             ports: [Protocol::Tcp, Protocol::Udp]
                 .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: PORT })
-                .to_vec(),
+                .into(),
             endpoints: pods
                 .iter()
                 .map(|at| Endpoint::ready(at.addr(family), if *at == At::Far { "other" } else { "node" }))

@@ -77,7 +77,9 @@ fn same_port_of_two_protocols_reaches_separate_endpoints() {
     }));
     for slice in &mut slices {
         let udp = slice.key.name().ends_with("-udp");
-        slice.ports.retain(|port| (port.protocol == Protocol::Udp) == udp);
+        let mut ports = slice.ports.to_vec();
+        ports.retain(|port| (port.protocol == Protocol::Udp) == udp);
+        slice.ports = ports.into();
     }
     let mut cluster = Cluster::new(&world, service(), &[]);
     cluster.set_slices(service(), slices);
@@ -179,7 +181,9 @@ fn endpoint_at_own_node_port_does_not_loop() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let own_port = slices(&[At::Node]).into_iter().map(|mut slice| {
-        slice.ports.iter_mut().for_each(|port| port.port = NODE_PORT);
+        let mut ports = slice.ports.to_vec();
+        ports.iter_mut().for_each(|port| port.port = NODE_PORT);
+        slice.ports = ports.into();
         slice
     });
     let mut cluster = Cluster::new(&world, service(), &[At::Pod1]);

@@ -360,7 +360,7 @@ fn slices(pods: &[On]) -> Vec<EndpointSlice> {
         .map(|family| EndpointSlice {
             ports: [Protocol::Tcp, Protocol::Udp]
                 .map(|protocol| EndpointPort { name: protocol.to_string(), protocol, port: PORT })
-                .to_vec(),
+                .into(),
             endpoints: pods.iter().map(|on| Endpoint::ready(on.pod(family).ip(), on.name())).collect(),
             ..EndpointSlice::new(Key::new("shop", format!("web-{family}")), key(), family)
         })

@@ -15,9 +15,9 @@ pub(crate) fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
     let of_port = |port: u16| {
         slices(pods).into_iter().map(move |mut slice| {
             slice.key = Key::new("shop", format!("{}-{port}", slice.key.name()));
-            for of in &mut slice.ports {
-                of.port = port;
-            }
+            let mut ports = slice.ports.to_vec();
+            ports.iter_mut().for_each(|of| of.port = port);
+            slice.ports = ports.into();
             slice
         })
     };

@@ -24,7 +24,8 @@ fn with_sctp(mut service: Service) -> Service {
 fn serve_sctp(cluster: &mut Cluster, service: Service, pods: &[At]) {
     let mut slices = slices(pods);
     for slice in &mut slices {
-        slice.ports.push(EndpointPort { name: "SCTP".to_owned(), protocol: Protocol::Sctp, port: PORT });
+        let sctp = EndpointPort { name: "SCTP".to_owned(), protocol: Protocol::Sctp, port: PORT };
+        slice.ports = slice.ports.to_vec().into_iter().chain([sctp]).collect();
     }
     cluster.set_slices(with_sctp(service), slices);
 }

@@ -37,7 +37,7 @@ fn slice_is_projected_completely() {
     assert!(notes.is_empty(), "{notes:?}");
     let port = |name: &str, protocol, port| EndpointPort { name: name.into(), protocol, port };
     let want = EndpointSlice {
-        ports: vec![port("http", Protocol::Tcp, 8080), port("", Protocol::Udp, 53)],
+        ports: [port("http", Protocol::Tcp, 8080), port("", Protocol::Udp, 53)].into(),
         endpoints: vec![Endpoint {
             addr: "fd00::5".parse().expect("address"),
             node: Some("n1".into()),
@@ -143,4 +143,26 @@ fn pod_is_named_only_while_it_neither_serves_nor_terminates() {
     ] {
         assert_eq!(of(&conditions, "Pod"), None, "{conditions}");
     }
+}
+
+/// `cargo test -p steerage-watch --lib … -- --ignored --nocapture` prints it; docs/known-limits.md has it.
+#[test]
+#[ignore = "measures, and decides nothing"]
+fn memory_of_large_slices() {
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").expect("status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("VmRSS").to_owned();
+        line.split_whitespace().nth(1).expect("kB").parse::<usize>().expect("a number")
+    };
+    let slice = |number: u32| {
+        let port = |n: u32| json!({ "name": format!("p{number}-{n}"), "port": n % 60_000 + 1 });
+        let ports: Vec<_> = (0..17_500).map(port).collect();
+        let metadata =
+            json!({ "namespace": "tenant", "name": format!("large-{number}"), "labels": of_web() });
+        project(&json!({ "metadata": metadata, "addressType": "IPv4", "endpoints": [], "ports": ports })).0
+    };
+    let before = (slice(0), resident()).1;
+    let slices: Vec<_> = (0..62).map(slice).collect();
+    let took = (resident() - before) * 1024;
+    println!("{} ports: {took} bytes, {} each", slices.len() * 17_500, took / (slices.len() * 17_500));
 }
