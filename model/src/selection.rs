@@ -111,7 +111,7 @@ impl<'a> SlicePorts<'a> {
         let of_slice = |(slice, port): &(usize, u16)| {
             let port = *port;
             let endpoints = self.slices.get(*slice).into_iter().flatten();
-            endpoints.map(move |endpoint| Backend { port, endpoint: *endpoint })
+            endpoints.map(move |endpoint| Backend { port, endpoint })
         };
         let mut found: Vec<_> = self.numbers(port_name, protocol).iter().flat_map(of_slice).collect();
         let place = |backend: &Backend<'_>| (backend.endpoint.addr, backend.port);

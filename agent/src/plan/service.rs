@@ -124,9 +124,12 @@ struct FamilyPort<'a> {
     port: &'a ServicePort,
     family: Family,
     endpoints: PortEndpoints,
-    /// The nodes to which packets to a VIP are forwarded, if any are.
-    peers: Option<Arc<[IpAddr]>>,
+    /// The nodes to which packets to a VIP are forwarded.
+    peers: Peers,
 }
+
+/// Nodes, if packets are forwarded to any.
+type Peers = Option<Arc<[IpAddr]>>;
 
 /// What decides on the endpoints of a port.
 struct Group<'a> {
@@ -190,7 +193,7 @@ fn plan_endpoints<'a>(
         let mut slices = SlicePorts::new(index.slices(&service.key), family);
         let rank = |endpoint: &Endpoint| look_rank(endpoint, local_node, seed);
         left_out += slices.keep(most, rank) * service.ports.len();
-        let mut last: Option<(Group<'_>, PortEndpoints, Option<Arc<[IpAddr]>>)> = None;
+        let mut last: Option<(Group<'_>, PortEndpoints, Peers)> = None;
         for port in &service.ports {
             let group = Group::new(&slices, port);
             // Nearly always all ports have the same endpoints, at numbers of their own.
@@ -260,12 +263,7 @@ fn plan_frontends(
 }
 
 /// The nodes to which a port's packets are forwarded: under external policy Local, without an endpoint on this node.
-fn peers(
-    service: &Service,
-    all: &[Backend<'_>],
-    family: Family,
-    local_node: &LocalNode,
-) -> Option<Arc<[IpAddr]>> {
+fn peers(service: &Service, all: &[Backend<'_>], family: Family, local_node: &LocalNode) -> Peers {
     let peers = local_node.peers.as_ref()?;
     let is_forwarded =
         service.external_policy == TrafficPolicy::Local && local_backends(all, &local_node.node).is_empty();

@@ -238,9 +238,9 @@ fn each_port_has_the_endpoints_of_its_slices() {
         port: if n.is_multiple_of(4) { 9 } else { 20_000 + n },
     };
     let mut other = endpoints(5, 2, 3);
-    other
-        .iter_mut()
-        .for_each(|endpoint| endpoint.addr = IpAddr::from([10, 245, 0, endpoint_number(endpoint)]));
+    for endpoint in &mut other {
+        endpoint.addr = IpAddr::from([10, 245, 0, endpoint_number(endpoint)]);
+    }
     index.apply_slice(Event::Apply(EndpointSlice {
         ports: (2..=12).step_by(2).map(port).collect(),
         endpoints: other,

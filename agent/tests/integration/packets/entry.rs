@@ -182,7 +182,9 @@ fn endpoint_at_own_node_port_does_not_loop() {
     let world = World::new();
     let own_port = slices(&[At::Node]).into_iter().map(|mut slice| {
         let mut ports = slice.ports.to_vec();
-        ports.iter_mut().for_each(|port| port.port = NODE_PORT);
+        for port in &mut ports {
+            port.port = NODE_PORT;
+        }
         slice.ports = ports.into();
         slice
     });

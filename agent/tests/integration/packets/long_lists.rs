@@ -16,7 +16,9 @@ pub(crate) fn on_ports(pods: &[At], count: u16) -> Vec<EndpointSlice> {
         slices(pods).into_iter().map(move |mut slice| {
             slice.key = Key::new("shop", format!("{}-{port}", slice.key.name()));
             let mut ports = slice.ports.to_vec();
-            ports.iter_mut().for_each(|of| of.port = port);
+            for of in &mut ports {
+                of.port = port;
+            }
             slice.ports = ports.into();
             slice
         })
