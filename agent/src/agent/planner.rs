@@ -279,7 +279,8 @@ impl Planner {
             .flat_map(|(key, plan)| claimants.of(key, plan, &self.turns, &self.index, round.local_node));
         let mut first: VecDeque<Key> = of_deleted.collect();
         loop {
-            let claimant = first.pop_front();
+            // One that claims what two others leave comes twice.
+            let claimant = std::iter::from_fn(|| first.pop_front()).find(|key| self.turns.contains(key));
             let Some(key) = claimant.or_else(|| self.turns.next()) else { break };
             self.turns.remove(&key);
             if let Some(plan) = self.plan_waiting(&key, round) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waiting Services that claim what others leave: a VIP that moves is served in between only if both plans are in one write. Pure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use steerage_model::{Key, Service};
@@ -13,6 +13,8 @@ use crate::plan::{Desired, Frontend, ServicePlan, role_at};
 
 /// Services that are planned before their turn, in each round. A tenant may move very many addresses at once.
 const MOST: usize = 8;
+/// Ports of waiting Services that are compared in each round.
+const MOST_LOOKS: usize = 1 << 20;
 
 /// The Services that wait at the beginning of a round, by what they claim.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub(super) struct Claimants<'d> {
     found: Option<Claims>,
     /// Services that may still be planned before their turn.
     left: usize,
+    /// Ports that may still be compared.
+    looks: usize,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +57,7 @@ impl Claims {
 impl<'d> Claimants<'d> {
     /// For a round before which `desired` was planned.
     pub(super) fn new(desired: &'d Desired) -> Self {
-        Self { desired, found: None, left: MOST }
+        Self { desired, found: None, left: MOST, looks: MOST_LOOKS }
     }
 
     /// The waiting Services that are served, of those that wait, where `service` is not any more by its new plan.
@@ -66,16 +70,21 @@ impl<'d> Claimants<'d> {
         local_node: &LocalNode,
     ) -> Vec<Key> {
         let mut claimants = Vec::new();
-        let kept: std::collections::BTreeSet<_> =
-            plan.frontends.iter().map(|(frontend, _)| *frontend).collect();
-        for frontend in self.desired.frontends(service).iter().filter(|frontend| !kept.contains(frontend)) {
-            if self.left == 0 || turns.is_empty() {
+        let before = self.desired.frontends(service);
+        if before.is_empty() || self.left == 0 || turns.is_empty() {
+            return claimants;
+        }
+        let kept: BTreeSet<_> = plan.frontends.iter().map(|(frontend, _)| *frontend).collect();
+        for frontend in before.iter().filter(|frontend| !kept.contains(frontend)) {
+            if self.left == 0 || self.looks == 0 {
                 break;
             }
             let waiting = || turns.all().filter_map(|key| index.service(key));
             let claims = self.found.get_or_insert_with(|| Claims::new(waiting()));
+            let looks = &mut self.looks;
             let rank = |key: &Key| {
-                let service = index.service(key).filter(|_| turns.contains(key))?;
+                let service = index.service(key).filter(|_| *looks > 0 && turns.contains(key))?;
+                *looks = looks.saturating_sub(1 + service.ports.len());
                 Some((role_at(service, frontend, local_node)?, service.created, key.clone()))
             };
             let first = claims.at(frontend).filter_map(rank).min();
