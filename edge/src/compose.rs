@@ -61,13 +61,14 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let device = Device { name: link.name.clone(), index: link.index };
     let nft = NftWriter::open(device).context("cannot read nftables (it needs CAP_NET_ADMIN)")?;
 
+    let (mac, mac_rx) = watch::channel(link.mac);
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
-        mac: link.mac,
+        mac: mac_rx.clone(),
         name: host.clone(),
         group: heartbeat::group_id(&group),
         timing,
@@ -83,7 +84,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (claims, claims_rx) = mpsc::unbounded_channel();
     let detection = ConflictDetection {
         index: link.index,
-        mac: link.mac,
+        mac: mac_rx.clone(),
         vips: monitored_vips_rx,
         peers: peers_rx,
         conflicts,
@@ -93,7 +94,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
-    let announcer = Announcer::open(link.index, link.mac, held_rx, membership.clone(), announcements_rx)
+    let announcer = Announcer::open(link.index, mac_rx, held_rx, membership.clone(), announcements_rx)
         .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
@@ -124,7 +125,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     };
     process.spawn("VIP lifetimes", keeper.run());
     let vips = VipOwner::new(addresses, metrics.clone(), held, announcements);
-    let outputs = Outputs { addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
+    let outputs =
+        Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events: events_rx,
         health: health_rx,

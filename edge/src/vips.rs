@@ -107,7 +107,10 @@ impl VipOwner {
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
         self.addresses.set_held(&found);
         let is_due = self.retry_at.is_some_and(|at| at <= Instant::now());
-        std::mem::replace(&mut self.held, found) != self.held || is_due
+        let has_changed = std::mem::replace(&mut self.held, found) != self.held;
+        // At once: a host that becomes active announces those of an earlier process.
+        send_if_changed(&self.published, self.held.clone());
+        has_changed || is_due
     }
 
     /// Removes the VIPs of the interface that the role does not allow, or that are not wanted.

@@ -92,6 +92,16 @@ impl Election {
         }
     }
 
+    pub(crate) fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// The interface has another address.
+    pub(crate) fn set_mac(&mut self, mac: Mac) {
+        self.mac = mac;
+        self.peers.remove(&mac);
+    }
+
     pub(crate) fn is_active(&self) -> bool {
         self.active
     }

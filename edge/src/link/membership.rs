@@ -56,7 +56,7 @@ impl Membership {
 pub(crate) struct LocalHost {
     /// The interface's.
     pub(crate) index: u32,
-    pub(crate) mac: Mac,
+    pub(crate) mac: watch::Receiver<Mac>,
     pub(crate) name: String,
     pub(crate) group: u64,
     pub(crate) timing: HeartbeatTiming,
@@ -97,7 +97,8 @@ impl HeartbeatLoop {
         socket.join(local.index, heartbeat::GROUP)?;
         let (membership, membership_rx) = watch::channel(Membership::default());
         let started = Instant::now();
-        let LocalHost { mac, name, group, timing, .. } = local.clone();
+        let LocalHost { name, group, timing, .. } = local.clone();
+        let mac = *local.mac.borrow();
         let election = Election::new(name, mac, group, timing, started);
         let duplicate_names = BTreeSet::new();
         let host = Self {
@@ -122,13 +123,18 @@ impl HeartbeatLoop {
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(self.local.timing.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut leaving = self.leaving.clone();
+        let (mut leaving, mut mac) = (self.leaving.clone(), self.local.mac.clone());
         while !self.membership.is_closed() {
             tokio::select! {
                 _ = ticks.tick() => self.send_heartbeat(),
                 // Once true it stays true.
                 Ok(()) = leaving.changed() => {
                     self.election.leave();
+                    self.send_heartbeat();
+                }
+                // At once: others take a claim from an unknown address for a conflict.
+                Ok(()) = mac.changed() => {
+                    self.election.set_mac(*mac.borrow_and_update());
                     self.send_heartbeat();
                 }
                 frame = self.socket.receive() => match frame {
@@ -154,7 +160,7 @@ impl HeartbeatLoop {
 
     fn send_heartbeat(&mut self) {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
-        match self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
+        match self.socket.send(&heartbeat::encode(self.election.mac(), &heartbeat)) {
             Ok(()) => {
                 self.sent_since_failure = self.sent_since_failure.map(|sent| sent + 1);
                 if self.sent_since_failure == Some(RECOVERED) {
@@ -173,7 +179,7 @@ impl HeartbeatLoop {
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        let is_duplicate_name = heartbeat.host == self.local.name && from != self.local.mac;
+        let is_duplicate_name = heartbeat.host == self.local.name && from != self.election.mac();
         if is_duplicate_name
             && self.duplicate_names.len() < MAX_DUPLICATE_NAMES
             && self.duplicate_names.insert(from)

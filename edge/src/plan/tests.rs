@@ -58,7 +58,6 @@ fn host() -> HostNetwork {
     HostNetwork {
         interface: "eth0".to_owned(),
         index: 2,
-        mac: [2, 0, 0, 0, 0, 5],
         addresses: vec!["10.0.0.5/24".parse().expect("net"), "fd00::5/64".parse().expect("net")],
         routes: vec![route("10.0.0.0/24"), route("fd00::/64")],
         neighbours: [(ip("10.0.0.1"), [2, 0, 0, 0, 0, 1])].into(),
