@@ -7,8 +7,10 @@ use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
 use crate::args::{EdgeArgs, host_name};
+use crate::cluster;
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::forward::{self, Device, NftWriter};
+use crate::index::IndexEvent;
 use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
@@ -65,12 +67,14 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
+    let (cluster, cluster_rx) = watch::channel(None);
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
         mac: mac_rx.clone(),
         name: host.clone(),
         group: heartbeat::group_id(&group),
+        cluster: cluster_rx,
         timing,
     };
     let (heartbeats, membership) =
@@ -99,18 +103,12 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
-    let shutdown = process.shutdown().clone();
-    let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
-        process.spawn("objects", source::poll_directory(objects, events, shutdown));
-        StatusSink::Directory(status)
-    } else {
-        let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
-        let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
-        let watches = process
-            .metrics()
-            .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
-        process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
-        StatusSink::Api { client: Box::new(client), namespace }
+    let sink = match objects_dir.zip(status_dir) {
+        Some((objects, status)) => {
+            process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
+            StatusSink::Directory(status)
+        }
+        None => watch_cluster(&process, &client, namespace, events, cluster).await?,
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
@@ -139,6 +137,25 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
+}
+
+/// Starts what needs the API server, and returns where the status goes.
+async fn watch_cluster(
+    process: &Process,
+    client: &ClientArgs,
+    namespace: String,
+    events: mpsc::Sender<IndexEvent>,
+    cluster: watch::Sender<Option<u64>>,
+) -> anyhow::Result<StatusSink> {
+    let shutdown = process.shutdown().clone();
+    let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
+    process.spawn("cluster", cluster::read_id(client.clone(), cluster, shutdown.clone()));
+    let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
+    let watches = process
+        .metrics()
+        .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
+    process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
+    Ok(StatusSink::Api { client: Box::new(client), namespace })
 }
 
 fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {

@@ -29,6 +29,7 @@ pub(crate) struct Peer {
     active: bool,
     leaving: bool,
     term: u64,
+    cluster: Option<u64>,
     ability: Ability,
     last: Instant,
 }
@@ -52,6 +53,8 @@ pub(crate) struct Election {
     name: String,
     mac: Mac,
     group: u64,
+    /// The hash of the cluster's UID, once it is known.
+    cluster: Option<u64>,
     timing: HeartbeatTiming,
     active: bool,
     leaving: bool,
@@ -77,6 +80,7 @@ impl Election {
             name,
             mac,
             group,
+            cluster: None,
             timing,
             active: false,
             leaving: false,
@@ -100,6 +104,17 @@ impl Election {
     pub(crate) fn set_mac(&mut self, mac: Mac) {
         self.mac = mac;
         self.peers.remove(&mac);
+    }
+
+    /// The cluster of this host is known: hosts of other ones are no peers.
+    pub(crate) fn set_cluster(&mut self, cluster: u64) {
+        self.cluster = Some(cluster);
+        self.peers.retain(|_, peer| peer.cluster.is_none_or(|other| other == cluster));
+    }
+
+    /// Whether the sender has this host's group, but belongs to another cluster.
+    pub(crate) fn is_of_other_cluster(&self, beat: &Heartbeat) -> bool {
+        beat.group == self.group && self.cluster.zip(beat.cluster).is_some_and(|(own, other)| own != other)
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -134,6 +149,7 @@ impl Election {
     pub(crate) fn heartbeat(&self, addresses: Vec<IpAddr>) -> Heartbeat {
         Heartbeat {
             group: self.group,
+            cluster: self.cluster,
             host: self.name.clone(),
             active: self.active,
             leaving: self.leaving,
@@ -147,10 +163,15 @@ impl Election {
         if beat.group != self.group || from == self.mac {
             return;
         }
+        if self.is_of_other_cluster(&beat) {
+            // Its first heartbeats may have come before it knew its cluster.
+            self.peers.remove(&from);
+            return;
+        }
         self.highest_term = self.highest_term.max(beat.term);
-        let Heartbeat { host, active, leaving, term, addresses, ability, .. } = beat;
+        let Heartbeat { cluster, host, active, leaving, term, addresses, ability, .. } = beat;
         let ability = ability.unwrap_or(Ability::UNSTATED);
-        self.peers.insert(from, Peer { host, addresses, active, leaving, term, ability, last: now });
+        self.peers.insert(from, Peer { host, addresses, active, leaving, term, cluster, ability, last: now });
     }
 
     /// This host is about to end: it asks another one to take over, and never takes over again.

@@ -22,8 +22,8 @@ use crate::metrics::Metrics;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
 const RECOVERED: u32 = 50;
-/// Limit of logged MAC addresses with this host's name: any machine on the link can send such heartbeats.
-const MAX_DUPLICATE_NAMES: usize = 16;
+/// Limit of logged MAC addresses of hosts that are misconfigured: any machine on the link can send such heartbeats.
+const MAX_LOGGED: usize = 16;
 
 /// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub(crate) struct LocalHost {
     pub(crate) mac: watch::Receiver<Mac>,
     pub(crate) name: String,
     pub(crate) group: u64,
+    /// The hash of the cluster's UID, once it is known.
+    pub(crate) cluster: watch::Receiver<Option<u64>>,
     pub(crate) timing: HeartbeatTiming,
 }
 
@@ -77,6 +79,8 @@ pub(crate) struct HeartbeatLoop {
     problem: Option<&'static str>,
     /// Other hosts with this host's name.
     duplicate_names: BTreeSet<Mac>,
+    /// Hosts of other clusters with this host's group.
+    of_other_clusters: BTreeSet<Mac>,
     /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
     sent_since_failure: Option<u32>,
     /// Whether the last attempt to receive failed.
@@ -100,7 +104,6 @@ impl HeartbeatLoop {
         let LocalHost { name, group, timing, .. } = local.clone();
         let mac = *local.mac.borrow();
         let election = Election::new(name, mac, group, timing, started);
-        let duplicate_names = BTreeSet::new();
         let host = Self {
             socket,
             local,
@@ -112,7 +115,8 @@ impl HeartbeatLoop {
             membership,
             started,
             problem: None,
-            duplicate_names,
+            duplicate_names: BTreeSet::new(),
+            of_other_clusters: BTreeSet::new(),
             sent_since_failure: None,
             is_receive_failing: false,
         };
@@ -123,7 +127,8 @@ impl HeartbeatLoop {
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(self.local.timing.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let (mut leaving, mut mac) = (self.leaving.clone(), self.local.mac.clone());
+        let (mut leaving, mut mac, mut cluster) =
+            (self.leaving.clone(), self.local.mac.clone(), self.local.cluster.clone());
         while !self.membership.is_closed() {
             tokio::select! {
                 _ = ticks.tick() => self.send_heartbeat(),
@@ -131,6 +136,12 @@ impl HeartbeatLoop {
                 Ok(()) = leaving.changed() => {
                     self.election.leave();
                     self.send_heartbeat();
+                }
+                Ok(()) = cluster.changed() => {
+                    if let Some(cluster) = *cluster.borrow_and_update() {
+                        self.election.set_cluster(cluster);
+                        self.send_heartbeat();
+                    }
                 }
                 // At once: others take a claim from an unknown address for a conflict.
                 Ok(()) = mac.changed() => {
@@ -179,11 +190,18 @@ impl HeartbeatLoop {
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        let is_duplicate_name = heartbeat.host == self.local.name && from != self.election.mac();
-        if is_duplicate_name
-            && self.duplicate_names.len() < MAX_DUPLICATE_NAMES
-            && self.duplicate_names.insert(from)
-        {
+        let is_foreign = self.election.is_of_other_cluster(&heartbeat);
+        if is_foreign && is_new(&mut self.of_other_clusters, from) {
+            tracing::info!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "an edge host of another cluster on the link has the same --group; ignoring it"
+            );
+        }
+        let is_duplicate_name = heartbeat.group == self.local.group
+            && heartbeat.host == self.local.name
+            && from != self.election.mac();
+        if !is_foreign && is_duplicate_name && is_new(&mut self.duplicate_names, from) {
             tracing::warn!(
                 host = heartbeat.host,
                 mac = %display_mac(from),
@@ -244,4 +262,9 @@ impl HeartbeatLoop {
         };
         send_if_changed(&self.membership, next);
     }
+}
+
+/// Whether a host is to be logged.
+fn is_new(logged: &mut BTreeSet<Mac>, from: Mac) -> bool {
+    logged.len() < MAX_LOGGED && logged.insert(from)
 }

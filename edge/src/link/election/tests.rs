@@ -63,6 +63,32 @@ impl Link {
     }
 }
 
+/// Two clusters share a link, and both use the default group.
+#[test]
+fn hosts_of_two_clusters_are_both_active() {
+    let mut link = Link::new(3);
+    // They become one group before they know their clusters.
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+    for (host, cluster) in [(0, 7), (1, 8)] {
+        link.hosts[host].as_mut().expect("host").set_cluster(cluster);
+    }
+    // The third host has an earlier version: it yields to both of them.
+    link.beats(8);
+    assert_eq!(link.active(), [0, 1]);
+    assert_eq!(
+        link.hosts[0].as_ref().expect("host").peers().len(),
+        1,
+        "a host of another cluster is no peer"
+    );
+    // A host that starts again hears the others before it knows its own cluster.
+    link.hosts[1] = Some(link.host(1));
+    link.beats(5);
+    link.hosts[1].as_mut().expect("host").set_cluster(8);
+    link.beats(8);
+    assert_eq!(link.active(), [0, 1]);
+}
+
 #[test]
 fn one_of_several_starting_hosts_becomes_active() {
     let mut link = Link::new(3);
