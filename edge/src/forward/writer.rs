@@ -10,6 +10,7 @@ use std::sync::Arc;
 use steerage_nft::{Batch, Error, Nft};
 
 use super::elements::{self, ElementReader, SetChange, SlotChanges};
+use super::interval_sets::{IntervalNames, IntervalSet, REPLACED_FROM};
 use super::rules::{self, IP_FAMILIES, slot_map};
 use super::state::{ForwardingState, SlotTable, class_of};
 use crate::slot_table::SIZES;
@@ -43,6 +44,7 @@ pub(crate) struct NftWriter {
     /// What was written last.
     written: ForwardingState,
     found: Found,
+    names: IntervalNames,
     /// The ruleset's generation after the last commit or check.
     generation: u32,
 }
@@ -55,6 +57,7 @@ impl NftWriter {
             device,
             written: ForwardingState::default(),
             found: Found::Missing,
+            names: IntervalNames::default(),
             generation: 0,
         };
         kernel.reload()?;
@@ -131,13 +134,22 @@ impl NftWriter {
         {
             late.push((*id, elements::slot_changes(*id, slots, &empty)));
         }
+        let mut names = if fresh { IntervalNames::default() } else { self.names.clone() };
         for SetChange { set, delete, add } in elements::changes(&self.written, state) {
             count += delete.len() + add.len();
+            if let Some(interval) = IntervalSet::named(&set)
+                && delete.len() >= REPLACED_FROM
+            {
+                names.replace(&mut main, interval, &elements::all_of(&set, state));
+                continue;
+            }
+            let set = names.current(&set);
             main.delete_elements(&rules::table(), &set, &delete).add_elements(&rules::table(), &set, &add);
         }
         self.commit_all(&early, &mut count)?;
         self.nft.commit(main)?;
         self.found = Found::Current;
+        self.names = names;
         self.commit_all(&late, &mut count)?;
         self.written = state.clone();
         Ok(count)
@@ -164,12 +176,13 @@ impl NftWriter {
             return Ok(());
         }
         let table = rules::table();
+        self.names = IntervalNames::of(&self.nft.sets(&table)?);
         let mut state = ForwardingState::default();
         for family in IP_FAMILIES {
             // `ranged` before `ranges`: it makes the entries.
             for name in ["targets", "listeners", "fragments", "local", "vips", "ranged", "ranges", "sources"]
             {
-                let found = self.nft.elements(&table, &family.name(name))?;
+                let found = self.nft.elements(&table, &self.names.current(&family.name(name)))?;
                 ElementReader(&mut state).read(name, family, &found);
             }
         }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use steerage_edge_api::MAX_SOURCE_RANGES;
 
 use super::PlanInputs;
 use super::targets::Targets;
@@ -19,6 +20,7 @@ pub(super) struct Accepted<'a> {
     /// Its own targets, or those of its node set, if that exists.
     pub(super) targets: Option<Targets>,
     pub(super) vips: Vec<IpAddr>,
+    /// Disjoint.
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
 }
@@ -52,8 +54,8 @@ fn accept<'a>(
             set.map(|set| Targets::OfNodeSet(Arc::clone(&set.targets)))
         }
     };
-    let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);
-    problems.extend(unreadable);
+    let (source_ranges, ignored) = parse_ranges(&spec.source_ranges);
+    problems.extend(ignored);
     let mut vips = Vec::new();
     for vip in spec.addresses.iter().copied() {
         if let Some(problem) = refuse(inputs.host, owners, &object.name, vip) {
@@ -89,10 +91,29 @@ fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: 
         .then(|| format!("Address {vip} is the own address of an edge host. It is not served. Remove it from the address pool."))
 }
 
-fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
+/// The ranges that are used, and what is wrong with the others.
+fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Vec<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
-    let problem = (!bad.is_empty())
-        .then(|| format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
-    (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
+    let mut problems = Vec::new();
+    if !bad.is_empty() {
+        problems
+            .push(format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
+    }
+    // The kernel's interval sets refuse ranges that overlap.
+    let merged =
+        IpNet::aggregate(&parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect());
+    let (mut six, mut four): (Vec<_>, Vec<_>) = merged.into_iter().partition(|net| net.addr().is_ipv6());
+    for (family, nets) in [("IPv4", &mut four), ("IPv6", &mut six)] {
+        if nets.len() > MAX_SOURCE_RANGES {
+            problems.push(format!(
+                "There are {} source ranges of {family} after merging. Clients of the first {MAX_SOURCE_RANGES} may connect, the \
+                 others may not. Use larger ranges.",
+                nets.len()
+            ));
+            nets.truncate(MAX_SOURCE_RANGES);
+        }
+    }
+    four.append(&mut six);
+    (four, problems)
 }

@@ -10,6 +10,7 @@ use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::net::Ipv4Addr;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
 use steerage_watch::Event;
 
@@ -254,6 +255,23 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
     assert_eq!(plan.vips, [ip("10.0.0.100"), ip("10.0.0.102")].into());
     assert!(plan.monitored_vips.contains(&ip("10.0.0.103")), "it is probed again");
+}
+
+#[test]
+fn source_ranges_are_merged_and_limited() {
+    let mut many = load_balancer("a", "10.0.0.100", &[target(1, 1)]);
+    let ranges = |step: u32| {
+        (0..1500).map(move |number| Ipv4Addr::from(0x0a01_0000 + number * step).to_string() + "/32")
+    };
+    many["spec"]["sourceRanges"] = ranges(1).collect();
+    let merged = plan(std::slice::from_ref(&many), &host(), &HealthByProbe::default());
+    assert_eq!(merged.statuses["a"].problem, "");
+    assert!(merged.forwarding.ranges[&ip("10.0.0.100")].len() < 20);
+    many["spec"]["sourceRanges"] = ranges(2).collect();
+    let limited = plan(&[many], &host(), &HealthByProbe::default());
+    assert_eq!(limited.forwarding.ranges[&ip("10.0.0.100")].len(), 1000);
+    let problem = &limited.statuses["a"].problem;
+    assert!(problem.contains("1500 source ranges of IPv4"), "{problem}");
 }
 
 #[test]

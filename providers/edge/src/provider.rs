@@ -280,7 +280,9 @@ impl Provider for EdgeProvider {
             // Its addresses stay reserved until it is deleted; then a new object is created.
             return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
         }
-        let structure = spec::structure(lb, self.shared.allocate(lb)?)?;
+        // Refused before an address is reserved.
+        let structure = spec::structure(lb, Vec::new())?;
+        let structure = EdgeLoadBalancerSpec { addresses: self.shared.allocate(lb)?, ..structure };
         let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.nodes()).await?;
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
