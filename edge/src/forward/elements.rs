@@ -10,7 +10,7 @@ use steerage_nft::{Data, Element};
 use super::rules::{IP_FAMILIES, IpFamily};
 use super::state::{ForwardingState, Mac, SlotTable};
 
-/// The elements to delete from one set, and to add to it. A set of ranges has its first name here.
+/// The elements to delete from one set, and to add to it. A set of ranges is named by its first name, also if the kernel has the second.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SetChange {
     pub(crate) set: String,
