@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_edge_api::MAX_SOURCE_RANGES;
 
 use super::PlanInputs;
 use super::targets::Targets;
@@ -54,8 +53,8 @@ fn accept<'a>(
             set.map(|set| Targets::OfNodeSet(Arc::clone(&set.targets)))
         }
     };
-    let (source_ranges, ignored) = parse_ranges(&spec.source_ranges);
-    problems.extend(ignored);
+    let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);
+    problems.extend(unreadable);
     let mut vips = Vec::new();
     for vip in spec.addresses.iter().copied() {
         if let Some(problem) = refuse(inputs.host, owners, &object.name, vip) {
@@ -92,7 +91,7 @@ fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: 
 }
 
 /// The ranges that are used, and what is wrong with the others.
-fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Vec<String>) {
+fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
     let mut problems = Vec::new();
@@ -103,17 +102,5 @@ fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Vec<String>) {
     // The kernel's interval sets refuse ranges that overlap.
     let merged =
         IpNet::aggregate(&parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect());
-    let (mut six, mut four): (Vec<_>, Vec<_>) = merged.into_iter().partition(|net| net.addr().is_ipv6());
-    for (family, nets) in [("IPv4", &mut four), ("IPv6", &mut six)] {
-        if nets.len() > MAX_SOURCE_RANGES {
-            problems.push(format!(
-                "There are {} source ranges of {family} after merging. Clients of the first {MAX_SOURCE_RANGES} may connect, the \
-                 others may not. Use larger ranges.",
-                nets.len()
-            ));
-            nets.truncate(MAX_SOURCE_RANGES);
-        }
-    }
-    four.append(&mut six);
-    (four, problems)
+    (merged, problem)
 }

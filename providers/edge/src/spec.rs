@@ -14,6 +14,8 @@ use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
 };
 
+use crate::sources;
+
 /// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY`].
@@ -84,19 +86,13 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
 }
 
 fn check_source_ranges(ranges: &[IpNet]) -> Result<(), Error> {
-    let merged = IpNet::aggregate(&ranges.to_vec());
-    let of_ipv6 = merged.iter().filter(|range| range.addr().is_ipv6()).count();
-    for (family, count) in [("IPv4", merged.len() - of_ipv6), ("IPv6", of_ipv6)] {
-        if count > api::MAX_SOURCE_RANGES {
-            let message = format!(
-                "The Service has {count} source ranges of {family} after merging, but the edge supports {} of each IP family. \
-                 No load balancer is created or changed. Use larger ranges, or split the Service.",
-                api::MAX_SOURCE_RANGES
-            );
-            return Err(Error::invalid(TOO_MANY_SOURCE_RANGES, message));
-        }
-    }
-    Ok(())
+    let Some((family, count)) = sources::too_many(ranges.iter().copied()) else { return Ok(()) };
+    let message = format!(
+        "The Service has {count} source ranges of {family} after merging, but the edge supports {} of each IP family. No load balancer \
+         is created or changed. Use larger ranges, or split the Service.",
+        api::MAX_SOURCE_RANGES
+    );
+    Err(Error::invalid(TOO_MANY_SOURCE_RANGES, message))
 }
 
 fn listener(listener: &steerage_provider_api::Listener) -> Result<api::Listener, Error> {
