@@ -7,7 +7,7 @@ use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
 use crate::args::{EdgeArgs, host_name};
-use crate::cluster;
+use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::forward::{self, Device, NftWriter};
 use crate::index::IndexEvent;
@@ -67,7 +67,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
-    let (cluster, cluster_rx) = watch::channel(None);
+    let has_cluster = objects_dir.is_none();
+    let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
@@ -145,11 +146,11 @@ async fn watch_cluster(
     client: &ClientArgs,
     namespace: String,
     events: mpsc::Sender<IndexEvent>,
-    cluster: watch::Sender<Option<u64>>,
+    cluster: watch::Sender<Cluster>,
 ) -> anyhow::Result<StatusSink> {
     let shutdown = process.shutdown().clone();
     let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
-    process.spawn("cluster", cluster::read_id(client.clone(), cluster, shutdown.clone()));
+    process.spawn("cluster", cluster::read(client.clone(), cluster, shutdown.clone()));
     let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
     let watches = process
         .metrics()

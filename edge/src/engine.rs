@@ -39,6 +39,8 @@ const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
 /// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
 /// are outdated: without probes no target counts as healthy, and packets would go to all of them.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
+/// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
+const ADOPTED_WAIT: Duration = Duration::from_secs(5);
 /// Time that a leaving host waits for another one to become active.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
@@ -256,7 +258,12 @@ impl Engine {
             }
         }
         if active && (!before.active || departures != before.departures) {
-            self.vips.announce_all();
+            if self.is_programmed {
+                self.vips.announce_all();
+            } else {
+                // Those of an earlier process: the load balancer of one may be gone, which the first plan shows.
+                self.vips.announce_all_in(ADOPTED_WAIT);
+            }
         }
         self.metrics.active.set(active.into());
         self.metrics.peers.set(i64::try_from(live).unwrap_or(i64::MAX));
@@ -310,19 +317,20 @@ impl Engine {
                 interface = link.name,
                 old = %display_mac(self.link.mac),
                 new = %display_mac(link.mac),
-                "the interface's Ethernet address has changed; announcing the VIPs again"
+                "the interface's Ethernet address has changed; announcing the VIPs if this host is active"
             );
             self.outputs.mac.send_replace(link.mac);
+            self.link = link;
+            self.vips.announce_all();
         } else if was_disconnected && link.has_carrier {
             tracing::info!(
                 interface = link.name,
-                "the interface was disconnected; announcing the VIPs again"
+                "the interface is connected again; announcing the VIPs if this host is active"
             );
-        } else {
-            return Ok(());
+            self.link = link;
+            // Another host may have taken over, and its heartbeat not have come yet.
+            self.vips.announce_all_in(self.vips.hearing_time());
         }
-        self.link = link;
-        self.vips.announce_all();
         Ok(())
     }
 
@@ -384,9 +392,12 @@ impl Engine {
                 }
                 self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(0));
                 self.kernel_error = None;
-                self.is_programmed = true;
+                let was_programmed = std::mem::replace(&mut self.is_programmed, true);
                 done(&mut self.gates.programmed);
                 self.vips.sync_vips(self.role(), vips);
+                if !was_programmed {
+                    self.vips.announce_pending();
+                }
             }
             Err(error) => {
                 let error = steerage_model::chain(&error);

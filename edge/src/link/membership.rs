@@ -16,6 +16,7 @@ use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
+use crate::cluster::Cluster;
 use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
 use crate::metrics::Metrics;
@@ -34,7 +35,7 @@ pub(crate) struct Membership {
     pub(crate) other_active: bool,
     /// Whether another host could take over.
     pub(crate) has_standby: bool,
-    /// Whether this host has listened for long enough to know the others.
+    /// Whether this host has listened for long enough to know the others, and knows that they are of its cluster.
     pub(crate) settled: bool,
     /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
     pub(crate) departures: u64,
@@ -59,8 +60,7 @@ pub(crate) struct LocalHost {
     pub(crate) mac: watch::Receiver<Mac>,
     pub(crate) name: String,
     pub(crate) group: u64,
-    /// The hash of the cluster's UID, once it is known.
-    pub(crate) cluster: watch::Receiver<Option<u64>>,
+    pub(crate) cluster: watch::Receiver<Cluster>,
     pub(crate) timing: HeartbeatTiming,
 }
 
@@ -79,8 +79,12 @@ pub(crate) struct HeartbeatLoop {
     problem: Option<&'static str>,
     /// Other hosts with this host's name.
     duplicate_names: BTreeSet<Mac>,
+    /// This host's own address, if another host has it too.
+    same_mac: BTreeSet<Mac>,
     /// Hosts of other clusters with this host's group.
     of_other_clusters: BTreeSet<Mac>,
+    /// Hosts with this host's group that do not say to which cluster they belong.
+    without_cluster: BTreeSet<Mac>,
     /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
     sent_since_failure: Option<u32>,
     /// Whether the last attempt to receive failed.
@@ -103,7 +107,8 @@ impl HeartbeatLoop {
         let started = Instant::now();
         let LocalHost { name, group, timing, .. } = local.clone();
         let mac = *local.mac.borrow();
-        let election = Election::new(name, mac, group, timing, started);
+        let mut election = Election::new(name, mac, group, timing, started);
+        election.set_cluster(*local.cluster.borrow());
         let host = Self {
             socket,
             local,
@@ -116,7 +121,9 @@ impl HeartbeatLoop {
             started,
             problem: None,
             duplicate_names: BTreeSet::new(),
+            same_mac: BTreeSet::new(),
             of_other_clusters: BTreeSet::new(),
+            without_cluster: BTreeSet::new(),
             sent_since_failure: None,
             is_receive_failing: false,
         };
@@ -138,10 +145,8 @@ impl HeartbeatLoop {
                     self.send_heartbeat();
                 }
                 Ok(()) = cluster.changed() => {
-                    if let Some(cluster) = *cluster.borrow_and_update() {
-                        self.election.set_cluster(cluster);
-                        self.send_heartbeat();
-                    }
+                    self.election.set_cluster(*cluster.borrow_and_update());
+                    self.send_heartbeat();
                 }
                 // At once: others take a claim from an unknown address for a conflict.
                 Ok(()) = mac.changed() => {
@@ -190,18 +195,36 @@ impl HeartbeatLoop {
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
+        if from == self.election.mac()
+            && heartbeat.host != self.local.name
+            && note_first(&mut self.same_mac, from)
+        {
+            tracing::error!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "another edge host on the link has the same Ethernet address; they do not see each other, and both are active"
+            );
+        }
         let is_foreign = self.election.is_of_other_cluster(&heartbeat);
-        if is_foreign && is_new(&mut self.of_other_clusters, from) {
+        if is_foreign && note_first(&mut self.of_other_clusters, from) {
             tracing::info!(
                 host = heartbeat.host,
                 mac = %display_mac(from),
                 "an edge host of another cluster on the link has the same --group; ignoring it"
             );
         }
+        if self.election.is_without_cluster(&heartbeat) && note_first(&mut self.without_cluster, from) {
+            tracing::warn!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "an edge host with the same --group does not say to which cluster it belongs, and counts as a host of this one; upgrade \
+                 the chart, and then that host"
+            );
+        }
         let is_duplicate_name = heartbeat.group == self.local.group
             && heartbeat.host == self.local.name
             && from != self.election.mac();
-        if !is_foreign && is_duplicate_name && is_new(&mut self.duplicate_names, from) {
+        if !is_foreign && is_duplicate_name && note_first(&mut self.duplicate_names, from) {
             tracing::warn!(
                 host = heartbeat.host,
                 mac = %display_mac(from),
@@ -255,7 +278,7 @@ impl HeartbeatLoop {
             active: self.election.is_active(),
             other_active,
             has_standby: self.election.other_can_serve(now),
-            settled: self.is_settled(now),
+            settled: self.is_settled(now) && !self.election.is_in_doubt(now),
             departures: self.membership.borrow().departures + u64::from(departed),
             live: self.election.live(now),
             peers,
@@ -264,7 +287,7 @@ impl HeartbeatLoop {
     }
 }
 
-/// Whether a host is to be logged.
-fn is_new(logged: &mut BTreeSet<Mac>, from: Mac) -> bool {
+/// Notes a host; whether it is to be logged.
+fn note_first(logged: &mut BTreeSet<Mac>, from: Mac) -> bool {
     logged.len() < MAX_LOGGED && logged.insert(from)
 }

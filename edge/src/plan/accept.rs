@@ -94,11 +94,8 @@ fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: 
 fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
-    let mut problems = Vec::new();
-    if !bad.is_empty() {
-        problems
-            .push(format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
-    }
+    let problem = (!bad.is_empty())
+        .then(|| format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
     // The kernel's interval sets refuse ranges that overlap.
     let merged =
         IpNet::aggregate(&parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect());

@@ -264,7 +264,7 @@ fn source_ranges_are_merged() {
     let ranges = |step: u32| {
         (0..1500).map(move |number| Ipv4Addr::from(0x0a01_0000 + number * step).to_string() + "/32")
     };
-    for (step, count) in [(1, 8), (2, 1500)] {
+    for (step, count) in [(1, 7), (2, 1500)] {
         many["spec"]["sourceRanges"] = ranges(step).collect();
         let plan = plan(std::slice::from_ref(&many), &host(), &HealthByProbe::default());
         assert_eq!(plan.forwarding.ranges[&ip("10.0.0.100")].len(), count);
