@@ -99,6 +99,7 @@ RIGHTS = {
         "steerage.dev/addresspools/status": "patch",
         "steerage.dev/edgetargethealths": "list watch",
     },
+    "ClusterRole/steerage-edge": {"/namespaces/kube-system": "get"},
     "Role/steerage-edge": {
         "steerage.dev/edgeloadbalancers": "list watch",
         "steerage.dev/edgenodesets": "list watch",

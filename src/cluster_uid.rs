@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the UID of the cluster, which is that of the namespace `kube-system`: it lives as long as the cluster. A cluster that is set
-//! up again has another one; a copy of etcd has the same. Called by `args` at the start.
+//! Waits for the UID of the cluster, which marks its cloud resources. Called by `args` at the start.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::{Api, Client};
+use kube::Client;
 use steerage_process::duration;
-use steerage_watch::Backoff;
+use steerage_watch::{Backoff, cluster_uid};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-const NAMESPACE: &str = "kube-system";
-/// For one call.
-const DEADLINE: Duration = Duration::from_secs(5);
 /// For all tries. A new API server or a new role may need some seconds.
 pub(crate) const UID_READ_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -27,7 +22,7 @@ pub(crate) async fn read(
     let give_up = Instant::now() + patience;
     let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
     loop {
-        let error = match get(client).await {
+        let error = match cluster_uid(client).await {
             Ok(uid) => return Ok(Some(uid)),
             Err(error) => error,
         };
@@ -39,7 +34,7 @@ pub(crate) async fn read(
             );
         }
         tracing::warn!(
-            error = steerage_model::chain(error.as_ref()), retry_in = %duration::rounded(wait),
+            error = steerage_model::chain(&error), retry_in = %duration::rounded(wait),
             "namespace kube-system not read; retrying"
         );
         tokio::select! {
@@ -47,14 +42,6 @@ pub(crate) async fn read(
             () = tokio::time::sleep(wait) => {}
         }
     }
-}
-
-async fn get(client: &Client) -> anyhow::Result<String> {
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let found = tokio::time::timeout(DEADLINE, namespaces.get_metadata(NAMESPACE))
-        .await
-        .with_context(|| format!("the API server did not answer within {}", duration::display(DEADLINE)))??;
-    found.metadata.uid.filter(|uid| !uid.is_empty()).context("the namespace has no UID")
 }
 
 #[cfg(test)]
@@ -108,7 +95,7 @@ mod tests {
             let error = read(&client, &CancellationToken::new(), Duration::ZERO).await.unwrap_err();
             let text = steerage_model::chain(error.as_ref());
             assert!(text.contains("the right to get this namespace"), "{text}");
-            assert!(text.contains("forbidden") || text.contains("no UID"), "{text}");
+            assert!(text.contains("forbidden") || text.contains("has no UID"), "{text}");
         }
     }
 

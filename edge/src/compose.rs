@@ -7,8 +7,10 @@ use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
 use crate::args::{EdgeArgs, host_name};
+use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::forward::{self, Device, NftWriter};
+use crate::index::IndexEvent;
 use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
@@ -61,15 +63,19 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let device = Device { name: link.name.clone(), index: link.index };
     let nft = NftWriter::open(device).context("cannot read nftables (it needs CAP_NET_ADMIN)")?;
 
+    let (mac, mac_rx) = watch::channel(link.mac);
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
+    let has_cluster = objects_dir.is_none();
+    let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
-        mac: link.mac,
+        mac: mac_rx.clone(),
         name: host.clone(),
         group: heartbeat::group_id(&group),
+        cluster: cluster_rx,
         timing,
     };
     let (heartbeats, membership) =
@@ -83,7 +89,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (claims, claims_rx) = mpsc::unbounded_channel();
     let detection = ConflictDetection {
         index: link.index,
-        mac: link.mac,
+        mac: mac_rx.clone(),
         vips: monitored_vips_rx,
         peers: peers_rx,
         conflicts,
@@ -93,23 +99,17 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
-    let announcer = Announcer::open(link.index, link.mac, held_rx, membership.clone(), announcements_rx)
+    let announcer = Announcer::open(link.index, mac_rx, held_rx, membership.clone(), announcements_rx)
         .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
-    let shutdown = process.shutdown().clone();
-    let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
-        process.spawn("objects", source::poll_directory(objects, events, shutdown));
-        StatusSink::Directory(status)
-    } else {
-        let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), &client).await?;
-        let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
-        let watches = process
-            .metrics()
-            .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
-        process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
-        StatusSink::Api { client: Box::new(client), namespace }
+    let sink = match objects_dir.zip(status_dir) {
+        Some((objects, status)) => {
+            process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
+            StatusSink::Directory(status)
+        }
+        None => watch_cluster(&process, &client, namespace, events, cluster).await?,
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
@@ -124,7 +124,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     };
     process.spawn("VIP lifetimes", keeper.run());
     let vips = VipOwner::new(addresses, metrics.clone(), held, announcements);
-    let outputs = Outputs { addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
+    let outputs =
+        Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events: events_rx,
         health: health_rx,
@@ -137,6 +138,25 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
+}
+
+/// Starts what needs the API server, and returns where the status goes.
+async fn watch_cluster(
+    process: &Process,
+    client: &ClientArgs,
+    namespace: String,
+    events: mpsc::Sender<IndexEvent>,
+    cluster: watch::Sender<Cluster>,
+) -> anyhow::Result<StatusSink> {
+    let shutdown = process.shutdown().clone();
+    let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
+    process.spawn("cluster", cluster::read(client.clone(), cluster, shutdown.clone()));
+    let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
+    let watches = process
+        .metrics()
+        .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
+    process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
+    Ok(StatusSink::Api { client: Box::new(client), namespace })
 }
 
 fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {

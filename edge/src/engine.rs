@@ -16,7 +16,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
-use crate::forward::{ForwardingState, Mac, NftWriter};
+use crate::forward::{ForwardingState, Mac, NftWriter, display_mac};
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::host::{EdgePeer, HostNetwork};
 use crate::index::{Index, IndexEvent};
@@ -32,11 +32,15 @@ use crate::vips::{VipOwner, VipRole};
 
 /// How often the host's network is read.
 pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// A bond without members can have no address for a moment.
+const NO_MAC: Mac = [0; 6];
 /// How often the nftables table is compared element by element, if other programs commit to nftables.
 const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
 /// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
 /// are outdated: without probes no target counts as healthy, and packets would go to all of them.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
+/// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
+const ADOPTED_WAIT: Duration = Duration::from_secs(5);
 /// Time that a leaving host waits for another one to become active.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
@@ -55,6 +59,8 @@ pub(crate) struct Inputs {
 
 #[derive(Debug)]
 pub(crate) struct Outputs {
+    /// The interface's Ethernet address.
+    pub(crate) mac: watch::Sender<Mac>,
     /// The host's own addresses.
     pub(crate) addresses: watch::Sender<Vec<IpAddr>>,
     pub(crate) peers: watch::Sender<Vec<EdgePeer>>,
@@ -121,12 +127,7 @@ impl Engine {
     ) -> anyhow::Result<Self> {
         let (adopted, forwards) = (nft.is_built(), nft.has_table());
         let mut engine = Self {
-            host: HostNetwork {
-                interface: link.name.clone(),
-                index: link.index,
-                mac: link.mac,
-                ..HostNetwork::default()
-            },
+            host: HostNetwork { interface: link.name.clone(), index: link.index, ..HostNetwork::default() },
             assignments: Assignments::adopt(nft.written()),
             link,
             netlink: Rtnetlink::open()?,
@@ -257,7 +258,12 @@ impl Engine {
             }
         }
         if active && (!before.active || departures != before.departures) {
-            self.vips.announce_all();
+            if self.is_programmed {
+                self.vips.announce_all();
+            } else {
+                // Those of an earlier process: the load balancer of one may be gone, which the first plan shows.
+                self.vips.announce_all_in(ADOPTED_WAIT);
+            }
         }
         self.metrics.active.set(active.into());
         self.metrics.peers.set(i64::try_from(live).unwrap_or(i64::MAX));
@@ -269,12 +275,7 @@ impl Engine {
 
     /// Reads the host's network and the ruleset; whether either differs from what is known.
     fn refresh(&mut self) -> anyhow::Result<bool> {
-        let name = &self.link.name;
-        match self.netlink.link(name)? {
-            Some(link) if link.index == self.link.index && link.mac == self.link.mac => {}
-            Some(_) => bail!("the interface {name} was replaced while the edge was running"),
-            None => bail!("the interface {name} is gone"),
-        }
+        self.refresh_link()?;
         let index = self.link.index;
         let (own, vips) = self.netlink.addresses(index)?;
         let host = HostNetwork {
@@ -299,6 +300,38 @@ impl Engine {
         let vips_changed = self.vips.observe(vips.into_iter().collect());
         self.host = host;
         Ok(host_changed || vips_changed || out_of_sync || self.kernel_error.is_some())
+    }
+
+    /// Announces the VIPs again if the interface was disconnected or has another Ethernet address: it may lead to another port of
+    /// the switch, and clients' routers know the old address.
+    fn refresh_link(&mut self) -> anyhow::Result<()> {
+        let name = &self.link.name;
+        let link = match self.netlink.link(name)? {
+            Some(link) if link.index == self.link.index => link,
+            Some(_) => bail!("the interface {name} was replaced while the edge was running"),
+            None => bail!("the interface {name} is gone"),
+        };
+        let was_disconnected = link.carrier_changes != self.link.carrier_changes;
+        if link.mac != self.link.mac && link.mac != NO_MAC {
+            tracing::warn!(
+                interface = link.name,
+                old = %display_mac(self.link.mac),
+                new = %display_mac(link.mac),
+                "the interface's Ethernet address has changed; announcing the VIPs if this host is active"
+            );
+            self.outputs.mac.send_replace(link.mac);
+            self.link = link;
+            self.vips.announce_all();
+        } else if was_disconnected && link.has_carrier {
+            tracing::info!(
+                interface = link.name,
+                "the interface is connected again; announcing the VIPs if this host is active"
+            );
+            self.link = link;
+            // Another host may have taken over, and its heartbeat not have come yet.
+            self.vips.announce_all_in(self.vips.hearing_time());
+        }
+        Ok(())
     }
 
     fn reconcile(&mut self) {
@@ -359,9 +392,12 @@ impl Engine {
                 }
                 self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(0));
                 self.kernel_error = None;
-                self.is_programmed = true;
+                let was_programmed = std::mem::replace(&mut self.is_programmed, true);
                 done(&mut self.gates.programmed);
                 self.vips.sync_vips(self.role(), vips);
+                if !was_programmed {
+                    self.vips.announce_pending();
+                }
             }
             Err(error) => {
                 let error = steerage_model::chain(&error);

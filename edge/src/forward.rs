@@ -5,6 +5,7 @@
 //! reads both. The engine owns the one [`NftWriter`], and nothing else writes to the table.
 
 mod elements;
+mod interval_sets;
 mod rules;
 mod state;
 mod writer;

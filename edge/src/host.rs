@@ -23,7 +23,6 @@ pub(crate) struct HostNetwork {
     pub(crate) interface: String,
     /// The interface's index.
     pub(crate) index: u32,
-    pub(crate) mac: Mac,
     /// The host's own addresses on the interface, without VIPs.
     pub(crate) addresses: Vec<IpNet>,
     /// The routes of the main table.

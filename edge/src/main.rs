@@ -4,6 +4,7 @@
 
 mod args;
 mod channel;
+mod cluster;
 mod compose;
 mod engine;
 mod forward;

@@ -187,7 +187,7 @@ fn forwarding(
         }
         if !load_balancer.object.spec.source_ranges.is_empty() {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
-            state.ranges.insert(*vip, disjoint(of_family.copied()));
+            state.ranges.insert(*vip, of_family.copied().collect());
         }
         if group.has_local_target() {
             state.local.insert(*vip);

@@ -70,6 +70,8 @@ pub(crate) struct VipOwner {
     published: watch::Sender<BTreeSet<IpAddr>>,
     announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     last_defence: Option<Instant>,
+    /// When all VIPs are announced.
+    announcement_at: Option<Instant>,
     /// The last error of each VIP whose last change failed.
     failed: BTreeMap<IpAddr, String>,
     backoff: Backoff,
@@ -92,6 +94,7 @@ impl VipOwner {
             published,
             announcements,
             last_defence: None,
+            announcement_at: None,
             failed: BTreeMap::new(),
             backoff: RETRY,
             retry_at: None,
@@ -107,7 +110,13 @@ impl VipOwner {
     pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
         self.addresses.set_held(&found);
         let is_due = self.retry_at.is_some_and(|at| at <= Instant::now());
-        std::mem::replace(&mut self.held, found) != self.held || is_due
+        if self.announcement_at.is_some_and(|at| at <= Instant::now()) {
+            self.announce_all();
+        }
+        let has_changed = std::mem::replace(&mut self.held, found) != self.held;
+        // At once: a host that becomes active announces those of an earlier process.
+        send_if_changed(&self.published, self.held.clone());
+        has_changed || is_due
     }
 
     /// Removes the VIPs of the interface that the role does not allow, or that are not wanted.
@@ -166,8 +175,27 @@ impl VipOwner {
     }
 
     /// Announces all held VIPs, since the link may have learned another host's address for them.
-    pub(crate) fn announce_all(&self) {
+    pub(crate) fn announce_all(&mut self) {
+        self.announcement_at = None;
         self.announce(self.held.clone());
+    }
+
+    /// The same after this time, or what [`VipOwner::announce_pending`] ends earlier.
+    pub(crate) fn announce_all_in(&mut self, wait: Duration) {
+        let at = Instant::now() + wait;
+        self.announcement_at = Some(self.announcement_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// What waits for an announcement waits no longer.
+    pub(crate) fn announce_pending(&mut self) {
+        if self.announcement_at.is_some() {
+            self.announce_all();
+        }
+    }
+
+    /// The time after which this host has heard an active one that took over while it was disconnected.
+    pub(crate) fn hearing_time(&self) -> Duration {
+        self.addresses.timing().timeout()
     }
 
     /// A host that is no edge peer has claimed a VIP.

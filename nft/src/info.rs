@@ -67,15 +67,33 @@ impl RuleInfo {
         drops_everything(Attrs(&self.expressions))
     }
 
+    /// The sets and maps into which the rule looks.
+    pub fn looked_up_sets(&self) -> Vec<String> {
+        let expressions = kernel_expressions(&self.expressions).into_iter();
+        let lookups = expressions.filter(|expression| expression.name == "lookup");
+        lookups
+            .filter_map(|mut lookup| lookup.attributes.remove(&LOOKUP_SET))
+            .map(|name| text(&name))
+            .collect()
+    }
+
     /// The counter of the table into which the rule counts.
     pub fn counter(&self) -> Option<String> {
         let expressions = kernel_expressions(&self.expressions).into_iter();
         let name = expressions
             .filter(|expression| expression.name == "objref")
             .find_map(|mut objref| objref.attributes.remove(&2))?;
-        let text = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        Some(String::from_utf8_lossy(text).into_owned())
+        Some(text(&name))
     }
+}
+
+/// `NFTA_LOOKUP_SET` of `linux/netfilter/nf_tables.h`.
+const LOOKUP_SET: u16 = 1;
+
+/// A string of the kernel's, which ends with a zero.
+fn text(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
 }
 
 /// Of expressions that do not decide, and then one that drops.

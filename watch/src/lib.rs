@@ -7,6 +7,7 @@
 
 mod backoff;
 mod client;
+mod cluster_uid;
 pub mod events;
 mod index;
 mod kind;
@@ -18,6 +19,7 @@ mod watcher;
 
 pub use backoff::Backoff;
 pub use client::{ClientArgs, ClientError, RequestMetrics, client, counted_client};
+pub use cluster_uid::{ClusterUidError, cluster_uid};
 pub use index::{Dirty, Index};
 pub use kind::{EndpointSlices, Kind, Malformed, Nodes, Pods, Selectors, ServiceCidrs, Services};
 pub use metrics::register_sample_metrics;

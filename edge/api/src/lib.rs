@@ -15,7 +15,7 @@ pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStat
 pub use host::{EdgeHost, EdgeHostSpec};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
-    HealthCheckProtocol, Listener, ListenerProtocol, ServiceReference,
+    HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,
 };
 pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus};
 

@@ -7,6 +7,10 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The most source ranges of one IP family that a load balancer has, after ranges that overlap or adjoin were merged: the kernel needs
+/// time in proportion to all ranges for each one that leaves, and other changes wait meanwhile.
+pub const MAX_SOURCE_RANGES: usize = 1000;
+
 /// The Service that a load balancer belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -137,7 +141,7 @@ pub struct EdgeLoadBalancerSpec {
     /// Client affinity. Unset: the hash uses the client's address and port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// CIDRs of clients that may connect. Empty: all clients.
+    /// CIDRs of clients that may connect, after merging at most 1000 of each IP family. Empty: all clients.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub source_ranges: Vec<String>,
     /// Name of the `EdgeNodeSet` whose nodes are the targets. `targets` is then empty.

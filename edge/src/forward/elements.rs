@@ -10,7 +10,7 @@ use steerage_nft::{Data, Element};
 use super::rules::{IP_FAMILIES, IpFamily};
 use super::state::{ForwardingState, Mac, SlotTable};
 
-/// The elements to delete from one set, and to add to it.
+/// The elements to delete from one set, and to add to it. A set of ranges is named by its first name, also if the kernel has the second.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SetChange {
     pub(crate) set: String,
@@ -70,6 +70,12 @@ pub(crate) fn changes(old: &ForwardingState, new: &ForwardingState) -> Vec<SetCh
         (family(net.addr()).name("sources"), range(mac, net))
     });
     changes.0.into_iter().map(|(set, (delete, add))| SetChange { set, delete, add }).collect()
+}
+
+/// All elements that one set has in a state.
+pub(crate) fn all_of(set: &str, state: &ForwardingState) -> Vec<Element> {
+    let all = changes(&ForwardingState::default(), state);
+    all.into_iter().find(|change| change.set == set).map(|change| change.add).unwrap_or_default()
 }
 
 fn pairs<K: Ord + Clone>(map: &BTreeMap<K, BTreeSet<IpNet>>) -> BTreeSet<(K, IpNet)> {

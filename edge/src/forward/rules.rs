@@ -10,6 +10,7 @@ use steerage_nft::{
     Batch, Chain, ChainType, DataType, DynamicOp, Expression, Family, Field, Hook, Meta, Rule, Set, Table,
 };
 
+use super::interval_sets::{IntervalSet, interval_sets};
 use super::state::{CLASS_MASK, KIND_MASK, LOCAL_TARGET, TARGET, slot_table_id};
 use crate::hash;
 use crate::slot_table::SIZES;
@@ -115,7 +116,7 @@ fn mark_of(map: &str, key: Vec<Expression>) -> Expression {
     Expression::Map { map: map.to_owned(), key, data: vec![DataType::Mark] }
 }
 
-fn mac() -> Expression {
+pub(super) fn mac() -> Expression {
     Expression::link(6, 6)
 }
 
@@ -130,6 +131,9 @@ pub(crate) fn build(batch: &mut Batch, device: &str, index: u32) {
         for chain in ["fragment", "error", "icmp", "open", "tcp", "udp", "out", "vip"] {
             batch.add_chain(&table, &Chain::regular(ip.name(chain)));
         }
+    }
+    for set in interval_sets() {
+        set.add_chain(batch);
     }
     let hook = Hook::Ingress(vec![device.to_owned()]);
     batch.add_chain(&table, &Chain::base("ingress", ChainType::Filter, hook, 0));
@@ -171,8 +175,6 @@ fn sets() -> Vec<Set> {
             Set::new(ip.name("vips"), &[address]),
             Set::new(ip.name("local"), &[address]),
             Set::new(ip.name("ranged"), &[address]),
-            Set::new(ip.name("ranges"), &[address, address]).interval(),
-            Set::new(ip.name("sources"), &[DataType::EtherAddr, address]).interval(),
             Set::new(ip.name("listeners"), &listener).maps_to(&[mark]),
             Set::new(ip.name("fragments"), &[address]).maps_to(&[mark]),
             Set::new(ip.name("targets"), &[mark]).maps_to(&[address]),
@@ -180,6 +182,7 @@ fn sets() -> Vec<Set> {
             Set::new(ip.name("closing"), &flow).expiring(Some(TCP_BRIEF)).dynamic().size(FLOWS),
         ]);
     }
+    sets.extend(interval_sets().map(IntervalSet::first_definition));
     sets
 }
 
@@ -206,6 +209,9 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
             all.extend(rules.into_iter().map(|rule| (ip.name(chain), rule)));
         }
     }
+    for set in interval_sets() {
+        all.extend(set.first_rules().into_iter().map(|rule| (set.chain(), rule)));
+    }
     all
 }
 
@@ -213,7 +219,6 @@ pub(crate) fn rules(index: u32) -> Vec<(String, Rule)> {
 fn vip(ip: IpFamily) -> Vec<Rule> {
     let family = ip.family;
     let fields = FlowFields::of_packet(family);
-    let daddr = || vec![Expression::daddr(family)];
     let icmp = if family == Family::Ip6 { ICMP6 } else { ICMP };
     let fragment = if family == Family::Ip6 {
         Rule::new().equals(&Expression::network(6, 1), Field::Proto(FRAGMENT_HEADER))
@@ -228,13 +233,9 @@ fn vip(ip: IpFamily) -> Vec<Rule> {
         Rule::new().set_mark(&Expression::Value(Field::Number(0))),
         Rule::new().equals(&Expression::l4proto(), Field::Proto(icmp)).goto(&ip.name("icmp")),
     ];
-    rules.extend(guards(ip));
     rules.extend([
-        Rule::new()
-            .in_set(&ip.name("ranged"), &daddr())
-            .not_in_set(&ip.name("ranges"), &[Expression::daddr(family), Expression::saddr(family)])
-            .drop()
-            .comment("outside the source ranges"),
+        Rule::new().jump(&ip.name("check_sources")),
+        Rule::new().in_set(&ip.name("ranged"), &[Expression::daddr(family)]).jump(&ip.name("check_ranges")),
         fragment.goto(&ip.name("fragment")),
         Rule::new().set_mark(&mark_of(&ip.name("listeners"), fields.listener())),
         Rule::new().equals(&mark(), Field::Number(0)).drop().comment("no such listener"),
@@ -242,30 +243,6 @@ fn vip(ip: IpFamily) -> Vec<Rule> {
         Rule::new().goto(&ip.name("udp")),
     ]);
     rules
-}
-
-/// A packet that an edge host has forwarded once is not forwarded again.
-fn guards(ip: IpFamily) -> Vec<Rule> {
-    let daddr = || vec![Expression::daddr(ip.family)];
-    let from = || vec![mac(), Expression::saddr(ip.family)];
-    vec![
-        Rule::new()
-            .in_set("peers", &[mac()])
-            .not_in_set(&ip.name("sources"), &from())
-            .in_set(&ip.name("local"), &daddr())
-            .accept()
-            .comment("forwarded here by another edge host"),
-        Rule::new()
-            .in_set("peers", &[mac()])
-            .not_in_set(&ip.name("sources"), &from())
-            .drop()
-            .comment("already forwarded by an edge host"),
-        Rule::new()
-            .in_set("nodes", &[mac()])
-            .not_in_set(&ip.name("sources"), &from())
-            .drop()
-            .comment("returned by a node"),
-    ]
 }
 
 /// Fragments of datagrams. All fragments of one must reach the same target, and only the first has ports.
@@ -298,12 +275,12 @@ fn icmp(ip: IpFamily) -> Vec<Rule> {
 
 fn error(ip: IpFamily) -> Vec<Rule> {
     let fields = FlowFields::of_quoted(ip.family);
-    let mut rules = guards(ip);
-    rules.extend([
+    let mut rules = vec![
+        Rule::new().jump(&ip.name("check_sources")),
         Rule::new().set_mark(&mark_of(&ip.name("listeners"), fields.listener())),
         Rule::new().equals(&mark(), Field::Number(0)).drop(),
         Rule::new().set_mark(&mark_of(&ip.name("flows"), fields.flow())),
-    ]);
+    ];
     rules.extend(by_hash(&fields));
     rules.push(Rule::new().goto(&ip.name("out")));
     rules

@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steerage_nft::{Batch, Error, Nft};
+use steerage_nft::{Batch, Error, Nft, RuleInfo};
 
 use super::elements::{self, ElementReader, SetChange, SlotChanges};
+use super::interval_sets::{IntervalNames, IntervalSet, REPLACED_FROM};
 use super::rules::{self, IP_FAMILIES, slot_map};
 use super::state::{ForwardingState, SlotTable, class_of};
 use crate::slot_table::SIZES;
@@ -43,6 +44,9 @@ pub(crate) struct NftWriter {
     /// What was written last.
     written: ForwardingState,
     found: Found,
+    /// Whether `written`, `found` and `names` are the kernel's. A write or a listing that failed leaves them unknown.
+    is_read: bool,
+    names: IntervalNames,
     /// The ruleset's generation after the last commit or check.
     generation: u32,
 }
@@ -55,6 +59,8 @@ impl NftWriter {
             device,
             written: ForwardingState::default(),
             found: Found::Missing,
+            is_read: false,
+            names: IntervalNames::default(),
             generation: 0,
         };
         kernel.reload()?;
@@ -78,6 +84,9 @@ impl NftWriter {
 
     /// Writes the differences; an outdated table is replaced in one transaction. Returns the number of written elements.
     pub(crate) fn apply(&mut self, state: &ForwardingState) -> Result<usize, Error> {
+        if !self.is_read {
+            self.reload()?;
+        }
         let result = match self.write(state) {
             Err(error @ (Error::Kernel(_) | Error::NoReply(_) | Error::Overrun)) => {
                 tracing::warn!(%error, "write to nftables failed; reading the table and retrying");
@@ -131,15 +140,29 @@ impl NftWriter {
         {
             late.push((*id, elements::slot_changes(*id, slots, &empty)));
         }
+        let mut names = if fresh { IntervalNames::default() } else { self.names.clone() };
+        let mut before = Batch::new();
+        names.delete_left_over(&mut before);
         for SetChange { set, delete, add } in elements::changes(&self.written, state) {
             count += delete.len() + add.len();
+            if let Some(interval) = IntervalSet::named(&set)
+                && delete.len() >= REPLACED_FROM
+            {
+                names.replace(&mut before, &mut main, interval, &elements::all_of(&set, state));
+                continue;
+            }
+            let set = names.current(&set);
             main.delete_elements(&rules::table(), &set, &delete).add_elements(&rules::table(), &set, &add);
         }
+        self.is_read = false;
         self.commit_all(&early, &mut count)?;
+        self.nft.commit(before)?;
         self.nft.commit(main)?;
         self.found = Found::Current;
+        self.names = names;
         self.commit_all(&late, &mut count)?;
         self.written = state.clone();
+        self.is_read = true;
         Ok(count)
     }
 
@@ -158,18 +181,25 @@ impl NftWriter {
 
     /// Reads the table into `written`.
     fn reload(&mut self) -> Result<(), Error> {
+        self.is_read = false;
         self.written = ForwardingState::default();
         self.found = self.find_table()?;
         if !self.is_built() {
+            self.is_read = true;
             return Ok(());
         }
         let table = rules::table();
+        let listed = self.nft.rules(&table)?;
+        let looked_up = |chain: &str| {
+            listed.iter().filter(|rule| rule.chain == chain).flat_map(RuleInfo::looked_up_sets).collect()
+        };
+        self.names = IntervalNames::of(&self.nft.sets(&table)?, looked_up);
         let mut state = ForwardingState::default();
         for family in IP_FAMILIES {
             // `ranged` before `ranges`: it makes the entries.
             for name in ["targets", "listeners", "fragments", "local", "vips", "ranged", "ranges", "sources"]
             {
-                let found = self.nft.elements(&table, &family.name(name))?;
+                let found = self.nft.elements(&table, &self.names.current(&family.name(name)))?;
                 ElementReader(&mut state).read(name, family, &found);
             }
         }
@@ -177,6 +207,7 @@ impl NftWriter {
         state.nodes = ElementReader::macs(&self.nft.elements(&table, "nodes")?);
         state.slot_tables = self.read_slot_tables()?;
         self.written = state;
+        self.is_read = true;
         Ok(())
     }
 

@@ -32,7 +32,7 @@ const BURST_PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Announcer {
     socket: PacketSocket,
-    mac: Mac,
+    mac: watch::Receiver<Mac>,
     held: watch::Receiver<BTreeSet<IpAddr>>,
     membership: watch::Receiver<Membership>,
     requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
@@ -43,7 +43,7 @@ impl Announcer {
     /// engine that does not respond removes no VIP.
     pub(crate) fn open(
         index: u32,
-        mac: Mac,
+        mac: watch::Receiver<Mac>,
         held: watch::Receiver<BTreeSet<IpAddr>>,
         membership: watch::Receiver<Membership>,
         requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
@@ -78,7 +78,8 @@ impl Announcer {
                 if number % BURST == BURST - 1 {
                     sleep(BURST_PAUSE).await;
                 }
-                if let Err(error) = self.socket.send(&frames::announcement(self.mac, vip)) {
+                let frame = frames::announcement(*self.mac.borrow(), vip);
+                if let Err(error) = self.socket.send(&frame) {
                     tracing::debug!(%error, %vip, "announcement not sent; repeating it later");
                 }
                 let count = schedule.get(&vip).map_or(0, |(_, count)| *count);

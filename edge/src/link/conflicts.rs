@@ -115,7 +115,7 @@ impl ConflictDetector {
 pub(crate) struct ConflictDetection {
     /// The interface's.
     pub(crate) index: u32,
-    pub(crate) mac: Mac,
+    pub(crate) mac: watch::Receiver<Mac>,
     /// The VIPs to check.
     pub(crate) vips: watch::Receiver<BTreeSet<IpAddr>>,
     pub(crate) peers: watch::Receiver<Vec<EdgePeer>>,
@@ -153,7 +153,7 @@ impl ConflictDetection {
                 advertisements = Some(PacketSocket::advertisements(self.index)?);
             }
             for vip in detector.due_probes(Instant::now()) {
-                if let Err(error) = sender.send(&frames::probe(self.mac, vip)) {
+                if let Err(error) = sender.send(&frames::probe(*self.mac.borrow(), vip)) {
                     tracing::debug!(%error, %vip, "address probe not sent");
                 }
             }
@@ -166,7 +166,7 @@ impl ConflictDetection {
     fn on_frame(&self, detector: &mut ConflictDetector, frame: io::Result<Vec<u8>>) {
         let Ok(frame) = frame else { return };
         let Some((vip, by)) = frames::announced_address(&frame) else { return };
-        let known = by == self.mac || self.peers.borrow().iter().any(|peer| peer.mac == by);
+        let known = by == *self.mac.borrow() || self.peers.borrow().iter().any(|peer| peer.mac == by);
         if !known && detector.on_claim(vip, by, Instant::now()) {
             let _ = self.claims.send((vip, by));
         }

@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 use super::ability::Ability;
 use super::damping::Damping;
 use super::heartbeat::Heartbeat;
+use crate::cluster::Cluster;
 use crate::engine::REFRESH_INTERVAL;
 use crate::forward::Mac;
 
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
 const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);
+
+/// Addresses of this host that are remembered; a bond has few members.
+const MAX_FORMER_MACS: usize = 16;
 
 /// Another host, as of its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +33,7 @@ pub(crate) struct Peer {
     active: bool,
     leaving: bool,
     term: u64,
+    cluster: Option<u64>,
     ability: Ability,
     last: Instant,
 }
@@ -52,6 +57,9 @@ pub(crate) struct Election {
     name: String,
     mac: Mac,
     group: u64,
+    cluster: Cluster,
+    /// Addresses that this host had before.
+    former_macs: Vec<Mac>,
     timing: HeartbeatTiming,
     active: bool,
     leaving: bool,
@@ -77,6 +85,8 @@ impl Election {
             name,
             mac,
             group,
+            cluster: Cluster::None,
+            former_macs: Vec::new(),
             timing,
             active: false,
             leaving: false,
@@ -90,6 +100,48 @@ impl Election {
             quiet_since: now,
             peers: BTreeMap::new(),
         }
+    }
+
+    pub(crate) fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// The interface has another address.
+    pub(crate) fn set_mac(&mut self, mac: Mac) {
+        if self.mac != mac && self.former_macs.len() < MAX_FORMER_MACS {
+            self.former_macs.push(self.mac);
+        }
+        self.mac = mac;
+        self.peers.remove(&mac);
+    }
+
+    /// What is known of this host's cluster has changed. Hosts of other ones are no peers.
+    pub(crate) fn set_cluster(&mut self, cluster: Cluster) {
+        self.cluster = cluster;
+        if let Some(own) = cluster.hash() {
+            self.peers.retain(|_, peer| peer.cluster.is_none_or(|other| other == own));
+        }
+    }
+
+    /// Whether this host does not know yet if the active hosts are of its cluster: all of them name one. Then it must not remove its
+    /// VIPs for them.
+    pub(crate) fn is_in_doubt(&self, now: Instant) -> bool {
+        let mut others = self.active_peers(now).filter(|(_, peer)| peer.ability.can_serve).peekable();
+        self.cluster == Cluster::Unread
+            && others.peek().is_some()
+            && others.all(|(_, peer)| peer.cluster.is_some())
+    }
+
+    /// Whether the sender is a host of this group that does not say to which cluster it belongs, while this one does.
+    pub(crate) fn is_without_cluster(&self, beat: &Heartbeat) -> bool {
+        let can_serve = beat.ability.unwrap_or(Ability::UNSTATED).can_serve;
+        beat.group == self.group && self.cluster.hash().is_some() && beat.cluster.is_none() && can_serve
+    }
+
+    /// Whether the sender has this host's group, but belongs to another cluster.
+    pub(crate) fn is_of_other_cluster(&self, beat: &Heartbeat) -> bool {
+        beat.group == self.group
+            && self.cluster.hash().zip(beat.cluster).is_some_and(|(own, other)| own != other)
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -124,6 +176,7 @@ impl Election {
     pub(crate) fn heartbeat(&self, addresses: Vec<IpAddr>) -> Heartbeat {
         Heartbeat {
             group: self.group,
+            cluster: self.cluster.hash(),
             host: self.name.clone(),
             active: self.active,
             leaving: self.leaving,
@@ -134,13 +187,23 @@ impl Election {
     }
 
     pub(crate) fn on_heartbeat(&mut self, from: Mac, beat: Heartbeat, now: Instant) {
-        if beat.group != self.group || from == self.mac {
+        // A bond can receive the frames that its members sent before its address changed.
+        let is_own = from == self.mac || beat.host == self.name && self.former_macs.contains(&from);
+        if beat.group != self.group || is_own {
+            return;
+        }
+        if self.is_of_other_cluster(&beat) {
+            // Its first heartbeats may have come before it knew its cluster.
+            self.peers.remove(&from);
             return;
         }
         self.highest_term = self.highest_term.max(beat.term);
-        let Heartbeat { host, active, leaving, term, addresses, ability, .. } = beat;
+        let Heartbeat { cluster, host, active, leaving, term, addresses, ability, .. } = beat;
         let ability = ability.unwrap_or(Ability::UNSTATED);
-        self.peers.insert(from, Peer { host, addresses, active, leaving, term, ability, last: now });
+        // The machine has another address now, and somebody else may have the old one.
+        let timeout = self.timing.timeout();
+        self.peers.retain(|_, peer| peer.host != host || now.duration_since(peer.last) < timeout);
+        self.peers.insert(from, Peer { host, addresses, active, leaving, term, cluster, ability, last: now });
     }
 
     /// This host is about to end: it asks another one to take over, and never takes over again.

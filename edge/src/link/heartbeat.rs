@@ -27,11 +27,15 @@ const MAX_ADDRESSES: usize = 8;
 const MIN_FRAME: usize = 60;
 /// The kind of the field with the sender's ability: a byte for `can_serve`, and `healthy_vips`.
 const ABILITY: u8 = 1;
+/// The kind of the field with the hash of the cluster's UID.
+const CLUSTER: u8 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heartbeat {
     /// The id of the sender's group; heartbeats of other groups are ignored.
     pub(crate) group: u64,
+    /// The hash of the UID of the sender's cluster; `None` if it is not known, and from hosts of earlier versions.
+    pub(crate) cluster: Option<u64>,
     pub(crate) host: String,
     /// Whether the host has the VIPs.
     pub(crate) active: bool,
@@ -74,6 +78,10 @@ pub(crate) fn encode(from: Mac, heartbeat: &Heartbeat) -> Vec<u8> {
     if let Some(ability) = heartbeat.ability {
         frame.extend_from_slice(&[ABILITY, 5, u8::from(ability.can_serve)]);
         frame.extend_from_slice(&ability.healthy_vips.to_be_bytes());
+    }
+    if let Some(cluster) = heartbeat.cluster {
+        frame.extend_from_slice(&[CLUSTER, 8]);
+        frame.extend_from_slice(&cluster.to_be_bytes());
     }
     frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
@@ -121,6 +129,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
     let fields = frame.get(end + 1 + count * 16..)?;
     let heartbeat = Heartbeat {
         group: number(24)?,
+        cluster: field(fields, CLUSTER).and_then(|value| Some(u64::from_be_bytes(value.try_into().ok()?))),
         host,
         active: flags & ACTIVE != 0,
         leaving: flags & LEAVING != 0,
@@ -139,12 +148,12 @@ mod tests {
     proptest! {
         #[test]
         fn heartbeat_round_trips(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
-                                 four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_vips: u32) {
+                                 cluster: Option<u64>, four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_vips: u32) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
             let ability = Some(Ability { can_serve, healthy_vips });
             let addresses = vec![four.into(), octets.into()];
-            let heartbeat = Heartbeat { group, host, active, leaving, term, addresses, ability };
+            let heartbeat = Heartbeat { group, cluster, host, active, leaving, term, addresses, ability };
             let from = [2, 0, 0, 0, 0, 1];
             prop_assert_eq!(decode(&encode(from, &heartbeat)), Some((from, heartbeat)));
         }
@@ -169,6 +178,7 @@ mod tests {
         let addresses = vec![[1; 4].into()];
         Heartbeat {
             group: 1,
+            cluster: Some(9),
             host: "a".repeat(20),
             active: true,
             leaving: false,
@@ -178,7 +188,7 @@ mod tests {
         }
     }
 
-    /// A frame of the first version: `example` without the ability.
+    /// A frame of the first version: `example` without the fields.
     fn of_first_version() -> Vec<u8> {
         let mut frame = Vec::new();
         frame.extend_from_slice(&GROUP);
@@ -196,7 +206,7 @@ mod tests {
     #[test]
     fn hosts_of_the_first_version_hear_and_are_heard() {
         let old = of_first_version();
-        let heard = Heartbeat { ability: None, ..example() };
+        let heard = Heartbeat { ability: None, cluster: None, ..example() };
         assert_eq!(decode(&old), Some(([2; 6], heard.clone())));
         let padded = [&old[..], &[0; 9]].concat();
         assert_eq!(decode(&padded), Some(([2; 6], heard)));
@@ -208,6 +218,7 @@ mod tests {
     fn unknown_fields_are_skipped() {
         let mut frame = of_first_version();
         frame.extend_from_slice(&[77, 3, 1, 1, 1, ABILITY, 5, 1, 0, 0, 0, 7, 78, 0]);
+        frame.extend_from_slice(&[CLUSTER, 8, 0, 0, 0, 0, 0, 0, 0, 9]);
         assert_eq!(decode(&frame), Some(([2; 6], example())));
     }
 }

@@ -16,14 +16,15 @@ use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
+use crate::cluster::Cluster;
 use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
 use crate::metrics::Metrics;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
 const RECOVERED: u32 = 50;
-/// Limit of logged MAC addresses with this host's name: any machine on the link can send such heartbeats.
-const MAX_DUPLICATE_NAMES: usize = 16;
+/// Limit of logged MAC addresses of hosts that are misconfigured: any machine on the link can send such heartbeats.
+const MAX_LOGGED: usize = 16;
 
 /// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub(crate) struct Membership {
     pub(crate) other_active: bool,
     /// Whether another host could take over.
     pub(crate) has_standby: bool,
-    /// Whether this host has listened for long enough to know the others.
+    /// Whether this host has listened for long enough to know the others, and knows that they are of its cluster.
     pub(crate) settled: bool,
     /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
     pub(crate) departures: u64,
@@ -56,9 +57,10 @@ impl Membership {
 pub(crate) struct LocalHost {
     /// The interface's.
     pub(crate) index: u32,
-    pub(crate) mac: Mac,
+    pub(crate) mac: watch::Receiver<Mac>,
     pub(crate) name: String,
     pub(crate) group: u64,
+    pub(crate) cluster: watch::Receiver<Cluster>,
     pub(crate) timing: HeartbeatTiming,
 }
 
@@ -77,6 +79,12 @@ pub(crate) struct HeartbeatLoop {
     problem: Option<&'static str>,
     /// Other hosts with this host's name.
     duplicate_names: BTreeSet<Mac>,
+    /// This host's own address, if another host has it too.
+    same_mac: BTreeSet<Mac>,
+    /// Hosts of other clusters with this host's group.
+    of_other_clusters: BTreeSet<Mac>,
+    /// Hosts with this host's group that do not say to which cluster they belong.
+    without_cluster: BTreeSet<Mac>,
     /// After a heartbeat that was not sent, the number sent in a row since then, until sending has recovered.
     sent_since_failure: Option<u32>,
     /// Whether the last attempt to receive failed.
@@ -97,9 +105,10 @@ impl HeartbeatLoop {
         socket.join(local.index, heartbeat::GROUP)?;
         let (membership, membership_rx) = watch::channel(Membership::default());
         let started = Instant::now();
-        let LocalHost { mac, name, group, timing, .. } = local.clone();
-        let election = Election::new(name, mac, group, timing, started);
-        let duplicate_names = BTreeSet::new();
+        let LocalHost { name, group, timing, .. } = local.clone();
+        let mac = *local.mac.borrow();
+        let mut election = Election::new(name, mac, group, timing, started);
+        election.set_cluster(*local.cluster.borrow());
         let host = Self {
             socket,
             local,
@@ -111,7 +120,10 @@ impl HeartbeatLoop {
             membership,
             started,
             problem: None,
-            duplicate_names,
+            duplicate_names: BTreeSet::new(),
+            same_mac: BTreeSet::new(),
+            of_other_clusters: BTreeSet::new(),
+            without_cluster: BTreeSet::new(),
             sent_since_failure: None,
             is_receive_failing: false,
         };
@@ -122,13 +134,23 @@ impl HeartbeatLoop {
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(self.local.timing.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut leaving = self.leaving.clone();
+        let (mut leaving, mut mac, mut cluster) =
+            (self.leaving.clone(), self.local.mac.clone(), self.local.cluster.clone());
         while !self.membership.is_closed() {
             tokio::select! {
                 _ = ticks.tick() => self.send_heartbeat(),
                 // Once true it stays true.
                 Ok(()) = leaving.changed() => {
                     self.election.leave();
+                    self.send_heartbeat();
+                }
+                Ok(()) = cluster.changed() => {
+                    self.election.set_cluster(*cluster.borrow_and_update());
+                    self.send_heartbeat();
+                }
+                // At once: others take a claim from an unknown address for a conflict.
+                Ok(()) = mac.changed() => {
+                    self.election.set_mac(*mac.borrow_and_update());
                     self.send_heartbeat();
                 }
                 frame = self.socket.receive() => match frame {
@@ -154,7 +176,7 @@ impl HeartbeatLoop {
 
     fn send_heartbeat(&mut self) {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
-        match self.socket.send(&heartbeat::encode(self.local.mac, &heartbeat)) {
+        match self.socket.send(&heartbeat::encode(self.election.mac(), &heartbeat)) {
             Ok(()) => {
                 self.sent_since_failure = self.sent_since_failure.map(|sent| sent + 1);
                 if self.sent_since_failure == Some(RECOVERED) {
@@ -173,11 +195,36 @@ impl HeartbeatLoop {
 
     fn on_frame(&mut self, frame: &[u8]) {
         let Some((from, heartbeat)) = heartbeat::decode(frame) else { return };
-        let is_duplicate_name = heartbeat.host == self.local.name && from != self.local.mac;
-        if is_duplicate_name
-            && self.duplicate_names.len() < MAX_DUPLICATE_NAMES
-            && self.duplicate_names.insert(from)
+        if from == self.election.mac()
+            && heartbeat.host != self.local.name
+            && note_first(&mut self.same_mac, from)
         {
+            tracing::error!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "another edge host on the link has the same Ethernet address; they do not see each other, and both are active"
+            );
+        }
+        let is_foreign = self.election.is_of_other_cluster(&heartbeat);
+        if is_foreign && note_first(&mut self.of_other_clusters, from) {
+            tracing::info!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "an edge host of another cluster on the link has the same --group; ignoring it"
+            );
+        }
+        if self.election.is_without_cluster(&heartbeat) && note_first(&mut self.without_cluster, from) {
+            tracing::warn!(
+                host = heartbeat.host,
+                mac = %display_mac(from),
+                "an edge host with the same --group does not say to which cluster it belongs, and counts as a host of this one; upgrade \
+                 the chart, and then that host"
+            );
+        }
+        let is_duplicate_name = heartbeat.group == self.local.group
+            && heartbeat.host == self.local.name
+            && from != self.election.mac();
+        if !is_foreign && is_duplicate_name && note_first(&mut self.duplicate_names, from) {
             tracing::warn!(
                 host = heartbeat.host,
                 mac = %display_mac(from),
@@ -231,11 +278,16 @@ impl HeartbeatLoop {
             active: self.election.is_active(),
             other_active,
             has_standby: self.election.other_can_serve(now),
-            settled: self.is_settled(now),
+            settled: self.is_settled(now) && !self.election.is_in_doubt(now),
             departures: self.membership.borrow().departures + u64::from(departed),
             live: self.election.live(now),
             peers,
         };
         send_if_changed(&self.membership, next);
     }
+}
+
+/// Notes a host; whether it is to be logged.
+fn note_first(logged: &mut BTreeSet<Mac>, from: Mac) -> bool {
+    logged.len() < MAX_LOGGED && logged.insert(from)
 }

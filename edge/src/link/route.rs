@@ -38,6 +38,7 @@ const GETROUTE: u16 = 26;
 const NEWNEIGH: u16 = 28;
 const GETNEIGH: u16 = 30;
 const HEADER: usize = 16;
+const IFF_UP: u32 = 1;
 
 /// A failed rtnetlink request.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +54,10 @@ pub(crate) struct Link {
     pub(crate) index: u32,
     pub(crate) mac: Mac,
     pub(crate) up: bool,
+    /// Whether the interface is connected: frames that it sends leave it.
+    pub(crate) has_carrier: bool,
+    /// How often the interface was connected or disconnected (`IFLA_CARRIER_CHANGES`).
+    pub(crate) carrier_changes: u32,
 }
 
 /// A route of the main table.
@@ -92,7 +97,9 @@ impl Rtnetlink {
                     name: name.to_owned(),
                     index: u32_at(head, 4).unwrap_or(0),
                     mac: attributes.find(1).and_then(|mac| mac.try_into().ok()).unwrap_or_default(),
-                    up: u32_at(head, 8).unwrap_or(0) & 1 != 0,
+                    up: u32_at(head, 8).unwrap_or(0) & IFF_UP != 0,
+                    has_carrier: attributes.find(33).is_none_or(|carrier| carrier != [0]),
+                    carrier_changes: attributes.find(35).and_then(|changes| u32_at(changes, 0)).unwrap_or(0),
                 });
             }
         })?;
@@ -407,7 +414,14 @@ mod tests {
             assert_eq!(netlink.default_interface().expect("list").as_deref(), Some("eth7"));
             assert_eq!(netlink.link("none").expect("list"), None);
             let link = netlink.link("eth7").expect("list").expect("link");
-            assert_eq!((link.mac, link.up), ([2, 0, 0, 0, 0, 7], true));
+            assert_eq!((link.mac, link.up, link.has_carrier), ([2, 0, 0, 0, 0, 7], true, true));
+            ip("link set other down");
+            let disconnected = netlink.link("eth7").expect("list").expect("link");
+            assert!(!disconnected.has_carrier);
+            ip("link set other up");
+            let connected = netlink.link("eth7").expect("list").expect("link");
+            assert!(connected.has_carrier);
+            assert_eq!(connected.carrier_changes, link.carrier_changes + 2);
 
             let vips: [IpAddr; 2] = ["10.0.0.100".parse().expect("ip"), "fd00::100".parse().expect("ip")];
             for vip in vips.into_iter().chain(vips) {

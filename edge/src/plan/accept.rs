@@ -19,6 +19,7 @@ pub(super) struct Accepted<'a> {
     /// Its own targets, or those of its node set, if that exists.
     pub(super) targets: Option<Targets>,
     pub(super) vips: Vec<IpAddr>,
+    /// Disjoint.
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
 }
@@ -89,10 +90,14 @@ fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: 
         .then(|| format!("Address {vip} is the own address of an edge host. It is not served. Remove it from the address pool."))
 }
 
+/// The ranges that are used, and what is wrong with the others.
 fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let parsed: Vec<_> = texts.iter().map(|text| (text, text.trim().parse::<IpNet>())).collect();
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
     let problem = (!bad.is_empty())
         .then(|| format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
-    (parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect(), problem)
+    // The kernel's interval sets refuse ranges that overlap.
+    let merged =
+        IpNet::aggregate(&parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect());
+    (merged, problem)
 }

@@ -10,6 +10,7 @@ use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::net::Ipv4Addr;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
 use steerage_watch::Event;
 
@@ -58,7 +59,6 @@ fn host() -> HostNetwork {
     HostNetwork {
         interface: "eth0".to_owned(),
         index: 2,
-        mac: [2, 0, 0, 0, 0, 5],
         addresses: vec!["10.0.0.5/24".parse().expect("net"), "fd00::5/64".parse().expect("net")],
         routes: vec![route("10.0.0.0/24"), route("fd00::/64")],
         neighbours: [(ip("10.0.0.1"), [2, 0, 0, 0, 0, 1])].into(),
@@ -255,6 +255,21 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
     assert_eq!(plan.vips, [ip("10.0.0.100"), ip("10.0.0.102")].into());
     assert!(plan.monitored_vips.contains(&ip("10.0.0.103")), "it is probed again");
+}
+
+/// Also of an object that has more than the controller writes: fewer would cut clients.
+#[test]
+fn source_ranges_are_merged() {
+    let mut many = load_balancer("a", "10.0.0.100", &[target(1, 1)]);
+    let ranges = |step: u32| {
+        (0..1500).map(move |number| Ipv4Addr::from(0x0a01_0000 + number * step).to_string() + "/32")
+    };
+    for (step, count) in [(1, 7), (2, 1500)] {
+        many["spec"]["sourceRanges"] = ranges(step).collect();
+        let plan = plan(std::slice::from_ref(&many), &host(), &HealthByProbe::default());
+        assert_eq!(plan.forwarding.ranges[&ip("10.0.0.100")].len(), count);
+        assert_eq!(plan.statuses["a"].problem, "");
+    }
 }
 
 #[test]

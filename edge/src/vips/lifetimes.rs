@@ -105,6 +105,10 @@ impl VipAddresses {
         self.lock().held.clone_from(found);
     }
 
+    pub(super) fn timing(&self) -> HeartbeatTiming {
+        self.lock().timing
+    }
+
     /// Adds a VIP, with an unlimited lifetime until the next refresh: many take longer to add than a lifetime.
     pub(super) fn add(&self, vip: IpAddr) -> Result<(), RouteError> {
         let mut addresses = self.lock();

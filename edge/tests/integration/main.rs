@@ -2,6 +2,7 @@
 //! The edge with real packets, in network namespaces. Needs root and the commands `ip` and `nft`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod announcements;
 mod forwarding;
 mod takeover;
 mod testbed;

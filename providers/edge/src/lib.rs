@@ -58,6 +58,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "Request at most one address of each family in `spec.ipFamilies`.",
     ),
     (
+        spec::TOO_MANY_SOURCE_RANGES,
+        "The Service has more source ranges than the edge supports: 1,000 of each IP family after merging.",
+        "Use larger ranges, or split the Service.",
+    ),
+    (
         OBJECT_NOT_OWNED,
         "An object of the name that Steerage needs exists, but is not Steerage's.",
         "Restore the labels that the message names, or delete that object.",

@@ -280,7 +280,12 @@ impl Provider for EdgeProvider {
             // Its addresses stay reserved until it is deleted; then a new object is created.
             return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
         }
-        let structure = spec::structure(lb, self.shared.allocate(lb)?)?;
+        let structure = spec::structure(lb, Vec::new());
+        if structure.is_err() && entry.is_none() && lb.published.is_empty() {
+            // It has no address, and reserves none.
+            return structure.map(|_| Outcome::done());
+        }
+        let structure = EdgeLoadBalancerSpec { addresses: self.shared.allocate(lb)?, ..structure? };
         let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.nodes()).await?;
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
@@ -359,10 +364,10 @@ impl Provider for EdgeProvider {
                 spec::object_name(owner)
             )));
         };
-        let source_ranges = sources::restricted(&content.spec.source_ranges, &requested.ranges);
+        let (source_ranges, admitted) = sources::restricted(&content.spec.source_ranges, &requested.ranges);
         let wanted = EdgeLoadBalancerSpec { source_ranges, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
-        Ok(Some(sources::admitted(&wanted.source_ranges)))
+        Ok(Some(admitted))
     }
 
     async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {

@@ -5,14 +5,28 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use steerage_edge_api::MAX_SOURCE_RANGES;
 use steerage_provider_api::{AdmittedSources, intersection};
 
 /// Ranges that no client has. An empty list would admit everybody.
 const NOBODY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
-/// The source ranges of an object without the clients that `requested` does not admit. An empty list admits everybody, and a range that
-/// cannot be read nobody.
-pub(crate) fn restricted(present: &[String], requested: &[IpNet]) -> Vec<String> {
+/// The source ranges of an object without the clients that `requested` does not admit, if a load balancer of the edge can have so many,
+/// and whom they admit. An empty list admits everybody, and a range that cannot be read nobody.
+pub(crate) fn restricted(present: &[String], requested: &[IpNet]) -> (Vec<String>, AdmittedSources) {
+    let narrowed = narrowed(present, requested);
+    if too_many(narrowed.iter().filter_map(|range| range.parse().ok())).is_some() {
+        let admitted = match admitted(present) {
+            AdmittedSources::Only(ranges) => AdmittedSources::Wider(ranges),
+            other => other,
+        };
+        return (present.to_vec(), admitted);
+    }
+    let admitted = admitted(&narrowed);
+    (narrowed, admitted)
+}
+
+fn narrowed(present: &[String], requested: &[IpNet]) -> Vec<String> {
     if requested.is_empty() {
         return present.to_vec();
     }
@@ -31,8 +45,16 @@ pub(crate) fn restricted(present: &[String], requested: &[IpNet]) -> Vec<String>
     left.iter().map(ToString::to_string).collect()
 }
 
+/// The family of which the ranges are more than a load balancer of the edge has, and their number after merging.
+pub(crate) fn too_many(ranges: impl Iterator<Item = IpNet>) -> Option<(&'static str, usize)> {
+    let merged = IpNet::aggregate(&ranges.collect());
+    let of_ipv6 = merged.iter().filter(|range| range.addr().is_ipv6()).count();
+    let counts = [("IPv4", merged.len() - of_ipv6), ("IPv6", of_ipv6)];
+    counts.into_iter().find(|(_, count)| *count > MAX_SOURCE_RANGES)
+}
+
 /// Whom the source ranges of an object admit.
-pub(crate) fn admitted(ranges: &[String]) -> AdmittedSources {
+fn admitted(ranges: &[String]) -> AdmittedSources {
     let nobody = NOBODY.map(IpNet::from);
     let is_somebody = |range: &&String| !range.parse::<IpNet>().is_ok_and(|range| nobody.contains(&range));
     if ranges.is_empty() {
@@ -63,10 +85,25 @@ mod tests {
         ] {
             let present: Vec<String> = present.iter().map(ToString::to_string).collect();
             let requested: Vec<IpNet> = requested.iter().map(|range| range.parse().expect("range")).collect();
-            let found = restricted(&present, &requested);
+            let (found, admitted) = restricted(&present, &requested);
             assert_eq!(found, left, "{present:?} {requested:?}");
-            let text = admitted(&found).to_string();
+            let text = admitted.to_string();
             assert!(text.starts_with(told), "{text}");
         }
+    }
+
+    /// Narrower ones would be more than a load balancer has.
+    #[test]
+    fn too_many_requested_ranges_narrow_nothing() {
+        let address = |number: u32| IpNet::from(IpAddr::from((0x0a00_0000 + 2 * number).to_be_bytes()));
+        let requested: Vec<IpNet> = (0..1001).map(address).collect();
+        let present = vec!["10.0.0.0/8".to_owned()];
+        let (left, admitted) = restricted(&present, &requested);
+        assert_eq!(left, present);
+        assert!(matches!(admitted, AdmittedSources::Wider(_)), "{admitted}");
+        let (left, admitted) = restricted(&[], &requested);
+        assert_eq!((left, admitted), (Vec::new(), AdmittedSources::Everybody));
+        let (left, _) = restricted(&present, &requested[1..]);
+        assert_eq!(left.len(), 1000);
     }
 }

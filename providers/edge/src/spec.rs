@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use kube::api::ObjectMeta;
 use serde_json::{Map, Value};
 use steerage_edge_api as api;
@@ -12,6 +13,8 @@ use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
 };
+
+use crate::sources;
 
 /// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -26,6 +29,8 @@ pub const SERVICE_NAME: &str = "steerage.dev/service-name";
 
 /// A listener has a protocol that the edge cannot forward.
 pub const PROTOCOL_NOT_SUPPORTED: &str = "ProtocolNotSupported";
+/// More source ranges than a load balancer has.
+pub const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 
 /// The name of the object of this owner.
 pub fn object_name(owner: &Owner) -> String {
@@ -63,6 +68,7 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
     let group = lb.group(&GroupKey::Vip).ok_or_else(|| {
         Error::Unavailable("no target group is planned that the edge reaches by VIP".to_owned())
     })?;
+    check_source_ranges(&lb.source_ranges)?;
     let service = &lb.owner.service;
     let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
     Ok(api::EdgeLoadBalancerSpec {
@@ -77,6 +83,16 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
         node_set: None,
         targets: Vec::new(),
     })
+}
+
+fn check_source_ranges(ranges: &[IpNet]) -> Result<(), Error> {
+    let Some((family, count)) = sources::too_many(ranges.iter().copied()) else { return Ok(()) };
+    let message = format!(
+        "The Service has {count} source ranges of {family} after merging, but the edge supports {} of each IP family. No load balancer \
+         is created or changed. Use larger ranges, or split the Service.",
+        api::MAX_SOURCE_RANGES
+    );
+    Err(Error::invalid(TOO_MANY_SOURCE_RANGES, message))
 }
 
 fn listener(listener: &steerage_provider_api::Listener) -> Result<api::Listener, Error> {
@@ -182,6 +198,8 @@ pub fn merge_patch(from: &Value, to: &Value) -> Option<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
     use serde_json::json;
 
@@ -229,6 +247,20 @@ mod tests {
         };
         assert_eq!(targets_of(&[Family::V4]), ("a".to_owned(), "b,c".to_owned()));
         assert_eq!(targets_of(&[Family::V4, Family::V6]), ("a,b".to_owned(), "c".to_owned()));
+    }
+
+    #[test]
+    fn source_ranges_are_counted_after_merging() {
+        let ranges = |count: u32, step: u32| -> Vec<IpNet> {
+            let address = |number: u32| Ipv4Addr::from(0x0a00_0000 + number * step);
+            (0..count).map(|number| IpNet::from(IpAddr::from(address(number)))).collect()
+        };
+        assert!(check_source_ranges(&[]).is_ok());
+        assert!(check_source_ranges(&ranges(1000, 2)).is_ok());
+        assert!(check_source_ranges(&ranges(4096, 1)).is_ok(), "one range after merging");
+        let error = check_source_ranges(&ranges(1001, 2)).expect_err("too many");
+        assert_eq!(error.reason(), TOO_MANY_SOURCE_RANGES);
+        assert!(error.to_string().contains("1001 source ranges of IPv4"), "{error}");
     }
 
     #[test]

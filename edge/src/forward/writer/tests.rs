@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table in a real kernel: listed by `nft`, adopted, repaired.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::process::Command;
 
 use ipnet::IpNet;
@@ -146,6 +148,132 @@ fn foreign_changes_are_detected_and_repaired() {
     });
 }
 
+/// In one transaction, 1,000 deletions of 5,000 ranges kept a processor in the kernel for 20 s.
+#[test]
+fn set_that_loses_many_ranges_is_replaced() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        run("ip link set lo up");
+        let mut before = state();
+        let vip = |number: u8| IpAddr::from([10, 0, 1, number]);
+        for number in 0..5 {
+            let net = |range: u32| IpNet::from(IpAddr::from((0x0a01_0000 + 2 * range).to_be_bytes()));
+            before.vips.insert(vip(number));
+            before.ranges.insert(vip(number), (0..100).map(net).collect());
+        }
+        let mut after = before.clone();
+        for number in [1, 3] {
+            after.vips.remove(&vip(number));
+            after.ranges.remove(&vip(number));
+        }
+        let mut emptied = after.clone();
+        emptied.ranges.retain(|vip, _| vip.is_ipv6());
+        let mut reworked = emptied.clone();
+        reworked.ranges.insert(vip(0), (0..9).map(|n| IpNet::from(vip(n))).collect());
+        reworked.sources.clear();
+        let mut kernel = NftWriter::open(device()).expect("open");
+        for (state, set) in [
+            (&before, "ranges4"),
+            (&after, "other_ranges4"),
+            (&emptied, "ranges4"),
+            (&before, "ranges4"),
+            (&after, "other_ranges4"),
+            (&reworked, "ranges4"),
+        ] {
+            kernel.apply(state).expect("apply");
+            let mut next = NftWriter::open(device()).expect("open");
+            assert!(next.is_built(), "it is adopted, and keeps its flows");
+            assert_eq!(next.written(), state);
+            assert_eq!(next.apply(state).expect("apply"), 0);
+            let rules = run("nft list chain netdev steerage-edge check_ranges4");
+            assert!(rules.contains(&format!("@{set} ")), "{set}: {rules}");
+            assert_eq!(run("nft list sets netdev | grep -cE '(ranges|sources)[46] '"), "4\n", "none is left");
+        }
+    });
+}
+
+/// The process ended between the two transactions.
+#[test]
+fn set_whose_replacement_ended_in_the_middle_is_read_and_deleted() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        run("ip link set lo up");
+        NftWriter::open(device()).expect("open").apply(&state()).expect("apply");
+        run(
+            "nft add set netdev steerage-edge other_ranges4 '{ type ipv4_addr . ipv4_addr; flags interval; }'
+             nft add element netdev steerage-edge other_ranges4 '{ 10.0.0.100 . 0.0.0.0/0 }'",
+        );
+        let mut next = NftWriter::open(device()).expect("open");
+        assert_eq!(next.written(), &state(), "the set into which the rules look");
+        let mut fewer = state();
+        let many: BTreeSet<IpNet> = (0..9).map(|n| IpNet::from(IpAddr::from([10, 9, 9, n * 2]))).collect();
+        for ranges in [many, ["10.3.0.7/32".parse().expect("net")].into()] {
+            fewer.ranges.insert(IpAddr::from([10, 0, 0, 100]), ranges);
+            next.apply(&fewer).expect("apply");
+            assert_eq!(NftWriter::open(device()).expect("open").written(), &fewer);
+        }
+        assert!(!run("nft list table netdev steerage-edge").contains("0.0.0.0/0"));
+    });
+}
+
+/// Packets are looked up in the new set as soon as the rules look into it.
+#[test]
+fn replacement_of_a_set_drops_no_admitted_packet() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        run("ip link set lo up; ip address add 127.0.9.9/32 dev lo");
+        let vip = IpAddr::from([127, 0, 9, 9]);
+        let net = |range: u32| IpNet::from(IpAddr::from((0x0a01_0000 + 2 * range).to_be_bytes()));
+        let with = |count: u32| {
+            let table = slot_table_id(1, 0, false);
+            let slots = SlotTable { slots: vec![LOCAL_TARGET; 128], usable: [LOCAL_TARGET].into() };
+            let ranges = (0..count).map(net).chain(["127.0.0.0/8".parse().expect("net")]).collect();
+            ForwardingState {
+                vips: [vip].into(),
+                listeners: [((vip, 17, 53), table)].into(),
+                slot_tables: [(table, Arc::new(slots))].into(),
+                local: [vip].into(),
+                ranges: [(vip, ranges)].into(),
+                ..ForwardingState::default()
+            }
+        };
+        let mut kernel = NftWriter::open(device()).expect("open");
+        let (many, fewer) = (with(20_000), with(19_000));
+        kernel.apply(&many).expect("apply");
+        let server = std::net::UdpSocket::bind("127.0.9.9:53").expect("bind");
+        nix::sys::socket::setsockopt(&server, nix::sys::socket::sockopt::RcvBufForce, &(256 << 20))
+            .expect("buffer");
+        server.set_read_timeout(Some(std::time::Duration::from_millis(500))).expect("timeout");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let (sent, received) = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                let client = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+                let mut sent = 0;
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    client.send_to(b"x", "127.0.9.9:53").expect("send");
+                    sent += 1;
+                    std::thread::sleep(std::time::Duration::from_micros(20));
+                }
+                sent
+            });
+            let receiver = scope.spawn(|| {
+                let mut received = 0;
+                while server.recv(&mut [0; 8]).is_ok() {
+                    received += 1;
+                }
+                received
+            });
+            for state in [&fewer, &many, &fewer, &many, &fewer] {
+                kernel.apply(state).expect("apply");
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            (sender.join().expect("sender"), receiver.join().expect("receiver"))
+        });
+        assert!(sent > 100, "{sent}");
+        assert_eq!(received, sent);
+    });
+}
+
 #[test]
 fn remove_is_complete_and_idempotent() {
     requires!(NetworkNamespace);
@@ -168,8 +296,19 @@ fn nft_lists_every_rule_on_its_own() {
             let table = rules::table();
             let mut batch = Batch::new();
             rules::build(&mut batch, "lo", 1);
-            for chain in ["ingress", "vip4", "fragment4", "error4", "icmp4", "open4", "tcp4", "udp4", "out4"]
-            {
+            for chain in [
+                "ingress",
+                "vip4",
+                "fragment4",
+                "error4",
+                "icmp4",
+                "open4",
+                "tcp4",
+                "udp4",
+                "out4",
+                "check_ranges4",
+                "check_sources4",
+            ] {
                 batch.flush_chain(&table, chain).flush_chain(&table, &chain.replace('4', "6"));
             }
             batch.add_rule(&table, &chain, &rule);

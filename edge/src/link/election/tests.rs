@@ -63,6 +63,75 @@ impl Link {
     }
 }
 
+/// Two clusters share a link, and both use the default group.
+#[test]
+fn hosts_of_two_clusters_are_both_active() {
+    let mut link = Link::new(3);
+    // They become one group before they know their clusters.
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+    for (host, cluster) in [(0, 7), (1, 8)] {
+        link.hosts[host].as_mut().expect("host").set_cluster(Cluster::Known(cluster));
+    }
+    // The third host has an earlier version: it yields to both of them.
+    link.beats(8);
+    assert_eq!(link.active(), [0, 1]);
+    assert_eq!(
+        link.hosts[0].as_ref().expect("host").peers().len(),
+        1,
+        "a host of another cluster is no peer"
+    );
+    // A host that starts again hears the others before it knows its own cluster.
+    link.hosts[1] = Some(link.host(1));
+    link.beats(5);
+    link.hosts[1].as_mut().expect("host").set_cluster(Cluster::Known(8));
+    link.beats(8);
+    assert_eq!(link.active(), [0, 1]);
+}
+
+/// The API server of a host's cluster does not answer, and a host of another cluster is active.
+#[test]
+fn host_that_does_not_know_its_cluster_is_in_doubt_about_hosts_of_one() {
+    let mut link = Link::new(2);
+    link.hosts[1].as_mut().expect("host").set_cluster(Cluster::Known(8));
+    link.set_ability(0, UNABLE);
+    link.hosts[0].as_mut().expect("host").set_cluster(Cluster::Unread);
+    let in_doubt = |link: &Link| link.hosts[0].as_ref().expect("host").is_in_doubt(link.now);
+    link.beats(8);
+    assert_eq!(link.active(), [1]);
+    assert!(in_doubt(&link), "its VIPs stay");
+    for (own, doubt, active) in [
+        (Cluster::Unreadable, false, &[1][..]),
+        (Cluster::None, false, &[1]),
+        (Cluster::Known(8), false, &[1]),
+        (Cluster::Known(7), false, &[0, 1]),
+    ] {
+        link.hosts[0].as_mut().expect("host").set_cluster(own);
+        link.beats(8);
+        assert_eq!((in_doubt(&link), &link.active()[..]), (doubt, active), "{own:?}");
+    }
+}
+
+#[test]
+fn hosts_keep_their_roles_when_an_address_changes() {
+    let mut link = Link::new(2);
+    link.beats(5);
+    assert_eq!(link.active(), [0]);
+    let old = link.hosts[0].as_ref().expect("host").mac();
+    // The greater address wins between equals: the host must not yield to its own frames.
+    link.hosts[0].as_mut().expect("host").set_mac([2, 0, 0, 0, 0, 0]);
+    let mut host = link.host(0);
+    host.set_mac([2, 0, 0, 0, 0, 9]);
+    host.set_mac([2, 0, 0, 0, 0, 1]);
+    host.on_heartbeat([2, 0, 0, 0, 0, 9], host.heartbeat(Vec::new()), link.now);
+    assert!(host.peers().is_empty(), "its own earlier frame");
+    link.hosts[0].as_mut().expect("host").set_mac([2, 0, 0, 0, 0, 7]);
+    link.beats(8);
+    assert_eq!(link.active(), [0]);
+    let peers: Vec<_> = link.hosts[1].as_ref().expect("host").peers().keys().copied().collect();
+    assert_eq!(peers, [[2, 0, 0, 0, 0, 7]], "without the old address {old:?}");
+}
+
 #[test]
 fn one_of_several_starting_hosts_becomes_active() {
     let mut link = Link::new(3);

@@ -163,3 +163,25 @@ async fn load_balancer_with_the_address_of_another_is_reconciled_again_in_time()
     }
     assert_eq!(progress, [Progress::Done, Progress::Again(Duration::from_mins(1))]);
 }
+
+/// Its clients would reach the pods of the Service that gets the address.
+#[tokio::test(start_paused = true)]
+async fn refused_service_keeps_its_published_address() {
+    let client = Client::new(
+        tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
+        }),
+        "default",
+    );
+    let address = |number: u32| IpAddr::from((0x0a00_0000 + 2 * number).to_be_bytes());
+    let ranges: Vec<_> = (0..1001).map(|number| address(number).into()).collect();
+    let refused = LoadBalancer { source_ranges: ranges, ..with_group(load_balancer("web", &[])) };
+    let new = LoadBalancer { published: Vec::new(), ..refused.clone() };
+    for (lb, keeps) in [(new, false), (refused, true)] {
+        let provider = with_pool(&client);
+        let error = provider.apply(&lb, Compare::Remembered).await.expect_err("too many ranges");
+        assert_eq!(error.reason(), spec::TOO_MANY_SOURCE_RANGES);
+        let other = provider.shared.allocate(&load_balancer("other", &["10.9.0.1"]));
+        assert_eq!(other.is_err(), keeps);
+    }
+}
