@@ -8,7 +8,6 @@ macro_rules! reasons {
         $($($(#[doc = $doc])+ pub(crate) const $name: &str = $text;)+)+
 
         /// All reasons by condition or kind of event, each with its meaning.
-        #[cfg(test)]
         pub(crate) const ALL: &[(&str, &[(&str, &str)])] =
             &[$(($group, &[$(($text, concat!($($doc),+))),+])),+];
     };
@@ -62,6 +61,8 @@ reasons! {
     "steerage.dev/Degraded" {
         /// No problem is known.
         AS_EXPECTED = "AsExpected";
+        /// A part of the Service is not in place, such as one of its ports, and the rest works. The message names the part and what to do.
+        PARTLY_PROGRAMMED = "PartlyProgrammed";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
         /// Some ports, or an IP family, have no healthy target, while others have one. The message names them.
