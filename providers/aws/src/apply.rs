@@ -18,7 +18,7 @@ use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
 use crate::refused_answers::Asked;
-use crate::refused_listeners::{RefusedListeners, has_port};
+use crate::refused_listeners::{Refused, RefusedListeners, has_port};
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
@@ -30,12 +30,12 @@ use crate::{annotations, finish, reasons, security_group_sync, shared, source_na
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
-    /// All steps were made, but for those of listeners that AWS refused: for these, a reason and a message.
-    Done(Option<(&'static str, String)>),
+    /// All steps were made, but for those of listeners that AWS refused.
+    Done(Option<Refused>),
     /// AWS does not show the tags of a created resource yet.
     Unproven,
-    /// A listener would lose its last target: its new group has none yet.
-    Empty,
+    /// All other steps were made, but the listeners of these ports would lose their last target: their new groups have none yet.
+    Empty(Vec<u16>, Option<Refused>),
 }
 
 fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
@@ -60,20 +60,50 @@ fn labelled(tags: &Tags, labels: &Labels) -> Tags {
     tags.clone().into_iter().chain(labels.all()).collect()
 }
 
-/// The group without targets to which a listener would switch from one with targets.
+/// The ports whose listeners would switch from a group with targets to one without, with that group.
 fn emptied<'a>(
     steps: &[Step],
     resources: &'a Resources,
     entry: &ServiceState,
-) -> Option<(&'a String, &'a ObservedGroup)> {
+) -> Vec<(u16, &'a String, &'a ObservedGroup)> {
     let has_targets = |arn: &str| entry.registered.get(arn).is_none_or(|known| !known.is_empty());
-    steps.iter().find_map(|step| {
+    let found = steps.iter().filter_map(|step| {
         let Step::SwitchListener { arn, group, .. } = step else { return None };
-        let next = resources.groups.get_key_value(group)?;
+        let (name, next) = resources.groups.get_key_value(group)?;
         let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
-        let present = listener.group_arn.as_deref().filter(|present| *present != next.1.arn)?;
-        (has_targets(present) && !has_targets(&next.1.arn)).then_some(next)
-    })
+        let present = listener.group_arn.as_deref().filter(|present| *present != next.arn)?;
+        (has_targets(present) && !has_targets(&next.arn)).then_some((listener.port, name, next))
+    });
+    found.collect()
+}
+
+/// Holds the listeners that would lose their last target.
+fn hold_emptied(
+    steps: &[Step],
+    targets: &WantedTargets,
+    resources: &Resources,
+    entry: &ServiceState,
+    refused: &mut RefusedListeners,
+) -> Result<(), Error> {
+    for (port, name, group) in emptied(steps, resources, entry) {
+        let wanted = targets.of(name, group);
+        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
+        if !group.has_pods && wanted.is_none_or(BTreeMap::is_empty) {
+            continue;
+        }
+        let mut refusals =
+            wanted.into_iter().flatten().filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
+        let Some((id, why)) = refusals.next() else {
+            refused.wait_for_targets(port);
+            continue;
+        };
+        let message = format!(
+            "AWS refuses all new targets. The load balancer keeps its present ones. {}",
+            finish::refusal(id, why)
+        );
+        refused.note_targets(port, Error::invalid(reasons::ALL_TARGETS_REFUSED, message))?;
+    }
+    Ok(())
 }
 
 /// Refuses what a load balancer cannot become, whatever else the Service requests. Some of it decides who reaches the load balancer: where
@@ -133,10 +163,19 @@ impl Aws {
         if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
+        let mut refused = RefusedListeners::default();
         for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
         {
-            if matches!(step, Step::CreateGroup(_)) {
-                self.step(owner, step, &balancer, &tags, resources, entry).await?;
+            let Step::CreateGroup(group) = &step else { continue };
+            let (name, asked) = (group.name.clone(), Asked::Group);
+            let done = if let Some(error) = entry.refused_answers.expected(&asked) {
+                Err(error)
+            } else {
+                let done = self.step(owner, step, &balancer, &tags, resources, entry).await;
+                done.inspect_err(|error| entry.refused_answers.note(asked, error))
+            };
+            if let Err(error) = done {
+                refused.note_group(&name, wanted, resources, error)?;
             }
         }
         if !self.prove(owner, wanted.shared.as_ref(), resources, entry).await? {
@@ -144,27 +183,13 @@ impl Aws {
         }
         let steps = steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len());
         let (of_groups, others) = steps.split_at(steps.iter().take_while(|step| step.is_of_group()).count());
-        for step in of_groups {
+        for step in of_groups.iter().filter(|step| !refused.lacks_group(step)) {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
         // Its lines name only the target group.
         let span = tracing::warn_span!("targets", service = %owner.service);
         self.register(wanted, targets, resources, entry).instrument(span).await?;
-        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
-        let is_wanted = |name: &str, group: &ObservedGroup| {
-            group.has_pods || targets.of(name, group).is_some_and(|wanted| !wanted.is_empty())
-        };
-        if let Some((name, group)) = emptied(others, resources, entry).filter(|(n, g)| is_wanted(n, g)) {
-            let refused = targets.of(name, group).into_iter().flatten();
-            let mut refused = refused.filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
-            let Some((id, why)) = refused.next() else { return Ok(Stepped::Empty) };
-            let message = format!(
-                "AWS refuses all new targets. The load balancer keeps its present ones. {}",
-                finish::refusal(id, why)
-            );
-            return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
-        }
-        let mut refused = RefusedListeners::default();
+        hold_emptied(others, targets, resources, entry, &mut refused)?;
         let mut is_udp_refused = false;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         for step in source_nat_sync::in_order(others, wanted, &balancer).filter(|step| !deletes_group(step)) {
@@ -203,11 +228,12 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
+        let waiting: Vec<u16> = refused.waiting().iter().copied().collect();
         let refused = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(Stepped::Done(refused))
+        Ok(if waiting.is_empty() { Stepped::Done(refused) } else { Stepped::Empty(waiting, refused) })
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while

@@ -271,7 +271,8 @@ impl Aws {
             // A target that finds no room now says nothing about the structure, which goes on.
             Ok(Some(wait)) => {
                 self.follow_meanwhile(&lb.owner, entry, &targets).await;
-                Ok(again(wait))
+                let incomplete = entry.incomplete_meanwhile();
+                Ok(Outcome { incomplete, ..again(wait) })
             }
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
@@ -303,10 +304,8 @@ impl Aws {
         if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
-        if let Some((reason, message)) = refused {
-            let others = outcome.incomplete.iter().map(|(_, other)| other.as_str());
-            let all: Vec<&str> = std::iter::once(message.as_str()).chain(others).collect();
-            outcome.incomplete = Some((reason, all.join(" ")));
+        if let Some(refused) = refused {
+            refused.report(&mut outcome);
         }
         finished.map(|_| outcome)
     }
@@ -437,6 +436,9 @@ impl Provider for Aws {
         let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
+        if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
+            refused.report(&mut outcome);
+        }
         let (refused, held) = converged?;
         if let Some(wait) = held {
             again_after(&mut outcome, wait);

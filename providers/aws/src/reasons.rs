@@ -33,6 +33,8 @@ pub(crate) const TARGET_GROUP_IN_USE: &str = "TargetGroupInUse";
 pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 /// AWS refuses every target of a group to which a listener is to switch.
 pub(crate) const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
+/// No target yet for a group to which a listener is to switch.
+pub(crate) const NO_TARGETS_YET: &str = "NoTargetsYet";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// Two groups of pods for one listener.
@@ -154,6 +156,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         ALL_TARGETS_REFUSED,
         "AWS refuses all targets of a changed port, or all pods after a change to pods as targets. The present targets stay.",
         "As the message says: pods need addresses of the VPC.",
+    ),
+    (
+        NO_TARGETS_YET,
+        "No endpoint has the new target port of a port, which keeps its present targets. The other ports change.",
+        "Check `targetPort`, and the ports of the pods.",
     ),
     (
         TARGET_PORTS_DIFFER,

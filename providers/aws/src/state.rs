@@ -24,7 +24,9 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
+use crate::refused_listeners::{Refused, named};
 use crate::registered::RegisteredIds;
 use crate::security_group::{Requested, Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -121,6 +123,12 @@ pub(crate) struct ServiceState {
     pub(crate) source_nat: KnownSourceNat,
     /// What AWS refused in the present change, which throttling may interrupt.
     pub(crate) refused_answers: RefusedAnswers,
+    /// Tries in a row in which AWS refused something that it may accept later.
+    pub(crate) refused_tries: u32,
+    /// Ports that wait for a first target before they change, and since when.
+    pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
+    /// What AWS refused of a change that waits for targets.
+    pub(crate) refused_meanwhile: Option<Refused>,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -157,8 +165,10 @@ impl KnownSecurityGroup {
 /// A structure that is in place at AWS.
 pub(crate) struct Complete {
     pub(crate) structure: Desired,
-    /// What AWS refused of it: some listeners, for which this is a reason and a message. Tried again when everything is compared.
-    pub(crate) refused: Option<(&'static str, String)>,
+    /// What AWS refused of it: some listeners. Tried again when everything is compared, and at `retry`.
+    pub(crate) refused: Option<Refused>,
+    /// When AWS may accept what it refused.
+    pub(crate) retry: Option<Instant>,
     /// What is published; `None` until the load balancer is active.
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// When AWS was last asked whether it is active; `None` before the first time.
@@ -319,10 +329,30 @@ impl ServiceState {
             && !balancer.security_groups.contains(&known.group.id)
     }
 
-    /// Whether the listeners and attributes must be read now.
+    /// Whether the listeners and attributes must be read now, or what AWS refused must be tried again.
     pub(crate) fn must_verify(&self) -> bool {
-        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
-        verify.is_some_and(|at| at <= Instant::now())
+        let due = self.complete.iter().flat_map(|complete| [complete.verify, complete.retry]).flatten();
+        due.min().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Why a part is not in place while the structure waits for something.
+    pub(crate) fn incomplete_meanwhile(&self) -> Option<(&'static str, String)> {
+        /// `EndpointSlices` may lack a changed port for a moment.
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let refused = self.refused_meanwhile.as_ref().map(|found| (found.reason, found.message.clone()));
+        let waiting = self.waiting_ports.as_ref().filter(|(_, since)| since.elapsed() >= PATIENCE);
+        let waiting = waiting.map(|(ports, _)| {
+            let message = format!(
+                "Served, but not as requested, because no endpoint has their new target port: {}. Steerage changes them when one \
+                 does. Check targetPort, and the ports of the pods.",
+                named(ports)
+            );
+            (reasons::NO_TARGETS_YET, message)
+        });
+        match (refused, waiting) {
+            (Some((reason, one)), Some((_, other))) => Some((reason, format!("{one} {other}"))),
+            (refused, waiting) => refused.or(waiting),
+        }
     }
 
     /// The time until reads show every change that was sent.
@@ -428,8 +458,8 @@ impl ServiceState {
     /// When to call again although everything is complete.
     pub(crate) fn again(&self) -> Option<Duration> {
         let refused = self.retry_refused();
-        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
-        let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
+        let due = self.complete.iter().flat_map(|complete| [complete.verify, complete.retry]).flatten();
+        let verify = due.min().map(|at| at.saturating_duration_since(Instant::now()));
         let groups = self.resources.iter().flat_map(|(_, resources)| &resources.groups);
         let leaving = groups.filter(|(name, _)| self.leaving.contains_key(*name));
         let in_use = leaving.filter_map(|(_, group)| self.groups_in_use.must_wait(&group.arn));

@@ -106,7 +106,7 @@ async fn groups_that_just_left_stay_while_later_changes_are_refused() {
     assert_eq!((old(&cloud), cloud.cloud().groups.len()), (0, 2 * usize::from(PORTS)));
 }
 
-/// There is no room for another group while an old one waits to leave. The next resync finds it.
+/// There is no room for another group while an old one waits to leave. The next try finds it.
 #[tokio::test(start_paused = true)]
 async fn group_that_left_makes_room_at_the_quota() {
     let cloud = standin_with(1, Quotas { groups: 2, ..Quotas::default() });
@@ -115,11 +115,12 @@ async fn group_that_left_makes_room_at_the_quota() {
     pause().await;
     apply_now(&aws, &wanted(&[(80, 30081)], &[0]), Compare::Remembered).await.unwrap();
     let third = wanted(&[(80, 30082)], &[0]);
-    let error = apply_now(&aws, &third, Compare::Remembered).await.unwrap_err();
-    assert_eq!(error.reason(), reasons::QUOTA_EXCEEDED, "{error}");
+    let outcome = apply_now(&aws, &third, Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, reasons::QUOTA_EXCEEDED);
     tokio::time::sleep(Duration::from_mins(10)).await;
     changes(&cloud);
-    apply_now(&aws, &third, Compare::InPlace).await.unwrap();
+    let outcome = apply_now(&aws, &third, Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete, None);
     assert_eq!(changes(&cloud)[..2], ["DeleteTargetGroup", "CreateTargetGroup"]);
 }
 
