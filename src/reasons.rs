@@ -79,7 +79,7 @@ reasons! {
         TARGETS_FROZEN = "TargetsFrozen";
         /// The requested configuration is unsupported; the previous load balancer is kept, without source ranges that the Service no longer has as far as narrower ones have room. The message says who may connect. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
-        /// An annotation `steerage.dev/…` is unknown, and ignored.
+        /// An annotation `steerage.dev/…`, or of another domain `steerage.…`, is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";
         /// The annotation `steerage.dev/paused` is `true`.
         PAUSED = "Paused";
