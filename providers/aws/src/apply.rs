@@ -283,6 +283,12 @@ impl Aws {
         {
             let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
+            if entry.unfollowed.contains(name) {
+                // No listener may lead to a node that is no target any more.
+                targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
+                entry.unfollowed.remove(name);
+                continue;
+            }
             match targets::add(&*self.client, &group.arn, known, targets, refused, limits).await {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)

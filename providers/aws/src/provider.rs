@@ -432,6 +432,7 @@ impl Provider for Aws {
         self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = self.limits(entry, Compare::Remembered);
+        entry.unfollowed = entry.idle_groups();
         let converged = self.converge_targets(entry, &targets, limits).await;
         let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.

@@ -95,6 +95,8 @@ pub(crate) struct ServiceState {
     pub(crate) leaving: BTreeMap<String, Instant>,
     /// Names of target groups that this process created, and that no listener has used.
     pub(crate) unused: BTreeSet<String>,
+    /// Names of target groups whose nodes are not followed, because no listener uses them and the structure is refused.
+    pub(crate) unfollowed: BTreeSet<String>,
     pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
     /// What a read of the resources has read so far.
@@ -448,6 +450,19 @@ impl ServiceState {
         self.leaving.remove(name);
         self.unused.remove(name);
         self.names.remove(name);
+    }
+
+    /// The groups whose nodes need not follow while the structure is refused: those that no listener uses, unless connections live there.
+    /// A try registers all nodes under `health-check` steering, and they would leave again after each one. Pods are followed: another
+    /// one may get their address.
+    pub(crate) fn idle_groups(&self) -> BTreeSet<String> {
+        let known = self.resources.iter().filter(|_| self.complete.is_none() && !self.is_partial);
+        let groups =
+            known.flat_map(|(_, resources)| resources.groups.iter().map(move |group| (resources, group)));
+        let idle = groups.filter(|(resources, (name, group))| {
+            !group.has_pods && !resources.uses(&group.arn) && !self.leaving.contains_key(*name)
+        });
+        idle.map(|(_, (name, _))| name.clone()).collect()
     }
 
     /// When AWS may accept refused targets.
