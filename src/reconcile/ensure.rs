@@ -66,12 +66,6 @@ impl Reconciler {
                 (result, None)
             }
         };
-        self.poll_for_waiting_pods(service, applied);
-        let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
-        if exists(service, applied) && is_health_due {
-            self.read_health(service, applied).await;
-        }
-        self.poll_for_waiting_pods(service, applied);
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
@@ -99,6 +93,18 @@ impl Reconciler {
             }
             _ => None,
         });
+        let is_down = matches!(&result, Err(ReconcileError::Provider(Error::Unavailable(_))));
+        self.poll_for_waiting_pods(service, applied);
+        let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
+        if exists(service, applied) && is_health_due {
+            if is_down {
+                // The read may have to wait for an answer too.
+                self.report_status(snapshot, applied, &targets, unprogrammed.clone(), degraded.clone())
+                    .await?;
+            }
+            self.read_health(service, applied).await;
+        }
+        self.poll_for_waiting_pods(service, applied);
         let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
         if is_programmed {
