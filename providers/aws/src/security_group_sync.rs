@@ -425,7 +425,7 @@ pub(crate) fn retry_wait(failures: u32) -> Duration {
 
 /// Compares again after this time. Nothing that the Service's status should say.
 pub(crate) fn compare_soon(entry: &mut ServiceState, outcome: &mut Outcome, wait: Duration) {
-    entry.must_compare = true;
+    entry.must_compare_again = true;
     outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
 }
 
