@@ -11,7 +11,7 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
-use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
 use crate::observe::Resources;
@@ -152,14 +152,6 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
-        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
-        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
-            self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
-        }
-        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
-        if wanted.groups.iter().any(|group| group.family == Family::V6) {
-            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
-        }
         if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
@@ -190,6 +182,28 @@ impl Aws {
         let span = tracing::warn_span!("targets", service = %owner.service);
         self.register(wanted, targets, resources, entry).instrument(span).await?;
         hold_emptied(others, targets, resources, entry, &mut refused)?;
+        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
+        let leaving: Vec<(u16, String)> = leaving.map(|found| (found.port, found.arn.clone())).collect();
+        if leaving.iter().any(|(port, _)| refused.has(*port)) {
+            // No listener can change its family before UDP does.
+            return refused.conclude_as_a_whole(wanted, targets, resources);
+        }
+        for (_, arn) in &leaving {
+            let step = Step::DeleteListener { arn: arn.clone() };
+            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        }
+        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+        if wanted.groups.iter().any(|group| group.family == Family::V6) {
+            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
+        }
+        let rest;
+        let others = if leaving.is_empty() {
+            others
+        } else {
+            let foreign = resources.foreign_listeners.len();
+            rest = diff::steps(wanted, &resources.groups, &resources.listeners, foreign);
+            &rest[rest.iter().take_while(|step| step.is_of_group()).count()..]
+        };
         let mut is_udp_refused = false;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         for step in source_nat_sync::in_order(others, wanted, &balancer).filter(|step| !deletes_group(step)) {

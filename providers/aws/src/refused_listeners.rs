@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use steerage_provider_api::{Error, Outcome};
 
+use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
 use crate::observe::Resources;
@@ -171,6 +172,25 @@ impl RefusedListeners {
     /// The target group to which the listener of this port is to switch has no target yet.
     pub(crate) fn wait_for_targets(&mut self, port: u16) {
         self.waiting.insert(port);
+    }
+
+    /// Whether the listener of this port stays as it is.
+    pub(crate) fn has(&self, port: u16) -> bool {
+        self.ports.contains(&port) || self.waiting.contains(&port)
+    }
+
+    /// The same as [`conclude`](Self::conclude), where no listener was changed.
+    pub(crate) fn conclude_as_a_whole(
+        self,
+        wanted: &Desired,
+        targets: &WantedTargets,
+        resources: &Resources,
+    ) -> Result<Stepped, Error> {
+        let waiting: Vec<u16> = self.waiting.iter().copied().collect();
+        match self.conclude(wanted, targets, resources)? {
+            None => Ok(Stepped::Empty(waiting, None)),
+            Some(Refused { reason, message, .. }) => Err(Error::invalid(reason, message)),
+        }
     }
 
     /// The ports that wait for targets.
