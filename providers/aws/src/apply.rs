@@ -9,6 +9,7 @@ use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use crate::change_listeners::hold_emptied;
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
@@ -18,15 +19,14 @@ use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
 use crate::refused_answers::Asked;
-use crate::refused_listeners::{Refused, RefusedListeners, has_port};
+use crate::refused_listeners::{Refused, RefusedListeners};
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
-use crate::source_nat_sync::brings_udp;
 use crate::state::ServiceState;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, finish, reasons, security_group_sync, shared, source_nat_sync, targets};
+use crate::{annotations, reasons, security_group_sync, shared, source_nat_sync, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -58,52 +58,6 @@ fn tls_of<'a>(resources: &'a mut Resources, listener: &str) -> Option<&'a mut Tl
 /// The tags of a new resource: those of every resource, and its labels.
 fn labelled(tags: &Tags, labels: &Labels) -> Tags {
     tags.clone().into_iter().chain(labels.all()).collect()
-}
-
-/// The ports whose listeners would switch from a group with targets to one without, with that group.
-fn emptied<'a>(
-    steps: &[Step],
-    resources: &'a Resources,
-    entry: &ServiceState,
-) -> Vec<(u16, &'a String, &'a ObservedGroup)> {
-    let has_targets = |arn: &str| entry.registered.get(arn).is_none_or(|known| !known.is_empty());
-    let found = steps.iter().filter_map(|step| {
-        let Step::SwitchListener { arn, group, .. } = step else { return None };
-        let (name, next) = resources.groups.get_key_value(group)?;
-        let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
-        let present = listener.group_arn.as_deref().filter(|present| *present != next.arn)?;
-        (has_targets(present) && !has_targets(&next.arn)).then_some((listener.port, name, next))
-    });
-    found.collect()
-}
-
-/// Holds the listeners that would lose their last target.
-fn hold_emptied(
-    steps: &[Step],
-    targets: &WantedTargets,
-    resources: &Resources,
-    entry: &ServiceState,
-    refused: &mut RefusedListeners,
-) -> Result<(), Error> {
-    for (port, name, group) in emptied(steps, resources, entry) {
-        let wanted = targets.of(name, group);
-        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
-        if !group.has_pods && wanted.is_none_or(BTreeMap::is_empty) {
-            continue;
-        }
-        let mut refusals =
-            wanted.into_iter().flatten().filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
-        let Some((id, why)) = refusals.next() else {
-            refused.wait_for_targets(port);
-            continue;
-        };
-        let message = format!(
-            "AWS refuses all new targets. The load balancer keeps its present ones. {}",
-            finish::refusal(id, why)
-        );
-        refused.note_targets(port, Error::invalid(reasons::ALL_TARGETS_REFUSED, message))?;
-    }
-    Ok(())
 }
 
 /// Refuses what a load balancer cannot become, whatever else the Service requests. Some of it decides who reaches the load balancer: where
@@ -156,20 +110,7 @@ impl Aws {
             return Ok(Stepped::Unproven);
         }
         let mut refused = RefusedListeners::default();
-        for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
-        {
-            let Step::CreateGroup(group) = &step else { continue };
-            let (name, asked) = (group.name.clone(), Asked::Group);
-            let done = if let Some(error) = entry.refused_answers.expected(&asked) {
-                Err(error)
-            } else {
-                let done = self.step(owner, step, &balancer, &tags, resources, entry).await;
-                done.inspect_err(|error| entry.refused_answers.note(asked, error))
-            };
-            if let Err(error) = done {
-                refused.note_group(&name, wanted, resources, error)?;
-            }
-        }
+        self.create_groups(owner, wanted, (&balancer, &tags), resources, entry, &mut refused).await?;
         if !self.prove(owner, wanted.shared.as_ref(), resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
@@ -204,36 +145,9 @@ impl Aws {
             rest = diff::steps(wanted, &resources.groups, &resources.listeners, foreign);
             &rest[rest.iter().take_while(|step| step.is_of_group()).count()..]
         };
-        let mut is_udp_refused = false;
+        self.change_listeners(owner, (wanted, others), (&balancer, &tags), resources, entry, &mut refused)
+            .await?;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
-        for step in source_nat_sync::in_order(others, wanted, &balancer).filter(|step| !deletes_group(step)) {
-            if refused.holds(step, resources) {
-                continue;
-            }
-            let asked = Asked::of(step);
-            if let Some(error) = asked.as_ref().and_then(|asked| entry.refused_answers.expected(asked)) {
-                refused.note(step, resources, Err(error))?;
-                continue;
-            }
-            let done = async {
-                if brings_udp(step) {
-                    self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
-                    if wanted.ip_address_type == IpAddressType::DualStack {
-                        self.enable_source_nat(owner, wanted, resources, entry).await?;
-                    }
-                }
-                self.step(owner, step.clone(), &balancer, &tags, resources, entry).await
-            };
-            let done = done.await;
-            let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
-            if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
-                entry.refused_answers.note(asked, error);
-            }
-            is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
-            refused.note(step, resources, done)?;
-        }
-        // Somebody may have turned source NAT off.
-        entry.source_nat.must_read |= is_udp_refused;
         for step in others.iter().filter(deletes_group) {
             // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
             let is_kept =
@@ -386,7 +300,7 @@ impl Aws {
     }
 
     /// Changes the type now, because a step needs it.
-    async fn become_type(
+    pub(crate) async fn become_type(
         &self,
         owner: &Owner,
         kind: IpAddressType,
@@ -400,7 +314,7 @@ impl Aws {
     }
 
     /// Adds those that AWS accepts, whatever becomes of the others.
-    async fn add_certificates(
+    pub(crate) async fn add_certificates(
         &self,
         listener: &str,
         certificates: BTreeSet<String>,
@@ -449,7 +363,7 @@ impl Aws {
         Ok(())
     }
 
-    async fn step(
+    pub(crate) async fn step(
         &self,
         owner: &Owner,
         step: Step,
