@@ -221,7 +221,7 @@ impl AppliedState {
         (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
         (self.last_health_read, self.health_failure) = (None, None);
-        (self.last_sources, self.restriction_failure) = (None, None);
+        (self.last_sources, self.restriction_failure, self.incomplete) = (None, None, None);
         self.ingress.clear();
     }
 

@@ -8,7 +8,6 @@ macro_rules! reasons {
         $($($(#[doc = $doc])+ pub(crate) const $name: &str = $text;)+)+
 
         /// All reasons by condition or kind of event, each with its meaning.
-        #[cfg(test)]
         pub(crate) const ALL: &[(&str, &[(&str, &str)])] =
             &[$(($group, &[$(($text, concat!($($doc),+))),+])),+];
     };
@@ -62,6 +61,8 @@ reasons! {
     "steerage.dev/Degraded" {
         /// No problem is known.
         AS_EXPECTED = "AsExpected";
+        /// A part of the Service is not in place, such as one of its ports, and the rest works. The message names the part and what to do.
+        PARTLY_PROGRAMMED = "PartlyProgrammed";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
         /// Some ports, or an IP family, have no healthy target, while others have one. The message names them.
@@ -78,7 +79,7 @@ reasons! {
         TARGETS_FROZEN = "TargetsFrozen";
         /// The requested configuration is unsupported; the previous load balancer is kept, without source ranges that the Service no longer has as far as narrower ones have room. The message says who may connect. One of another controller is not adopted.
         UNSUPPORTED_CHANGE = "UnsupportedChange";
-        /// An annotation `steerage.dev/…` is unknown, and ignored.
+        /// An annotation `steerage.dev/…`, or of another domain `steerage.…`, is unknown, and ignored.
         ANNOTATION_IGNORED = "AnnotationIgnored";
         /// The annotation `steerage.dev/paused` is `true`.
         PAUSED = "Paused";

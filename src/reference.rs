@@ -104,7 +104,7 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
     let of_peers = format!(
         "## Annotations of AWS's own controllers\n\n{}\n\n{}",
         wrap(
-            "The provider `aws` obeys those in the table above, where a meaning says how it differs from theirs. Of the others it accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too (`UnknownAnnotation`)."
+            "The provider `aws` obeys those in the table above, where a meaning says how it differs from theirs. Of the others it accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too, and names under `service.beta.kubernetes.io/` of which at most two letters differ from a known one (`UnknownAnnotation`)."
         ),
         table(["annotation", "accepted values", "why, or what to use"], rows)
     );

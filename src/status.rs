@@ -93,6 +93,12 @@ pub(crate) fn refused_targets(
     })
 }
 
+/// Reports a part that is not in place, which the provider's message names.
+pub(crate) fn partly_programmed((_, message): &ReasonMessage) -> ReasonMessage {
+    let message = format!("A part of the Service is not in place, and the rest works. {message}");
+    (reasons::PARTLY_PROGRAMMED, message)
+}
+
 /// What the status follows from.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StatusInputs {

@@ -282,13 +282,13 @@ def modify_listener(original, self, arn, port=None, protocol=None, ssl_policy=No
     listener = self.describe_listeners(load_balancer_arn=None, listener_arns=[arn])[0]
     balancer = self.load_balancers[listener.load_balancer_arn]
     check_forward(self, balancer, protocol or listener.protocol, actions or [])
+    # moto makes the rest of the change before it looks at the certificate.
+    if certificates and not self._certificate_exists(certificate_arn=certificates[0]["CertificateArn"]):
+        raise error("CertificateNotFound", "Certificate not found")
     changed = original(self, arn, port, None, ssl_policy, certificates, actions)
     changed.protocol = protocol or changed.protocol
     if certificates:
-        # moto changes the certificate of HTTPS listeners only.
-        if not self._certificate_exists(certificate_arn=certificates[0]["CertificateArn"]):
-            raise error("CertificateNotFound", "Certificate not found")
-        # The others may contain the default one too.
+        # moto changes the certificate of HTTPS listeners only. The others may contain the default one too.
         others = (changed.certificates or [])[1:]
         changed.certificate = certificates[0]["CertificateArn"]
         changed.certificates = [changed.certificate, *others]

@@ -8,6 +8,11 @@ const PREFIX: &str = "steerage.dev/";
 /// Names that are looked at: whoever writes thousands gets no more attention.
 const SHOWN: usize = 5;
 
+/// Whether the name is one of Steerage's own annotations, or was meant to be one, as `steerage.io/paused`.
+fn is_own(name: &str) -> bool {
+    name.split_once('/').is_some_and(|(domain, _)| domain.split('.').next() == Some("steerage"))
+}
+
 /// What to tell of each unknown annotation.
 pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = String> {
     unknown_annotations(service).into_iter().map(|(name, nearest)| {
@@ -24,11 +29,12 @@ pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = Str
 fn unknown_annotations(service: &Service) -> Vec<(&str, Option<&'static str>)> {
     let known = || annotations::ALL.iter().map(|known| known.name).filter(|name| name.starts_with(PREFIX));
     let names = service.annotations.keys().map(String::as_str);
-    let unknown = names.filter(|name| name.starts_with(PREFIX) && known().all(|known| known != *name));
-    let distance = |name: &str, known: &str| strsim::levenshtein(name, known);
+    let unknown = names.filter(|name| is_own(name) && known().all(|known| known != *name));
+    let last = |name: &str| name.split_once('/').map_or(String::new(), |(_, last)| last.to_owned());
+    let distance = |name: &str, known: &str| strsim::levenshtein(&last(name), &last(known));
     let nearest = |name: &str| {
         let near = known().filter(|known| !annotations::is_written_by_controller(known));
-        let near = near.filter(|known| distance(name, known) * 3 <= name.len() - PREFIX.len());
+        let near = near.filter(|known| distance(name, known) * 3 <= last(name).len());
         near.min_by_key(|known| distance(name, known))
     };
     unknown.take(SHOWN).map(|name| (name, nearest(name))).collect()
@@ -51,6 +57,9 @@ mod tests {
         assert_eq!(of(&[annotations::STEERING, annotations::PROVIDER, "example.com/stering"]), [""; 0]);
         assert_eq!(of(&["steerage.dev/stering"]), ["steerage.dev/stering steerage.dev/steering"]);
         assert_eq!(of(&["steerage.dev/adresses"]), ["steerage.dev/adresses steerage.dev/addresses"]);
+        assert_eq!(of(&["steerage.io/paused"]), ["steerage.io/paused steerage.dev/paused"]);
+        assert_eq!(of(&["steerage/pausd"]), ["steerage/pausd steerage.dev/paused"]);
+        assert_eq!(of(&["steerage", "steerage-tool.example/paused", "example.com/paused"]), [""; 0]);
         assert_eq!(of(&["steerage.dev/pool"]), ["steerage.dev/pool -"], "not steerage.dev/paused");
         let many: Vec<String> = (0..50).map(|n| format!("steerage.dev/{n}")).collect();
         assert_eq!(of(&many.iter().map(String::as_str).collect::<Vec<_>>()).len(), SHOWN);

@@ -66,15 +66,10 @@ impl Reconciler {
                 (result, None)
             }
         };
-        self.poll_for_waiting_pods(service, applied);
-        let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
-        if exists(service, applied) && is_health_due {
-            self.read_health(service, applied).await;
-        }
-        self.poll_for_waiting_pods(service, applied);
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
+        degraded.extend(applied.incomplete.as_ref().map(status::partly_programmed));
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
@@ -98,6 +93,18 @@ impl Reconciler {
             }
             _ => None,
         });
+        let is_down = matches!(&result, Err(ReconcileError::Provider(Error::Unavailable(_))));
+        self.poll_for_waiting_pods(service, applied);
+        let is_health_due = request.full || applied.health.is_none() || is_due(applied.health_due_at);
+        if exists(service, applied) && is_health_due {
+            if is_down {
+                // The read may have to wait for an answer too.
+                self.report_status(snapshot, applied, &targets, unprogrammed.clone(), degraded.clone())
+                    .await?;
+            }
+            self.read_health(service, applied).await;
+        }
+        self.poll_for_waiting_pods(service, applied);
         let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
         self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
         if is_programmed {
@@ -359,6 +366,34 @@ mod tests {
                 written.iter().map(|body| &body["metadata"]["$deleteFromPrimitiveList/finalizers"]);
             let removes = removed.any(|finalizers| *finalizers == json!(["example.com/replaced"]));
             assert_eq!(removes, !is_incomplete, "{written:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn part_that_is_not_in_place_degrades_the_service_until_it_is() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "a");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        for is_incomplete in [true, false] {
+            provider.is_incomplete.store(is_incomplete, Ordering::Release);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+            let bodies = bodies.lock().expect("lock");
+            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+            let written = written.next_back().expect("a status");
+            let degraded = written.iter().find(|found| found["type"] == json!(names::DEGRADED));
+            let degraded = degraded.expect("a condition");
+            let (status, reason) =
+                if is_incomplete { ("True", "PartlyProgrammed") } else { ("True", "TargetsRefused") };
+            assert_eq!((&degraded["status"], &degraded["reason"]), (&json!(status), &json!(reason)));
+            let message = degraded["message"].as_str().expect("a message");
+            assert_eq!(
+                message.contains("not in place, and the rest works. EC2 does not answer."),
+                is_incomplete
+            );
         }
     }
 

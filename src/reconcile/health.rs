@@ -75,6 +75,28 @@ mod tests {
     use crate::reconcile::tests::{Polled, add_nodes, local_service, reconciler, recording, set_endpoints};
     use crate::request_queue::ReconcileRequest;
 
+    /// A read of health may wait for half a minute, as the change before it did.
+    #[tokio::test(start_paused = true)]
+    async fn outage_is_shown_before_health_is_read() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "ab");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+        bodies.lock().expect("lock").clear();
+        provider.set_down(true);
+        *provider.health_hangs.lock().expect("lock") = Duration::from_secs(30);
+        let owner = owner_of(&service);
+        let reconcile = reconciler.reconcile(&owner, &ReconcileRequest::FULL);
+        let waits = tokio::time::timeout(Duration::from_secs(1), reconcile).await.is_err();
+        let bodies = bodies.lock().expect("lock");
+        let conditions = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();
+        let reasons: Vec<&str> = conditions.filter_map(|found| found["reason"].as_str()).collect();
+        assert!(waits && reasons.contains(&"ProviderUnavailable"), "{reasons:?}");
+    }
+
     /// Status and message of the condition `Serving`, as far as written.
     fn serving(bodies: &[Value]) -> Vec<(String, String)> {
         let conditions = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();

@@ -26,8 +26,8 @@ use crate::cluster_index::tests::service;
 use crate::lease::Leadership;
 use crate::plan::ManagedClasses;
 use crate::pod_gates;
-
 use crate::rate_limit::RateLimiter;
+use crate::reasons;
 use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
 
@@ -454,6 +454,8 @@ async fn part_that_is_not_in_place_is_shown_and_delays_no_endpoint() {
         assert_eq!(programmed, if is_incomplete { (0, 1) } else { (1, 0) }, "{nodes}");
         let applied = reconciler.applied.get(&owner).expect("applied");
         assert_eq!((applied.ingress.len(), applied.incomplete.is_some()), (1, is_incomplete));
+        let degraded = reconciler.metrics.conditions.degraded_count("edge", reasons::PARTLY_PROGRAMMED);
+        assert_eq!(degraded, i64::from(is_incomplete), "{nodes}");
     }
 }
 

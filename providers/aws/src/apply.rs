@@ -9,33 +9,33 @@ use steerage_provider_cloud::marks::{self, Ownership};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use crate::change_listeners::hold_emptied;
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
-use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
 use crate::refused_answers::Asked;
-use crate::refused_listeners::{RefusedListeners, has_port};
+use crate::refused_listeners::{Refused, RefusedListeners};
 use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
-use crate::source_nat_sync::brings_udp;
 use crate::state::ServiceState;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, finish, reasons, security_group_sync, shared, source_nat_sync, targets};
+use crate::{annotations, reasons, security_group_sync, shared, source_nat_sync, targets};
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
-    /// All steps were made, but for those of listeners that AWS refused: for these, a reason and a message.
-    Done(Option<(&'static str, String)>),
+    /// All steps were made, but for those of listeners that AWS refused.
+    Done(Option<Refused>),
     /// AWS does not show the tags of a created resource yet.
     Unproven,
-    /// A listener would lose its last target: its new group has none yet.
-    Empty,
+    /// All other steps were made, but the listeners of these ports would lose their last target: their new groups have none yet.
+    Empty(Vec<u16>, Option<Refused>),
 }
 
 fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
@@ -58,22 +58,6 @@ fn tls_of<'a>(resources: &'a mut Resources, listener: &str) -> Option<&'a mut Tl
 /// The tags of a new resource: those of every resource, and its labels.
 fn labelled(tags: &Tags, labels: &Labels) -> Tags {
     tags.clone().into_iter().chain(labels.all()).collect()
-}
-
-/// The group without targets to which a listener would switch from one with targets.
-fn emptied<'a>(
-    steps: &[Step],
-    resources: &'a Resources,
-    entry: &ServiceState,
-) -> Option<(&'a String, &'a ObservedGroup)> {
-    let has_targets = |arn: &str| entry.registered.get(arn).is_none_or(|known| !known.is_empty());
-    steps.iter().find_map(|step| {
-        let Step::SwitchListener { arn, group, .. } = step else { return None };
-        let next = resources.groups.get_key_value(group)?;
-        let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
-        let present = listener.group_arn.as_deref().filter(|present| *present != next.1.arn)?;
-        (has_targets(present) && !has_targets(&next.1.arn)).then_some(next)
-    })
 }
 
 /// Refuses what a load balancer cannot become, whatever else the Service requests. Some of it decides who reaches the load balancer: where
@@ -122,79 +106,48 @@ impl Aws {
             );
             return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
         }
-        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
-        for arn in leaving.map(|listener| listener.arn.clone()).collect::<Vec<_>>() {
-            self.step(owner, Step::DeleteListener { arn }, &balancer, &tags, resources, entry).await?;
-        }
-        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
-        if wanted.groups.iter().any(|group| group.family == Family::V6) {
-            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
-        }
         if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
-        for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
-        {
-            if matches!(step, Step::CreateGroup(_)) {
-                self.step(owner, step, &balancer, &tags, resources, entry).await?;
-            }
-        }
+        let mut refused = RefusedListeners::default();
+        self.create_groups(owner, wanted, (&balancer, &tags), resources, entry, &mut refused).await?;
         if !self.prove(owner, wanted.shared.as_ref(), resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
         let steps = steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len());
         let (of_groups, others) = steps.split_at(steps.iter().take_while(|step| step.is_of_group()).count());
-        for step in of_groups {
+        for step in of_groups.iter().filter(|step| !refused.lacks_group(step)) {
             self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
         }
         // Its lines name only the target group.
         let span = tracing::warn_span!("targets", service = %owner.service);
         self.register(wanted, targets, resources, entry).instrument(span).await?;
-        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
-        let is_wanted = |name: &str, group: &ObservedGroup| {
-            group.has_pods || targets.of(name, group).is_some_and(|wanted| !wanted.is_empty())
+        hold_emptied(others, targets, resources, entry, &mut refused)?;
+        let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
+        let leaving: Vec<(u16, String)> = leaving.map(|found| (found.port, found.arn.clone())).collect();
+        if leaving.iter().any(|(port, _)| refused.has(*port)) {
+            // No listener can change its family before UDP does.
+            return refused.conclude_as_a_whole(wanted, targets, resources);
+        }
+        for (_, arn) in &leaving {
+            let step = Step::DeleteListener { arn: arn.clone() };
+            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        }
+        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+        if wanted.groups.iter().any(|group| group.family == Family::V6) {
+            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
+        }
+        let rest;
+        let others = if leaving.is_empty() {
+            others
+        } else {
+            let foreign = resources.foreign_listeners.len();
+            rest = diff::steps(wanted, &resources.groups, &resources.listeners, foreign);
+            &rest[rest.iter().take_while(|step| step.is_of_group()).count()..]
         };
-        if let Some((name, group)) = emptied(others, resources, entry).filter(|(n, g)| is_wanted(n, g)) {
-            let refused = targets.of(name, group).into_iter().flatten();
-            let mut refused = refused.filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
-            let Some((id, why)) = refused.next() else { return Ok(Stepped::Empty) };
-            let message = format!(
-                "AWS refuses all new targets. The load balancer keeps its present ones. {}",
-                finish::refusal(id, why)
-            );
-            return Err(Error::invalid(reasons::ALL_TARGETS_REFUSED, message));
-        }
-        let mut refused = RefusedListeners::default();
-        let mut is_udp_refused = false;
+        self.change_listeners(owner, (wanted, others), (&balancer, &tags), resources, entry, &mut refused)
+            .await?;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
-        for step in source_nat_sync::in_order(others, wanted, &balancer).filter(|step| !deletes_group(step)) {
-            if refused.holds(step, resources) {
-                continue;
-            }
-            let asked = Asked::of(step);
-            if let Some(error) = asked.as_ref().and_then(|asked| entry.refused_answers.expected(asked)) {
-                refused.note(step, resources, Err(error))?;
-                continue;
-            }
-            let done = async {
-                if brings_udp(step) {
-                    self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
-                    if wanted.ip_address_type == IpAddressType::DualStack {
-                        self.enable_source_nat(owner, wanted, resources, entry).await?;
-                    }
-                }
-                self.step(owner, step.clone(), &balancer, &tags, resources, entry).await
-            };
-            let done = done.await;
-            let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
-            if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
-                entry.refused_answers.note(asked, error);
-            }
-            is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
-            refused.note(step, resources, done)?;
-        }
-        // Somebody may have turned source NAT off.
-        entry.source_nat.must_read |= is_udp_refused;
         for step in others.iter().filter(deletes_group) {
             // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
             let is_kept =
@@ -203,11 +156,12 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
+        let waiting: Vec<u16> = refused.waiting().iter().copied().collect();
         let refused = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(Stepped::Done(refused))
+        Ok(if waiting.is_empty() { Stepped::Done(refused) } else { Stepped::Empty(waiting, refused) })
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
@@ -257,6 +211,12 @@ impl Aws {
         {
             let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
+            if entry.unfollowed.contains(name) {
+                // No listener may lead to a node that is no target any more.
+                targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
+                entry.unfollowed.remove(name);
+                continue;
+            }
             match targets::add(&*self.client, &group.arn, known, targets, refused, limits).await {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)
@@ -340,7 +300,7 @@ impl Aws {
     }
 
     /// Changes the type now, because a step needs it.
-    async fn become_type(
+    pub(crate) async fn become_type(
         &self,
         owner: &Owner,
         kind: IpAddressType,
@@ -354,7 +314,7 @@ impl Aws {
     }
 
     /// Adds those that AWS accepts, whatever becomes of the others.
-    async fn add_certificates(
+    pub(crate) async fn add_certificates(
         &self,
         listener: &str,
         certificates: BTreeSet<String>,
@@ -403,7 +363,7 @@ impl Aws {
         Ok(())
     }
 
-    async fn step(
+    pub(crate) async fn step(
         &self,
         owner: &Owner,
         step: Step,

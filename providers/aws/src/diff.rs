@@ -252,14 +252,15 @@ pub(crate) fn steps(
         }
     }
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
-    let unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
-    let added = desired.listeners.iter().filter(|f| listeners.iter().all(|s| s.port != f.port)).count();
-    let delete_first = others + listeners.len() + added > MAX_LISTENERS;
-    if delete_first {
-        steps.extend(unwanted.clone());
-    }
+    let mut unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
+    let mut room = MAX_LISTENERS.saturating_sub(others + listeners.len());
     for listener in &desired.listeners {
         let Some(seen) = listeners.iter().find(|f| f.port == listener.port) else {
+            // One at a time: AWS may refuse the new listener.
+            match room.checked_sub(1) {
+                Some(left) => room = left,
+                None => steps.extend(unwanted.next()),
+            }
             steps.push(Step::CreateListener {
                 port: listener.port,
                 protocol: listener.protocol,
@@ -293,9 +294,7 @@ pub(crate) fn steps(
         let relabel = desired.listener_labels().relabel(&seen.tags);
         steps.extend(labelled(&Tagged::Listener(seen.arn.clone()), relabel, None));
     }
-    if !delete_first {
-        steps.extend(unwanted);
-    }
+    steps.extend(unwanted);
     for (name, seen) in groups.iter().filter(|(name, _)| desired.groups.iter().all(|g| g.name != **name)) {
         steps.push(Step::DeleteGroup { name: name.clone(), arn: seen.arn.clone() });
     }

@@ -101,7 +101,7 @@ impl Aws {
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
-        let ServiceState { resources, registered, refused_targets, unproven, .. } = &mut *entry;
+        let ServiceState { resources, registered, refused_targets, unproven, unfollowed, .. } = &mut *entry;
         // One whose tags were not read may be another's.
         let is_ours = |(_, group): &(&String, &ObservedGroup)| !unproven.contains(&group.arn);
         let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups).filter(is_ours);
@@ -110,7 +110,7 @@ impl Aws {
         // Its lines name only the target group.
         let service = resources.as_ref().map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
-        for (name, group) in groups() {
+        for (name, group) in groups().filter(|(name, _)| !unfollowed.contains(*name)) {
             let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);
             match converged.instrument(span.clone()).await {
                 Ok(wait) => held = held.into_iter().chain(wait).min(),

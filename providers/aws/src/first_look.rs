@@ -126,6 +126,7 @@ impl Aws {
         entry.complete = Some(Complete {
             structure: wanted.clone(),
             refused: None,
+            retry: None,
             ingress,
             asked: None,
             verify: Some(verify),

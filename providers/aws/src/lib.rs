@@ -5,9 +5,9 @@
 //! `desired` with `annotations`, `attributes`, `health_check`, `ip_address_type`, `labels`, `named_groups`, `names`, `peers`, `placement`,
 //! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `refused_listeners`, `registered`, `shared_use`, `state` and `zones` what is missing. `client`
 //! makes and counts the calls, `paced` at the rate that AWS takes. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
-//! `lookup` finds subnets and security groups by their names, `restructure` and `apply` bring the structure in place, `finish`, `targets`
+//! `lookup` finds subnets and security groups by their names, `restructure` and `apply` with `change_listeners` and `put_back` bring the structure in place, `finish`, `targets`
 //! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
-//! groups, `subnet_sync` after the subnets, `ip_address_type_sync` after the IP families of clients, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
+//! groups, `subnet_sync` after the subnets, `ip_address_type_sync` after the IP families of clients, `leaving_sources` after sources that must go at once, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
 //! Kubernetes.
 
 mod adopt;
@@ -15,6 +15,7 @@ mod adoption;
 pub mod annotations;
 mod apply;
 mod attributes;
+mod change_listeners;
 mod client;
 mod config;
 mod delete;
@@ -34,6 +35,7 @@ mod inventory;
 mod ip_address_type;
 mod ip_address_type_sync;
 mod labels;
+mod leaving_sources;
 mod lookup;
 mod named_groups;
 mod named_groups_sync;
@@ -45,6 +47,7 @@ mod partial_read;
 pub mod peers;
 mod placement;
 mod provider;
+mod put_back;
 mod reasons;
 mod refused_answers;
 mod refused_listeners;

@@ -131,6 +131,134 @@ mod tests {
         }
     }
 
+    /// Without the refusal, the Service would be open to all clients, or public.
+    #[test]
+    fn typing_errors_before_and_in_the_name_are_refused() {
+        for (typo, nearest) in [
+            ("load-balancer-source-range", "load-balancer-source-ranges."),
+            ("load-balancer-sources-ranges", "load-balancer-source-ranges."),
+            ("loadbalancer-source-ranges", "load-balancer-source-ranges."),
+            ("load_balancer_source_ranges", "load-balancer-source-ranges."),
+            ("loadBalancerSourceRanges", "load-balancer-source-ranges."),
+            ("laod-balancer-source-ranges", "load-balancer-source-ranges."),
+            ("aws-loadbalancer-internal", "aws-load-balancer-internal."),
+            ("aws-loadbalancer-scheme", "aws-load-balancer-scheme."),
+            ("aws-loadbalancer-security-group-prefix-list", "aws-load-balancer-security-group-prefix-lists."),
+            ("awsload-balancer-sheme", "aws-load-balancer-scheme."),
+            ("AWS-load-balancer-scheme", "aws-load-balancer-scheme."),
+            ("asw-load-balancer-scheme", "aws-load-balancer-scheme."),
+        ] {
+            let (reason, message) = checked(typo, "true").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation", "{typo}");
+            assert!(
+                message.contains(typo) && message.contains(&format!("is {PREFIX}{nearest}")),
+                "{message}"
+            );
+        }
+    }
+
+    /// A Service may carry them for several clouds, or for other programs.
+    #[test]
+    fn annotations_of_other_clouds_and_programs_are_never_refused() {
+        let of_kubernetes = [
+            "azure-load-balancer-internal",
+            "azure-load-balancer-internal-subnet",
+            "azure-load-balancer-ipv4",
+            "azure-load-balancer-mode",
+            "azure-load-balancer-resource-group",
+            "azure-load-balancer-tcp-idle-timeout",
+            "azure-load-balancer-health-probe-protocol",
+            "azure-load-balancer-health-probe-interval",
+            "azure-load-balancer-disable-tcp-reset",
+            "azure-additional-public-ips",
+            "azure-allowed-ip-ranges",
+            "azure-allowed-service-tags",
+            "azure-deny-all-except-load-balancer-source-ranges",
+            "azure-dns-label-name",
+            "azure-pip-name",
+            "azure-pls-create",
+            "azure-shared-securityrule",
+            "openstack-internal-load-balancer",
+            "ibm-load-balancer-cloud-provider-ip-type",
+            "ibm-load-balancer-cloud-provider-enable-features",
+            "ibm-load-balancer-cloud-provider-vpc-subnets",
+            "oci-load-balancer-internal",
+            "oci-load-balancer-shape",
+            "oci-load-balancer-subnet1",
+            "oci-load-balancer-backend-protocol",
+            "oci-load-balancer-connection-idle-timeout",
+            "oci-load-balancer-connection-proxy-protocol-version",
+            "oci-load-balancer-ssl-ports",
+            "oci-load-balancer-tls-secret",
+            "oci-network-load-balancer-internal",
+            "do-loadbalancer-name",
+            "do-loadbalancer-type",
+            "do-loadbalancer-protocol",
+            "do-loadbalancer-size-unit",
+            "do-loadbalancer-enable-proxy-protocol",
+            "do-loadbalancer-healthcheck-path",
+            "do-loadbalancer-healthcheck-port",
+            "do-loadbalancer-healthcheck-protocol",
+            "linode-loadbalancer-throttle",
+            "linode-loadbalancer-check-path",
+            "vultr-loadbalancer-protocol",
+            "vultr-loadbalancer-proxy-protocol",
+            "vultr-loadbalancer-healthcheck-path",
+            "vultr-loadbalancer-ssl",
+            "exoscale-loadbalancer-name",
+            "exoscale-loadbalancer-service-healthcheck-interval",
+            "scw-loadbalancer-type",
+            "scw-loadbalancer-zone",
+            "scw-loadbalancer-protocol-http",
+            "scw-loadbalancer-proxy-protocol-v2",
+            "scw-loadbalancer-health-check-type",
+            "brightbox-load-balancer-policy",
+            "brightbox-load-balancer-healthcheck-interval",
+            "alibaba-cloud-loadbalancer-address-type",
+            "alicloud-loadbalancer-address-type",
+            "external-traffic",
+            "healthcheck-nodeport",
+        ];
+        for suffix in of_kubernetes {
+            assert_eq!(checked(suffix, "true"), Ok(()), "{suffix}");
+        }
+        let of_others = [
+            "cloud.google.com/load-balancer-type",
+            "cloud.google.com/neg",
+            "cloud.google.com/backend-config",
+            "networking.gke.io/load-balancer-type",
+            "networking.gke.io/internal-load-balancer-allow-global-access",
+            "networking.gke.io/load-balancer-ip-addresses",
+            "loadbalancer.openstack.org/proxy-protocol",
+            "loadbalancer.openstack.org/keep-floatingip",
+            "load-balancer.hetzner.cloud/location",
+            "load-balancer.hetzner.cloud/use-private-ip",
+            "metallb.universe.tf/address-pool",
+            "metallb.io/loadBalancerIPs",
+            "metallb.io/allow-shared-ip",
+            "kube-vip.io/loadbalancerIPs",
+            "io.cilium/lb-ipam-ips",
+            "lbipam.cilium.io/ips",
+            "purelb.io/service-group",
+            "external-dns.alpha.kubernetes.io/hostname",
+            "external-dns.alpha.kubernetes.io/ttl",
+            "external-dns.alpha.kubernetes.io/access",
+            "service.kubernetes.io/topology-mode",
+            "service.kubernetes.io/local-svc-only-bind-node-with-pod",
+            "service.cloud.tencent.com/direct-access",
+            "service.alpha.kubernetes.io/tolerate-unready-endpoints",
+            "alb.ingress.kubernetes.io/scheme",
+            "prometheus.io/scrape",
+            "meta.helm.sh/release-name",
+            "kubectl.kubernetes.io/last-applied-configuration",
+            "argocd.argoproj.io/sync-wave",
+        ];
+        for name in of_others {
+            let annotations = BTreeMap::from([(name.to_owned(), "true".to_owned())]);
+            assert!(check(&annotations).is_ok(), "{name}");
+        }
+    }
+
     #[test]
     fn annotations_of_others_are_accepted() {
         assert_eq!(checked("aws-load-balancer-scheme", "internal"), Ok(()));

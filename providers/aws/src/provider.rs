@@ -231,11 +231,56 @@ impl Aws {
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         entry.freed.clear();
         let has_v6 = wanted.ip_address_type == IpAddressType::DualStack;
-        let mut limits = self.limits(entry, compare);
-        let mut compare_rules = compare;
         // Until the load balancer surely can be what is wanted, nobody is admitted who was not: also if this call is abandoned.
         entry.restricted = Some((lb.owner.clone(), requested_of(lb)?));
         let previous = entry.wanted.replace((lb.owner.clone(), wanted.clone()));
+        // EC2 and `ELBv2` fail independently, and neither waits for the other.
+        let leaving = entry.leaving_sources(&lb.owner, &wanted);
+        let removed = self.remove_sources(leaving);
+        let brought = self.bring_structure(lb, wanted, (previous, &targets), entry, compare);
+        let (removed, brought) = futures::join!(removed, brought);
+        let removed = removed.and_then(|known| entry.note_removed(&lb.owner, known).err());
+        let (is_in_place, finished, compare_rules) = brought?;
+        let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
+        let owner = &lb.owner;
+        let is_finished = is_in_place && finished.is_ok();
+        let refused = entry.complete.as_ref().filter(|_| is_finished).and_then(|known| known.refused.clone());
+        if is_finished && !has_v6 {
+            // Clients keep their rules as long as they are told the addresses.
+            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
+        }
+        // Sources that must not connect any more wait neither for ELBv2, as targets do not wait for EC2, nor for a change of the structure.
+        if finished.is_err() || entry.is_known(owner) {
+            self.secure_after(removed, owner, entry, compare_rules, &mut outcome).await;
+        }
+        if is_finished {
+            self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if is_finished && has_v6 && outcome.incomplete.is_none() {
+            // Clients learn of IPv6 when it serves.
+            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if is_finished && has_v6 {
+            self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
+        }
+        if let Some(refused) = refused {
+            refused.report(&mut outcome);
+        }
+        finished.map(|_| outcome)
+    }
+
+    /// Brings the load balancer and its targets in place. Returns whether the structure is, what the rest said, and what of the rules to
+    /// compare.
+    async fn bring_structure(
+        &self,
+        lb: &LoadBalancer,
+        wanted: Desired,
+        (previous, targets): (Option<(Owner, Desired)>, &WantedTargets),
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<(bool, Result<Outcome, Error>, Compare), Error> {
+        let mut limits = self.limits(entry, compare);
+        let mut compare_rules = compare;
         let structured = if self.compare_with_list(&lb.owner, &wanted, entry) {
             // The list has the rules too.
             (limits.compare, compare_rules) = (Compare::Remembered, Compare::Remembered);
@@ -246,7 +291,7 @@ impl Aws {
         {
             Ok(None)
         } else {
-            self.restructure(lb, wanted, &targets, entry, compare).await
+            self.restructure(lb, wanted, targets, entry, compare).await
         };
         let is_in_place = matches!(structured, Ok(None));
         if let Some(known) = entry.balancer(&lb.owner).cloned() {
@@ -267,48 +312,22 @@ impl Aws {
             }
         }
         let finished = match structured {
-            Ok(None) => self.finish(entry, &targets, limits).await,
+            Ok(None) => self.finish(entry, targets, limits).await,
             // A target that finds no room now says nothing about the structure, which goes on.
             Ok(Some(wait)) => {
-                self.follow_meanwhile(&lb.owner, entry, &targets).await;
-                Ok(again(wait))
+                self.follow_meanwhile(&lb.owner, entry, targets).await;
+                let incomplete = entry.incomplete_meanwhile();
+                Ok(Outcome { incomplete, ..again(wait) })
             }
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
             Err(error @ (Error::Throttled { .. } | Error::Denied(_))) => {
-                self.follow_meanwhile(&lb.owner, entry, &targets).await;
+                self.follow_meanwhile(&lb.owner, entry, targets).await;
                 Err(error)
             }
             Err(error) => Err(error),
         };
-        let mut outcome = finished.as_ref().cloned().unwrap_or_else(|_| Outcome::done());
-        let owner = &lb.owner;
-        let is_finished = is_in_place && finished.is_ok();
-        let refused = entry.complete.as_ref().filter(|_| is_finished).and_then(|known| known.refused.clone());
-        if is_finished && !has_v6 {
-            // Clients keep their rules as long as they are told the addresses.
-            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
-        }
-        // Sources that must not connect any more wait neither for ELBv2, as targets do not wait for EC2, nor for a change of the structure.
-        if finished.is_err() || entry.is_known(owner) {
-            self.secure(owner, entry, compare_rules, &mut outcome).await;
-        }
-        if is_finished {
-            self.sync_subnets(owner, entry, compare_rules, &mut outcome).await;
-        }
-        if is_finished && has_v6 && outcome.incomplete.is_none() {
-            // Clients learn of IPv6 when it serves.
-            self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
-        }
-        if is_finished && has_v6 {
-            self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
-        }
-        if let Some((reason, message)) = refused {
-            let others = outcome.incomplete.iter().map(|(_, other)| other.as_str());
-            let all: Vec<&str> = std::iter::once(message.as_str()).chain(others).collect();
-            outcome.incomplete = Some((reason, all.join(" ")));
-        }
-        finished.map(|_| outcome)
+        Ok((is_in_place, finished, compare_rules))
     }
 
     /// What a call may do with target groups.
@@ -433,10 +452,14 @@ impl Provider for Aws {
         self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
         let limits = self.limits(entry, Compare::Remembered);
+        entry.unfollowed = entry.idle_groups();
         let converged = self.converge_targets(entry, &targets, limits).await;
         let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
+        if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
+            refused.report(&mut outcome);
+        }
         let (refused, held) = converged?;
         if let Some(wait) = held {
             again_after(&mut outcome, wait);

@@ -33,6 +33,8 @@ pub(crate) const TARGET_GROUP_IN_USE: &str = "TargetGroupInUse";
 pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 /// AWS refuses every target of a group to which a listener is to switch.
 pub(crate) const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
+/// No target yet for a group to which a listener is to switch.
+pub(crate) const NO_TARGETS_YET: &str = "NoTargetsYet";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// Two groups of pods for one listener.
@@ -96,7 +98,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         UNKNOWN_ANNOTATION,
-        "An annotation `service.beta.kubernetes.io/aws-load-balancer-…` has a name that no controller knows.",
+        "An annotation `service.beta.kubernetes.io/aws-load-balancer-…` has a name that no controller knows, or the name of one under \
+         `service.beta.kubernetes.io/` is almost one that Steerage knows.",
         "Correct the name; the message has the nearest known one.",
     ),
     (
@@ -154,6 +157,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         ALL_TARGETS_REFUSED,
         "AWS refuses all targets of a changed port, or all pods after a change to pods as targets. The present targets stay.",
         "As the message says: pods need addresses of the VPC.",
+    ),
+    (
+        NO_TARGETS_YET,
+        "No endpoint has the new target port of a port, which keeps its present targets. The other ports change.",
+        "Check `targetPort`, and the ports of the pods.",
     ),
     (
         TARGET_PORTS_DIFFER,

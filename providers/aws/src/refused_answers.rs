@@ -12,6 +12,8 @@ use crate::tls::Tls;
 /// What AWS was asked for.
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
+    /// A target group.
+    Group,
     /// A listener of this protocol.
     Create(&'static str, Option<Tls>),
     /// Another target group, protocol, default certificate or policy for a listener.
@@ -24,15 +26,16 @@ impl Asked {
     /// What the step asks for first; `None` if AWS refuses no two such steps for the same cause.
     pub(crate) fn of(step: &Step) -> Option<Self> {
         match step {
+            Step::CreateGroup(_) => Some(Self::Group),
             Step::CreateListener { protocol, tls, .. } => Some(Self::Create(protocol, tls.clone())),
             Step::SwitchListener { protocol, tls, .. } => Some(Self::Switch(*protocol, tls.clone())),
             _ => None,
         }
     }
 
-    /// Whether an answer with this reason is one to both. A quota does not depend on certificates.
-    fn is_like(&self, other: &Self, reason: &str) -> bool {
-        let is_quota = reason == reasons::QUOTA_EXCEEDED;
+    /// Whether this answer is one to both. A quota or a permission does not depend on certificates.
+    fn is_like(&self, other: &Self, answer: &Error) -> bool {
+        let is_quota = answer.reason() == reasons::QUOTA_EXCEEDED || matches!(answer, Error::Denied(_));
         let is_same = |one: Option<&Tls>, other: Option<&Tls>| match (one, other) {
             (Some(one), Some(other)) => is_quota || one.is_set_as(other),
             (one, other) => is_quota || one.is_none() && other.is_none(),
@@ -45,6 +48,7 @@ impl Asked {
                 one == other && is_same(tls.as_ref(), of.as_ref())
             }
             (Self::Certificate(one), Self::Certificate(other)) => is_quota || one == other,
+            (Self::Group, Self::Group) => true,
             _ => false,
         }
     }
@@ -54,7 +58,7 @@ impl Asked {
 #[derive(Debug, Default)]
 pub(crate) struct RefusedAnswers {
     wanted: Option<Desired>,
-    all: Vec<(Asked, &'static str, String)>,
+    all: Vec<(Asked, Error)>,
 }
 
 impl RefusedAnswers {
@@ -67,18 +71,19 @@ impl RefusedAnswers {
 
     /// What AWS would answer: it gave the same answer to two that are alike.
     pub(crate) fn expected(&self, asked: &Asked) -> Option<Error> {
-        let alike = self.all.iter().filter(|(other, reason, _)| asked.is_like(other, reason));
-        let answers: Vec<(&'static str, &str)> =
-            alike.map(|(_, reason, message)| (*reason, message.as_str())).collect();
-        let is_repeated =
-            |answer: &&(&'static str, &str)| answers.iter().filter(|other| other == answer).count() > 1;
-        answers.iter().find(is_repeated).map(|(reason, message)| Error::invalid(reason, *message))
+        let alike = self.all.iter().filter(|(other, answer)| asked.is_like(other, answer));
+        let answers: Vec<(&Error, (&str, String))> =
+            alike.map(|(_, answer)| (answer, (answer.reason(), answer.to_string()))).collect();
+        let is_repeated = |(_, told): &&(&Error, (&str, String))| {
+            answers.iter().filter(|(_, other)| other == told).count() > 1
+        };
+        answers.iter().find(is_repeated).map(|(answer, _)| (*answer).clone())
     }
 
     /// Keeps an answer, if it is a refusal.
     pub(crate) fn note(&mut self, asked: Asked, error: &Error) {
-        if let Error::Invalid { reason, message } = error {
-            self.all.push((asked, reason, message.clone()));
+        if matches!(error, Error::Invalid { .. } | Error::Denied(_)) {
+            self.all.push((asked, error.clone()));
         }
     }
 }

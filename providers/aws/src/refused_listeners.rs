@@ -1,22 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listeners that AWS refuses, while the others of the Service become what is wanted. `apply` notes the refusals here, and asks which steps
-//! must wait for them. No I/O.
+//! Listeners that AWS refuses, or whose target group it refuses or cannot fill yet, while the others of the Service become what is wanted.
+//! `apply` notes the refusals here, and asks which steps must wait for them. No I/O.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use steerage_provider_api::Error;
+use steerage_provider_api::{Error, Outcome};
 
+use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
 use crate::observe::Resources;
+use crate::reasons;
 use crate::wanted_targets::WantedTargets;
+
+/// A permission or a quota may change at any time: the first wait before another try, which doubles.
+const FIRST_RETRY: Duration = Duration::from_secs(30);
+/// The longest one.
+const MAX_RETRY: Duration = Duration::from_mins(5);
+
+/// A part of a structure that AWS refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    /// Whether AWS may accept it although the Service does not change.
+    pub(crate) may_pass: bool,
+}
+
+impl Refused {
+    /// When to try again after so many refused tries in a row before this one.
+    pub(crate) fn retry(&self, tries: u32) -> Option<Duration> {
+        self.may_pass.then(|| FIRST_RETRY.saturating_mul(1 << tries.min(8)).min(MAX_RETRY))
+    }
+
+    /// Puts it before what else is not in place.
+    pub(crate) fn report(&self, outcome: &mut Outcome) {
+        let others = outcome.incomplete.iter().map(|(_, other)| other.as_str());
+        let all: Vec<&str> = std::iter::once(self.message.as_str()).chain(others).collect();
+        outcome.incomplete = Some((self.reason, all.join(" ")));
+    }
+}
 
 /// What AWS refused in one try.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedListeners {
-    /// The first refusal.
-    first: Option<(u16, Error)>,
+    /// The first refusal, and what it is of.
+    first: Option<(String, Error)>,
     ports: BTreeSet<u16>,
+    /// Ports whose new target group has no target yet.
+    waiting: BTreeSet<u16>,
+    /// Target groups that AWS refused, by name.
+    groups: BTreeSet<String>,
+    /// Whether a refusal may pass although the Service does not change.
+    may_pass: bool,
     /// Whether one of them has no listener.
     lacks_listener: bool,
 }
@@ -58,7 +95,7 @@ fn is_followed(name: &str, group: &ObservedGroup, wanted: &Desired, targets: &Wa
 }
 
 /// `port 80` or `ports 80, 81`.
-fn named(ports: &[u16]) -> String {
+pub(crate) fn named(ports: &[u16]) -> String {
     let numbers: Vec<String> = ports.iter().map(u16::to_string).collect();
     format!("{} {}", if ports.len() == 1 { "port" } else { "ports" }, numbers.join(", "))
 }
@@ -67,8 +104,12 @@ impl RefusedListeners {
     /// Whether the step must wait: its listener stays as it is, because a step before was refused. Or it deletes the listener of a port
     /// that may have become another one, which was refused: some port is better than none.
     pub(crate) fn holds(&self, step: &Step, resources: &Resources) -> bool {
+        if let Step::CreateListener { port, .. } = step {
+            return self.ports.contains(port);
+        }
         let Some(listener) = listener_of(step, resources) else { return false };
         self.ports.contains(&listener.port)
+            || self.waiting.contains(&listener.port)
             || matches!(step, Step::DeleteListener { .. }) && self.lacks_listener
     }
 
@@ -85,12 +126,88 @@ impl RefusedListeners {
             Step::DeleteListener { .. } => None,
             _ => listener_of(step, resources).map(|listener| listener.port),
         };
-        let (Some(port), Error::Invalid { .. }) = (port, &error) else { return Err(error) };
+        let Some(port) = port else { return Err(error) };
         // Where it exists, only its further certificates were refused.
         self.lacks_listener |= matches!(step, Step::CreateListener { .. }) && !has_port(resources, port);
-        self.ports.insert(port);
-        self.first.get_or_insert((port, error));
+        self.keep(port, "listener", error)
+    }
+
+    /// Keeps a refusal of a target group, for all listeners that shall use it. Any other error is returned.
+    pub(crate) fn note_group(
+        &mut self,
+        name: &str,
+        wanted: &Desired,
+        resources: &Resources,
+        error: Error,
+    ) -> Result<(), Error> {
+        if !matches!(error, Error::Invalid { .. } | Error::Denied(_)) {
+            return Err(error);
+        }
+        self.groups.insert(name.to_owned());
+        for listener in wanted.listeners.iter().filter(|listener| listener.group == *name) {
+            self.lacks_listener |= !has_port(resources, listener.port);
+            self.keep(listener.port, "target group", error.clone())?;
+        }
         Ok(())
+    }
+
+    /// AWS refuses all targets to which the listener of this port would forward.
+    pub(crate) fn note_targets(&mut self, port: u16, error: Error) -> Result<(), Error> {
+        self.keep(port, "targets", error)
+    }
+
+    fn keep(&mut self, port: u16, what: &str, error: Error) -> Result<(), Error> {
+        let may_pass = match &error {
+            Error::Invalid { reason, .. } => *reason == reasons::QUOTA_EXCEEDED,
+            // A permission may be missing for this protocol only.
+            Error::Denied(_) => true,
+            _ => return Err(error),
+        };
+        self.may_pass |= may_pass;
+        self.ports.insert(port);
+        self.first.get_or_insert((format!("{what} of port {port}"), error));
+        Ok(())
+    }
+
+    /// The target group to which the listener of this port is to switch has no target yet.
+    pub(crate) fn wait_for_targets(&mut self, port: u16) {
+        self.waiting.insert(port);
+    }
+
+    /// Whether the listener of this port stays as it is.
+    pub(crate) fn has(&self, port: u16) -> bool {
+        self.ports.contains(&port) || self.waiting.contains(&port)
+    }
+
+    /// The same as [`conclude`](Self::conclude), where no listener was changed.
+    pub(crate) fn conclude_as_a_whole(
+        self,
+        wanted: &Desired,
+        targets: &WantedTargets,
+        resources: &Resources,
+    ) -> Result<Stepped, Error> {
+        let waiting: Vec<u16> = self.waiting.iter().copied().collect();
+        match self.conclude(wanted, targets, resources)? {
+            None => Ok(Stepped::Empty(waiting, None)),
+            Some(Refused { reason, message, .. }) => Err(Error::invalid(reason, message)),
+        }
+    }
+
+    /// The ports that wait for targets.
+    pub(crate) fn waiting(&self) -> &BTreeSet<u16> {
+        &self.waiting
+    }
+
+    /// Whether the step is one of a target group that AWS refused.
+    pub(crate) fn lacks_group(&self, step: &Step) -> bool {
+        let name = match step {
+            Step::CreateGroup(group) => &group.name,
+            Step::SetAttributes { group, .. } => group,
+            Step::AddTags { of: Tagged::Group(name), .. }
+            | Step::RemoveTags { of: Tagged::Group(name), .. } => name,
+            _ => return false,
+        };
+        self.groups.contains(name)
     }
 
     /// What users are told, when all steps were tried. An error if the Service as a whole is refused: none of its ports has a listener, or
@@ -100,8 +217,8 @@ impl RefusedListeners {
         wanted: &Desired,
         targets: &WantedTargets,
         resources: &Resources,
-    ) -> Result<Option<(&'static str, String)>, Error> {
-        let Some((port, error)) = self.first else { return Ok(None) };
+    ) -> Result<Option<Refused>, Error> {
+        let Some((what, error)) = self.first else { return Ok(None) };
         let (kept, missing): (Vec<u16>, Vec<u16>) =
             self.ports.iter().partition(|port| has_port(resources, **port));
         let is_wanted = |port: u16| wanted.listeners.iter().any(|wanted| wanted.port == port);
@@ -115,12 +232,15 @@ impl RefusedListeners {
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
         let states: Vec<String> =
             states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
-        let message = format!("AWS rejects the listener of port {port}. {} {error}", states.join(" "));
+        let message = format!("AWS rejects the {what}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
         if !resources.listeners.is_empty() && are_followed {
-            return Ok(Some((error.reason(), message)));
+            return Ok(Some(Refused { reason: error.reason(), message, may_pass: self.may_pass }));
         }
-        Err(Error::invalid(error.reason(), message))
+        Err(match error {
+            Error::Denied(_) => Error::Denied(message),
+            _ => Error::invalid(error.reason(), message),
+        })
     }
 }

@@ -189,8 +189,13 @@ impl Aws {
         entry.leaving.retain(|name, _| !is_used(name));
         entry.refused_answers.begin(&wanted);
         let stepped = self.apply_steps(owner, &wanted, targets, &mut resources, entry).await;
-        if !matches!(stepped, Err(Error::Throttled { .. })) {
+        // A change that continues soon.
+        if !matches!(stepped, Err(Error::Throttled { .. }) | Ok(Stepped::Empty(..) | Stepped::Unproven)) {
             entry.refused_answers = RefusedAnswers::default();
+        }
+        entry.refused_meanwhile = None;
+        if !matches!(stepped, Ok(Stepped::Empty(..))) {
+            entry.waiting_ports = None;
         }
         let refused = match stepped {
             Ok(Stepped::Done(refused)) => refused,
@@ -198,7 +203,10 @@ impl Aws {
                 entry.resources = Some((owner.clone(), resources));
                 return Ok(Some(VISIBLE_POLL));
             }
-            Ok(Stepped::Empty) => {
+            Ok(Stepped::Empty(ports, refused)) => {
+                let since = entry.waiting_ports.take().filter(|(before, _)| *before == ports);
+                entry.waiting_ports = Some((ports, since.map_or_else(Instant::now, |(_, since)| since)));
+                entry.refused_meanwhile = refused;
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
                 self.follow_meanwhile(owner, entry, targets).await;
@@ -214,7 +222,11 @@ impl Aws {
         // Those of refused listeners too.
         entry.names = resources.groups.keys().chain(entry.leaving.keys()).cloned().collect();
         entry.resources = Some((owner.clone(), resources));
-        entry.complete = Some(Complete { structure: wanted, refused, ingress: None, asked, verify: None });
+        let wait = refused.as_ref().and_then(|refused| refused.retry(entry.refused_tries));
+        entry.refused_tries = if wait.is_some() { entry.refused_tries.saturating_add(1) } else { 0 };
+        let retry = wait.map(|wait| Instant::now() + wait);
+        entry.complete =
+            Some(Complete { structure: wanted, refused, retry, ingress: None, asked, verify: None });
         Ok(None)
     }
 }

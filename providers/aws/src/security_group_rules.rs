@@ -213,7 +213,11 @@ impl Aws {
     }
 
     /// Removes all of these rules.
-    async fn revoke(&self, group: &mut SecurityGroup, rules: &BTreeSet<Rule>) -> Result<(), CallError> {
+    pub(crate) async fn revoke(
+        &self,
+        group: &mut SecurityGroup,
+        rules: &BTreeSet<Rule>,
+    ) -> Result<(), CallError> {
         let mut batches = vec![rules.iter().cloned().collect::<Vec<_>>()];
         while let Some(batch) = batches.pop() {
             let before = group.doubtful.clone();

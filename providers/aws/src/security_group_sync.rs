@@ -102,7 +102,22 @@ impl Aws {
         compare: Compare,
         outcome: &mut Outcome,
     ) {
-        let synced = self.sync_security_group(owner, entry, compare).await;
+        self.secure_after(None, owner, entry, compare, outcome).await;
+    }
+
+    /// The same after sources were removed. If that failed, another call to EC2 would only keep the Service waiting.
+    pub(crate) async fn secure_after(
+        &self,
+        failure: Option<Error>,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        compare: Compare,
+        outcome: &mut Outcome,
+    ) {
+        let synced = match failure {
+            Some(error) => Err(error),
+            None => self.sync_security_group(owner, entry, compare).await,
+        };
         let cleaned = self.delete_spare_security_groups(owner, entry, outcome).await;
         let is_transient =
             |done: &Result<(), Error>| matches!(done, Err(error) if !matches!(error, Error::Invalid { .. }));
@@ -410,7 +425,7 @@ pub(crate) fn retry_wait(failures: u32) -> Duration {
 
 /// Compares again after this time. Nothing that the Service's status should say.
 pub(crate) fn compare_soon(entry: &mut ServiceState, outcome: &mut Outcome, wait: Duration) {
-    entry.must_compare = true;
+    entry.must_compare_again = true;
     outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
 }
 

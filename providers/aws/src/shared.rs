@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::desired;
 use crate::ip_address_type::IpAddressType;
 use crate::reasons;
+use crate::security_group::requested_of;
 
 /// The annotations that concern a load balancer as a whole.
 const OF_THE_WHOLE: &[&str] = &[
@@ -105,6 +106,8 @@ impl SharedLoadBalancer {
         if let Some(other) = self.annotations.keys().find(|found| !OF_THE_WHOLE.contains(&found.as_str())) {
             return Err(format!("{other} does not concern the load balancer as a whole; set it on Services"));
         }
+        // A wrong value is not a missing one.
+        desired::own(config, &self.example()).map_err(|error| error.to_string())?;
         let is_open =
             self.annotations.get(DISABLE_SECURITY_GROUP).is_some_and(|value| value.trim() == "true");
         if !is_open && !self.annotations.contains_key(SECURITY_GROUPS) {
@@ -112,7 +115,7 @@ impl SharedLoadBalancer {
                 "who may connect is undecided: name security groups in {SECURITY_GROUPS}, or set {DISABLE_SECURITY_GROUP} to true"
             ));
         }
-        desired::own(config, &self.example()).map(drop).map_err(|error| error.to_string())
+        Ok(())
     }
 
     fn permits(&self, namespace: &str) -> bool {
@@ -177,6 +180,15 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
         let advice = "Remove the annotation, or ask the operator of Steerage to set it for all.";
         return Err(annotation::conflict(&problem, advice));
     }
+    if requested_of(lb).is_ok_and(|requested| !requested.sources.is_empty()) {
+        let problem = format!(
+            "The Service has source ranges or prefix lists, but who may connect to the shared load balancer {name} is decided for all its \
+             Services together. They would have no effect."
+        );
+        let advice = "Remove them from the Service. Ask the operator of Steerage to restrict the shared load balancer, or let the Service \
+                      have a load balancer of its own.";
+        return Err(annotation::conflict(&problem, advice));
+    }
     let mut merged = lb.clone();
     merged.annotations.extend(shared.annotations.clone());
     Ok(Some((name.to_owned(), merged)))
@@ -236,6 +248,7 @@ pub(crate) fn check_families(merged: &LoadBalancer) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::annotations::PREFIX_LISTS;
     use crate::desired::tests::config;
 
     fn with(text: &str) -> Result<Config, String> {
@@ -294,8 +307,14 @@ mod tests {
         let ranges = vec!["192.0.2.0/24".parse().unwrap()];
         let restricted =
             LoadBalancer { source_ranges: ranges, ..lb("shop", &[(SHARED_LOAD_BALANCER, "web")]) };
-        let refused = desired::desired(&with(WEB).unwrap(), &restricted).unwrap_err();
-        assert_eq!(refused.reason(), reasons::CONFLICTING_ANNOTATIONS);
+        let by_annotation = lb("shop", &[(SHARED_LOAD_BALANCER, "web"), (PREFIX_LISTS, "pl-1")]);
+        for restricted in [restricted, by_annotation] {
+            let refused = desired::desired(&with(WEB).unwrap(), &restricted).unwrap_err();
+            assert_eq!(refused.reason(), reasons::CONFLICTING_ANNOTATIONS);
+            // The tenant cannot set the operator's annotation.
+            let told = refused.to_string();
+            assert!(!told.contains(SECURITY_GROUPS) && told.contains("Ask the operator"), "{told}");
+        }
     }
 
     #[test]
@@ -313,6 +332,10 @@ mod tests {
             (
                 r#"{"web": {"namespaces": ["a"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-ssl-cert": "arn"}}}"#,
                 vec!["web", "ssl-cert", "set it on Services"],
+            ),
+            (
+                r#"{"web": {"namespaces": ["a"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "yes"}}}"#,
+                vec!["web", DISABLE_SECURITY_GROUP, "value `yes`", "true or false"],
             ),
             (
                 r#"{"web": {"namespaces": ["a"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true",

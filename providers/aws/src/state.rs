@@ -24,7 +24,9 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
+use crate::refused_listeners::{Refused, named};
 use crate::registered::RegisteredIds;
 use crate::security_group::{Requested, Rule, Security, SecurityGroup};
 use crate::shared::LoadBalancerUse;
@@ -66,6 +68,8 @@ pub(crate) struct ServiceState {
     pub(crate) uses: BTreeMap<Owner, LoadBalancerUse>,
     /// Whether everything must be compared as soon as no other Service changes the shared load balancer.
     pub(crate) must_compare: bool,
+    /// Whether the present call must be followed by such a comparison: reads do not show the changes of others yet.
+    pub(crate) must_compare_again: bool,
     /// Why a part of a Service at a shared load balancer is not in place, from its last change.
     pub(crate) incomplete: Option<(&'static str, String)>,
     /// Listeners that the last change deleted, with their ports.
@@ -93,6 +97,8 @@ pub(crate) struct ServiceState {
     pub(crate) leaving: BTreeMap<String, Instant>,
     /// Names of target groups that this process created, and that no listener has used.
     pub(crate) unused: BTreeSet<String>,
+    /// Names of target groups whose nodes are not followed, because no listener uses them and the structure is refused.
+    pub(crate) unfollowed: BTreeSet<String>,
     pub(crate) groups_in_use: GroupsInUse,
     pub(crate) deletion: Option<PendingDeletion>,
     /// What a read of the resources has read so far.
@@ -121,6 +127,12 @@ pub(crate) struct ServiceState {
     pub(crate) source_nat: KnownSourceNat,
     /// What AWS refused in the present change, which throttling may interrupt.
     pub(crate) refused_answers: RefusedAnswers,
+    /// Tries in a row in which AWS refused something that it may accept later.
+    pub(crate) refused_tries: u32,
+    /// Ports that wait for a first target before they change, and since when.
+    pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
+    /// What AWS refused of a change that waits for targets.
+    pub(crate) refused_meanwhile: Option<Refused>,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -157,8 +169,10 @@ impl KnownSecurityGroup {
 /// A structure that is in place at AWS.
 pub(crate) struct Complete {
     pub(crate) structure: Desired,
-    /// What AWS refused of it: some listeners, for which this is a reason and a message. Tried again when everything is compared.
-    pub(crate) refused: Option<(&'static str, String)>,
+    /// What AWS refused of it: some listeners. Tried again when everything is compared, and at `retry`.
+    pub(crate) refused: Option<Refused>,
+    /// When AWS may accept what it refused.
+    pub(crate) retry: Option<Instant>,
     /// What is published; `None` until the load balancer is active.
     pub(crate) ingress: Option<Vec<Ingress>>,
     /// When AWS was last asked whether it is active; `None` before the first time.
@@ -319,10 +333,30 @@ impl ServiceState {
             && !balancer.security_groups.contains(&known.group.id)
     }
 
-    /// Whether the listeners and attributes must be read now.
+    /// Whether the listeners and attributes must be read now, or what AWS refused must be tried again.
     pub(crate) fn must_verify(&self) -> bool {
-        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
-        verify.is_some_and(|at| at <= Instant::now())
+        let due = self.complete.iter().flat_map(|complete| [complete.verify, complete.retry]).flatten();
+        due.min().is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Why a part is not in place while the structure waits for something.
+    pub(crate) fn incomplete_meanwhile(&self) -> Option<(&'static str, String)> {
+        /// `EndpointSlices` may lack a changed port for a moment.
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let refused = self.refused_meanwhile.as_ref().map(|found| (found.reason, found.message.clone()));
+        let waiting = self.waiting_ports.as_ref().filter(|(_, since)| since.elapsed() >= PATIENCE);
+        let waiting = waiting.map(|(ports, _)| {
+            let message = format!(
+                "Served, but not as requested, because no endpoint has their new target port: {}. Steerage changes them when one \
+                 does. Check targetPort, and the ports of the pods.",
+                named(ports)
+            );
+            (reasons::NO_TARGETS_YET, message)
+        });
+        match (refused, waiting) {
+            (Some((reason, one)), Some((_, other))) => Some((reason, format!("{one} {other}"))),
+            (refused, waiting) => refused.or(waiting),
+        }
     }
 
     /// The time until reads show every change that was sent.
@@ -420,6 +454,19 @@ impl ServiceState {
         self.names.remove(name);
     }
 
+    /// The groups whose nodes need not follow while the structure is refused: those that no listener uses, unless connections live there.
+    /// A try registers all nodes under `health-check` steering, and they would leave again after each one. Pods are followed: another
+    /// one may get their address.
+    pub(crate) fn idle_groups(&self) -> BTreeSet<String> {
+        let known = self.resources.iter().filter(|_| self.complete.is_none() && !self.is_partial);
+        let groups =
+            known.flat_map(|(_, resources)| resources.groups.iter().map(move |group| (resources, group)));
+        let idle = groups.filter(|(resources, (name, group))| {
+            !group.has_pods && !resources.uses(&group.arn) && !self.leaving.contains_key(*name)
+        });
+        idle.map(|(_, (name, _))| name.clone()).collect()
+    }
+
     /// When AWS may accept refused targets.
     pub(crate) fn retry_refused(&self) -> Option<Duration> {
         (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT)
@@ -428,8 +475,8 @@ impl ServiceState {
     /// When to call again although everything is complete.
     pub(crate) fn again(&self) -> Option<Duration> {
         let refused = self.retry_refused();
-        let verify = self.complete.as_ref().and_then(|complete| complete.verify);
-        let verify = verify.map(|at| at.saturating_duration_since(Instant::now()));
+        let due = self.complete.iter().flat_map(|complete| [complete.verify, complete.retry]).flatten();
+        let verify = due.min().map(|at| at.saturating_duration_since(Instant::now()));
         let groups = self.resources.iter().flat_map(|(_, resources)| &resources.groups);
         let leaving = groups.filter(|(name, _)| self.leaving.contains_key(*name));
         let in_use = leaving.filter_map(|(_, group)| self.groups_in_use.must_wait(&group.arn));

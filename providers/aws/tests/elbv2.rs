@@ -500,9 +500,14 @@ async fn certificates_and_policies_change_in_place() {
     moto.proxy().reset();
     provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert!(moto.proxy().writes().is_empty(), "nothing differs");
-    lb.annotations = BTreeMap::from([(name("ssl-cert"), format!("{a}-missing"))]);
+    lb.annotations = BTreeMap::from([
+        (name("ssl-cert"), format!("{a}-missing")),
+        (name("ssl-negotiation-policy"), "ELBSecurityPolicy-TLS13-1-2-2021-06".to_owned()),
+    ]);
+    let before = only_listener(&moto).await;
     let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
     assert_eq!(outcome.incomplete.unwrap().0, "RejectedByProvider");
+    assert_eq!(only_listener(&moto).await, before, "AWS changes nothing, or all");
     lb.annotations.clear();
     converge(&provider, &lb).await.unwrap();
     let seen = only_listener(&moto).await;

@@ -30,10 +30,21 @@ pub struct PeerAnnotations {
     pub unread: &'static [PeerAnnotation],
 }
 
+/// A name is a typing error of a known one if so few letters differ. Names of clouds differ in three at least: `aws-…` and `oci-…`.
+const MAX_TYPOS: usize = 2;
+/// Names of others that are compared with known ones: whoever writes thousands gets no more attention.
+const MAX_COMPARED: usize = 100;
+
+/// The letters and digits of a name: people confuse its separators, and the case.
+fn letters(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase()).collect()
+}
+
 impl PeerAnnotations {
-    /// Refuses an annotation that another controller would obey, or whose name nobody knows. `read` are the names that the provider
-    /// reads.
+    /// Refuses an annotation that another controller would obey, whose name nobody knows, or whose name is almost a known one. `read` are
+    /// the names that the provider reads.
     pub fn check(&self, annotations: &BTreeMap<String, String>, read: &[&'static str]) -> Result<(), Error> {
+        let mut compared = 0;
         for (name, value) in annotations {
             let Some(suffix) = name.strip_prefix(self.prefix) else { continue };
             if read.contains(&name.as_str()) {
@@ -46,16 +57,37 @@ impl PeerAnnotations {
                 Some(peer) if peer.accepted.contains(&value.trim()) => {}
                 Some(peer) => return Err(refused(name, peer)),
                 None if suffix.starts_with(self.own) => return Err(self.unknown(name, read)),
-                None => {}
+                None if compared >= MAX_COMPARED => {}
+                None => {
+                    compared += 1;
+                    if self.is_typo(suffix, read) {
+                        return Err(self.unknown(name, read));
+                    }
+                }
             }
         }
         Ok(())
     }
 
+    /// Whether the name is almost a known one: nothing else would tell its author that it has no effect.
+    fn is_typo(&self, suffix: &str, read: &[&'static str]) -> bool {
+        let (written, own) = (letters(suffix), letters(self.own));
+        let read = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
+        // What follows a dot is not known.
+        let unread = self.unread.iter().map(|peer| peer.suffix).filter(|suffix| !suffix.ends_with('.'));
+        let mut known = read.chain(unread).map(letters);
+        let is_near = |known: String| {
+            known.len().abs_diff(written.len()) <= MAX_TYPOS
+                && strsim::levenshtein(&written, &known) <= MAX_TYPOS
+        };
+        !own.is_empty() && written.starts_with(&own) || known.any(is_near)
+    }
+
     fn unknown(&self, name: &str, read: &[&'static str]) -> Error {
         let known = self.unread.iter().map(|peer| format!("{}{}", self.prefix, peer.suffix));
         let known = known.chain(read.iter().map(|&known| known.to_owned()));
-        let nearest = known.min_by_key(|known| strsim::levenshtein(name, known)).unwrap_or_default();
+        let nearest = known.min_by_key(|known| strsim::levenshtein(&letters(name), &letters(known)));
+        let nearest = nearest.unwrap_or_default();
         let message = format!(
             "Annotation {name} is unknown. The nearest known one is {nearest}. No load balancer is created or changed. Correct or \
              remove the annotation."

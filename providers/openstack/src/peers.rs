@@ -117,4 +117,16 @@ mod tests {
         assert_eq!(checked("service.beta.kubernetes.io/external-traffic", "OnlyLocal"), Ok(()));
         assert_eq!(checked(annotations::INTERNAL, "true"), Ok(()));
     }
+
+    #[test]
+    fn typing_errors_of_source_ranges_are_refused() {
+        for name in ["load-balancer-source-range", "loadbalancer-source-ranges"] {
+            let (reason, message) = checked(&format!("service.beta.kubernetes.io/{name}"), "").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation", "{message}");
+            assert!(message.contains("io/load-balancer-source-ranges."), "{message}");
+        }
+        for name in ["aws-load-balancer-scheme", "azure-load-balancer-internal", "external-traffic"] {
+            assert_eq!(checked(&format!("service.beta.kubernetes.io/{name}"), ""), Ok(()), "{name}");
+        }
+    }
 }

@@ -71,7 +71,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         UNKNOWN_ANNOTATION,
-        "An annotation `loadbalancer.openstack.org/…` or `service.beta.kubernetes.io/openstack-…` has a name that no controller knows.",
+        "An annotation `loadbalancer.openstack.org/…` or `service.beta.kubernetes.io/openstack-…` has a name that no controller knows, or \
+         the name of one under `service.beta.kubernetes.io/` is almost one that Steerage knows.",
         "Correct the name; the message has the nearest known one.",
     ),
     (

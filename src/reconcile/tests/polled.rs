@@ -41,6 +41,8 @@ pub(crate) struct Polled {
     /// The health of the targets, and whether reads of it fail.
     pub(crate) health: Mutex<Vec<TargetHealth>>,
     pub(crate) hides_health: AtomicBool,
+    /// How long a failing read of health waits.
+    pub(crate) health_hangs: Mutex<Duration>,
     /// Whether changes get no answer.
     pub(crate) is_down: AtomicBool,
     /// The ranges to which refused Services were restricted, and what the next calls answer.
@@ -140,6 +142,8 @@ impl Provider for Polled {
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         self.health_read.fetch_add(1, Ordering::AcqRel);
         if self.hides_health.load(Ordering::Acquire) {
+            let hangs = *self.health_hangs.lock().expect("lock");
+            tokio::time::sleep(hangs).await;
             return Err(Error::Unavailable("no answer".to_owned()));
         }
         let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };

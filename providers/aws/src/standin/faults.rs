@@ -25,6 +25,8 @@ pub(crate) enum Faults {
     Random(f64),
     /// The next call of this name fails, and no other.
     Once(&'static str, Fault),
+    /// Each call of this name fails whose content ends so.
+    Each(&'static str, &'static str, Fault),
     /// The call of this number fails, counted from 0, and no other.
     Nth(usize, Fault),
     /// As the suite says, which also counts the calls.
@@ -54,6 +56,7 @@ impl Faults {
                 *number -= 1;
                 None
             }
+            Self::Each(of, end, fault) => (*of == name && body.ends_with(*end)).then_some(*fault),
             Self::None | Self::Once(..) => None,
             Self::Random(share) => (random.f64() < *share).then(|| {
                 let all = [

@@ -44,6 +44,8 @@ struct Inner {
     faults: Faults,
     /// The code of all answers of EC2.
     ec2_fails: Option<&'static str>,
+    /// For how long a call to `ELBv2` waits before it gets no answer.
+    elb_hangs: Option<Duration>,
     calls: Vec<MadeCall>,
     invariant: Option<Invariant>,
     violations: Vec<String>,
@@ -64,6 +66,7 @@ impl StandIn {
             random: fastrand::Rng::with_seed(seed),
             faults: Faults::None,
             ec2_fails: None,
+            elb_hangs: None,
             calls: Vec::new(),
             invariant: None,
             violations: Vec::new(),
@@ -100,6 +103,11 @@ impl StandIn {
     /// From now on, every call to EC2 fails with this code and changes nothing. With an empty code, EC2 does not answer.
     pub(crate) fn fail_ec2(&self, code: Option<&'static str>) {
         self.inner().ec2_fails = code;
+    }
+
+    /// From now on, every call to `ELBv2` waits for this long, gets no answer and changes nothing.
+    pub(crate) fn hang_elb(&self, time: Option<Duration>) {
+        self.inner().elb_hangs = time;
     }
 
     pub(crate) fn set_unlimited(&self) {
@@ -182,6 +190,11 @@ impl StandIn {
         act: impl FnOnce(&mut Inner) -> Result<T>,
     ) -> Result<T> {
         tokio::time::sleep(self.delays.call).await;
+        let hangs = self.inner().elb_hangs.filter(|_| !kind.is_ec2());
+        if let Some(time) = hangs {
+            tokio::time::sleep(time).await;
+            return Err(CallError::made_up(name, "", "timeout"));
+        }
         let mut inner = self.inner();
         inner.calls.extend((0..tokens).map(|_| MadeCall { name, kind }));
         let fault = inner.next_fault(name, kind, body);

@@ -3,7 +3,7 @@
 
 use steerage_provider_api::{Compare, LoadBalancer};
 
-use super::driver::{apply, changes, provider, standin, standin_with, wanted};
+use super::driver::{apply, apply_now, changes, provider, standin, standin_with, wanted};
 use super::refused_listeners::{GOOD, MISSING, refusal, served, with_tls};
 use crate::reasons;
 use crate::standin::faults::{Fault, Faults};
@@ -37,10 +37,12 @@ async fn unknown_further_certificate_is_tried_twice() {
 #[tokio::test(start_paused = true)]
 async fn ports_beyond_a_quota_are_tried_twice() {
     let cloud = standin_with(1, Quotas { listeners: 3, ..Quotas::default() });
-    let outcome = apply(&provider(&cloud), &many(), Compare::Remembered).await.unwrap();
+    let aws = provider(&cloud);
+    apply_now(&aws, &many(), Compare::Remembered).await.unwrap();
+    assert_eq!((count(&cloud, "CreateListener"), served(&cloud).len()), (5, 3));
+    let outcome = apply(&aws, &many(), Compare::Remembered).await.unwrap();
     let (reason, message) = refusal(&outcome);
     assert!(reason == reasons::QUOTA_EXCEEDED && message.contains("461, 462."), "{message}");
-    assert_eq!((count(&cloud, "CreateListener"), served(&cloud).len()), (5, 3));
 }
 
 /// What AWS refused before stays known until the change is made.

@@ -21,6 +21,7 @@ mod pods;
 mod quotas;
 mod refused;
 mod refused_listeners;
+mod refused_ports;
 mod restrict;
 mod schedule;
 mod security_group_faults;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Changes in an account whose quotas are used up.
 
-use steerage_provider_api::{Compare, Progress, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 
-use super::driver::{apply, provider, standin_with, wanted};
+use super::driver::{apply, pause, provider, standin_with, wanted};
+use super::refused_listeners::{GOOD, MISSING, refusal, served, with_tls};
 use crate::standin::{Quotas, StandIn};
 
 fn registered(cloud: &StandIn) -> Vec<Vec<String>> {
@@ -51,6 +52,31 @@ async fn change_of_the_structure_goes_on_at_the_quota_of_targets() {
         let first = aws.apply(&more, Compare::Remembered).await.unwrap();
         assert!(matches!(first.progress, Progress::Again(_)), "{first:?}");
     }
+}
+
+/// The old port leaves for the new one, which AWS refuses.
+#[tokio::test(start_paused = true)]
+async fn listener_that_left_for_a_refused_one_is_put_back() {
+    let cloud = standin_with(1, Quotas::default());
+    let aws = provider(&cloud);
+    let ports = |all: std::ops::Range<u16>| all.map(|port| (port, 30000 + port)).collect::<Vec<_>>();
+    apply(&aws, &wanted(&ports(1..51), &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    // Of three new ports two are refused for the same cause.
+    let next = [ports(1..48), ports(90..91), ports(443..445)].concat();
+    let next = with_tls(wanted(&next, &[0]), "443,444", MISSING);
+    for compare in [Compare::Remembered, Compare::InPlace] {
+        let outcome = apply(&aws, &next, compare).await.unwrap();
+        let told = "Not served: ports 443, 444. Not requested any more, but served until AWS accepts the others: ports 49, 50.";
+        assert!(refusal(&outcome).1.contains(told), "{outcome:?}");
+        let at: Vec<u16> = served(&cloud).into_keys().collect();
+        assert_eq!(at, [(1..48).collect::<Vec<_>>(), vec![49, 50, 90]].concat());
+        assert!(served(&cloud).values().all(|(_, targets)| *targets == 1));
+        pause().await;
+    }
+    let accepted = LoadBalancer { annotations: with_tls(next.clone(), "443,444", GOOD).annotations, ..next };
+    assert_eq!(apply(&aws, &accepted, Compare::Remembered).await.unwrap().incomplete, None);
+    assert!([443, 444].iter().all(|port| served(&cloud).contains_key(port)) && served(&cloud).len() == 50);
 }
 
 #[tokio::test(start_paused = true)]

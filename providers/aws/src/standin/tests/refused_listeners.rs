@@ -280,6 +280,30 @@ async fn unknown_further_certificate_holds_up_no_other_port() {
     assert_eq!(changes(&cloud), [""; 0]);
 }
 
+/// At AWS's limit one leaves for another, which AWS refuses.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_left_for_a_refused_one_is_put_back() {
+    let many: Vec<String> = (0..25).map(|i| format!("arn:aws:acm:::n{i:02}")).collect();
+    let of = |others: &[String]| {
+        with_tls(wanted(&[(443, 30443)], &[0]), "*", &format!("{GOOD},{}", others.join(",")))
+    };
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    // 24 beside the default one, and one that somebody added.
+    apply(&aws, &of(&many[..24]), Compare::Remembered).await.unwrap();
+    cloud.change(|cloud| {
+        let tls = cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap();
+        tls.others.insert(many[24].clone());
+    });
+    pause().await;
+    let changed: Vec<String> = many[1..24].iter().cloned().chain([MISSING.to_owned()]).collect();
+    let outcome = apply(&aws, &of(&changed), Compare::InPlace).await.unwrap();
+    assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
+    let others = cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap().others;
+    assert_eq!(others, many.into_iter().collect());
+}
+
 /// Clients choose certificates by name: none goes while AWS refuses another one of the same listener.
 #[tokio::test(start_paused = true)]
 async fn listener_keeps_its_certificates_while_a_new_one_is_refused() {

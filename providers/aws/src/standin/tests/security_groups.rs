@@ -328,6 +328,43 @@ async fn targets_do_not_wait_for_ec2() {
     }
 }
 
+/// A change of targets comes with it, and each call to `ELBv2` may wait for half a minute.
+#[tokio::test(start_paused = true)]
+async fn removed_sources_do_not_wait_for_elb() {
+    let (cloud, aws) = in_place(&from(&[OFFICE, "198.51.100.0/24"]), Quotas::default()).await;
+    watch_rules(&cloud);
+    cloud.hang_elb(Some(Duration::from_secs(30)));
+    let lb = from(&[OFFICE]).with_nodes(own_set(&[1, 2]));
+    let change = aws.apply(&lb, Compare::Remembered);
+    let first = tokio::time::timeout(Duration::from_secs(5), change).await;
+    assert!(first.is_err() && group(&cloud).own == web(&[OFFICE]), "{:?}", group(&cloud).own);
+    // The answer to the abandoned call says nothing to the next one.
+    cloud.hang_elb(None);
+    pause().await;
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    assert_secured(&cloud, &web(&[OFFICE]), "at last");
+    assert_eq!(registered(&cloud), ["i-1", "i-2"]);
+    // Neither do targets wait for EC2.
+    cloud.fail_ec2(Some(""));
+    let outcome = aws.apply(&from(&[OFFICE]).with_nodes(own_set(&[3])), Compare::Remembered).await.unwrap();
+    assert_eq!((registered(&cloud), outcome.incomplete), (vec!["i-3".to_owned()], None));
+    assert_eq!(cloud.violations(), Vec::<String>::new());
+}
+
+/// EC2 fails once, and is asked no second time in the same try.
+#[tokio::test(start_paused = true)]
+async fn failed_removal_of_sources_is_reported_and_retried() {
+    let (cloud, aws) = in_place(&from(&[OFFICE, "198.51.100.0/24"]), Quotas::default()).await;
+    cloud.fail_ec2(Some(""));
+    let outcome = aws.apply(&from(&[OFFICE]), Compare::Remembered).await.unwrap();
+    let calls = cloud.take_calls().iter().filter(|call| call.kind.is_ec2()).count();
+    assert_eq!((calls, outcome.incomplete.map(|(reason, _)| reason)), (1, Some("ProviderUnavailable")));
+    assert!(matches!(outcome.progress, Progress::Again(_)));
+    cloud.fail_ec2(None);
+    apply(&aws, &from(&[OFFICE]), Compare::Remembered).await.unwrap();
+    assert_secured(&cloud, &web(&[OFFICE]), "at last");
+}
+
 /// AWS could not add the group later.
 #[tokio::test(start_paused = true)]
 async fn load_balancer_is_not_created_without_its_group() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::{FutureExt as _, StreamExt as _};
 use steerage_provider_api::{ADOPTION_REFUSED, Compare, LoadBalancer, Outcome, Progress, Provider as _};
 
-use super::driver::{apply, changes, delete, pause, set, standin, standin_with};
+use super::driver::{apply, changes, delete, pause, set, standin, standin_with, wanted};
 use super::security_groups::assert_empty;
 use super::shared::{has_ports, provider, sharing, watch};
 use super::zones;
@@ -90,6 +90,47 @@ async fn zone_leaves_for_all_services_only_after_the_hold() {
         let balancer = cloud.cloud().balancers.into_values().next().unwrap();
         assert_eq!(balancer.placed.into_keys().collect::<Vec<_>>(), ["subnet-b"]);
     }
+}
+
+/// Reads do not show another Service's change yet, so a comparison waits, and is made when they do.
+#[tokio::test(start_paused = true)]
+async fn postponed_comparison_is_not_forgotten() {
+    let text = r#"{"web": {"namespaces": ["*"], "annotations": {
+        "service.beta.kubernetes.io/aws-load-balancer-disable-nlb-sg": "true",
+        "service.beta.kubernetes.io/aws-load-balancer-subnets": "subnet-a,name-b"}}}"#;
+    let shared_load_balancers = shared::read(text, &config()).unwrap();
+    let cloud = standin(1);
+    zones::plant(&cloud);
+    pause().await;
+    let aws = Aws::over(Config { shared_load_balancers, ..config() }, Arc::clone(&cloud) as _);
+    let a = sharing("web", "a", 80);
+    let b = sharing("web", "b", 443);
+    let two = wanted(&[(443, 30_443), (444, 30_444)], &[0, 1]);
+    let two = LoadBalancer { owner: b.owner.clone(), annotations: b.annotations.clone(), ..two };
+    for lb in [&a, &two] {
+        apply(&aws, lb, Compare::Remembered).await.unwrap();
+    }
+    pause().await;
+    // The operator gives the name to a subnet of another zone.
+    cloud.change(|cloud| {
+        for found in &mut cloud.subnets {
+            let name = if found.id == "subnet-c" { "name-b" } else { "none" };
+            found.tags.insert("Name".to_owned(), name.to_owned());
+        }
+    });
+    pause().await;
+    aws.apply(&b, Compare::Remembered).await.unwrap();
+    let outcome = loop {
+        match aws.apply(&a, Compare::InPlace).await {
+            Ok(outcome) => break outcome,
+            // Reads show a part of the change.
+            Err(_) => tokio::time::sleep(Duration::from_secs(1)).await,
+        }
+    };
+    tokio::time::sleep(outcome.retry_refused.expect("a comparison that waits")).await;
+    apply(&aws, &a, Compare::Remembered).await.unwrap();
+    let balancer = cloud.cloud().balancers.into_values().next().unwrap();
+    assert_eq!(balancer.placed.into_keys().collect::<Vec<_>>(), ["subnet-a", "subnet-c"]);
 }
 
 /// Reads do not show what was just created: the wish to move is refused all the same.

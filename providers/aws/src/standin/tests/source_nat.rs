@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! UDP on load balancers with IPv6, which takes prefixes for source NAT.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use ipnet::Ipv6Net;
 use steerage_model::{Family, Protocol};
 use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 
-use super::driver::{apply, changes, delete, pause, provider, set, standin, wanted};
+use super::driver::{apply, changes, delete, pause, provider, set, standin, standin_with, wanted};
 use super::shared::{self, sharing};
 use super::zones;
 use crate::Aws;
@@ -16,10 +17,11 @@ use crate::annotations::{IP_ADDRESS_TYPE, SOURCE_NAT, SOURCE_NAT_PREFIXES, SUBNE
 use crate::client::{BalancerCalls as _, Tags};
 use crate::desired::tests::planned;
 use crate::ip_address_type::IpAddressType;
+use crate::reasons;
 use crate::source_nat::{Prefixes, SourceNat};
 use crate::standin::cloud::{Forward, NetworkLb};
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::{Cloud, StandIn};
+use crate::standin::{Cloud, Quotas, StandIn};
 
 const TCP: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
 const UDP: (Protocol, u16, u16) = (Protocol::Udp, 53, 30053);
@@ -249,6 +251,29 @@ async fn every_change_continues_after_a_crash() {
             }
         }
     }
+}
+
+/// No load balancer has UDP of both families: the present one goes when the next one only lacks its listener.
+#[tokio::test(start_paused = true)]
+async fn udp_stays_while_its_next_target_group_is_refused() {
+    let of_v4 = |nodes: &[usize]| {
+        let lb = planned(&[TCP, UDP]).with_nodes(set(nodes));
+        LoadBalancer { families: vec![Family::V4], ..lb }
+    };
+    let cloud = standin_with(1, Quotas { groups: 2, ..Quotas::default() });
+    zones::plant(&cloud);
+    let aws = provider(&cloud);
+    pause().await;
+    apply(&aws, &of_v4(&[0, 1]), Compare::Remembered).await.unwrap();
+    pause().await;
+    let ports = |cloud: &StandIn| {
+        let all = cloud.cloud().listeners.into_values().map(|found| (found.port, found.protocol));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    let before = ports(&cloud);
+    let error = apply(&aws, &service(&[TCP, UDP]), Compare::Remembered).await.unwrap_err();
+    assert_eq!((error.reason(), ports(&cloud)), (reasons::QUOTA_EXCEEDED, before), "{error}");
+    assert!(error.to_string().contains("Served, but not as requested: port"), "{error}");
 }
 
 /// A member without UDP takes nothing from one with it, nor from one that is about to get it.

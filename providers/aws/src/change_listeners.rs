@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The steps that AWS may refuse for one port: its target group, and its listener. The other ports follow all the same. `apply` calls it,
+//! and `refused_listeners` keeps the refusals.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::{Error, Owner};
+
+use crate::client::{Balancer, Tags};
+use crate::desired::Desired;
+use crate::diff::{ObservedGroup, Step, steps};
+use crate::ip_address_type::IpAddressType;
+use crate::observe::Resources;
+use crate::provider::Aws;
+use crate::put_back::{Room, is_refused};
+use crate::refused_answers::Asked;
+use crate::refused_listeners::{RefusedListeners, has_port};
+use crate::source_nat_sync::{self, brings_udp};
+use crate::state::ServiceState;
+use crate::wanted_targets::WantedTargets;
+use crate::{finish, reasons};
+
+/// The ports whose listeners would switch from a group with targets to one without, with that group.
+fn emptied<'a>(
+    steps: &[Step],
+    resources: &'a Resources,
+    entry: &ServiceState,
+) -> Vec<(u16, &'a String, &'a ObservedGroup)> {
+    let has_targets = |arn: &str| entry.registered.get(arn).is_none_or(|known| !known.is_empty());
+    let found = steps.iter().filter_map(|step| {
+        let Step::SwitchListener { arn, group, .. } = step else { return None };
+        let (name, next) = resources.groups.get_key_value(group)?;
+        let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
+        let present = listener.group_arn.as_deref().filter(|present| *present != next.arn)?;
+        (has_targets(present) && !has_targets(&next.arn)).then_some((listener.port, name, next))
+    });
+    found.collect()
+}
+
+/// Holds the listeners that would lose their last target.
+pub(crate) fn hold_emptied(
+    steps: &[Step],
+    targets: &WantedTargets,
+    resources: &Resources,
+    entry: &ServiceState,
+    refused: &mut RefusedListeners,
+) -> Result<(), Error> {
+    for (port, name, group) in emptied(steps, resources, entry) {
+        let wanted = targets.of(name, group);
+        // Slices may lack a changed port of pods for a moment. Where no node is wanted, none will come.
+        if !group.has_pods && wanted.is_none_or(BTreeMap::is_empty) {
+            continue;
+        }
+        let mut refusals =
+            wanted.into_iter().flatten().filter_map(|(id, _)| Some((id, entry.refused_targets.reason(id)?)));
+        let Some((id, why)) = refusals.next() else {
+            refused.wait_for_targets(port);
+            continue;
+        };
+        let message = format!(
+            "AWS refuses all new targets. The load balancer keeps its present ones. {}",
+            finish::refusal(id, why)
+        );
+        refused.note_targets(port, Error::invalid(reasons::ALL_TARGETS_REFUSED, message))?;
+    }
+    Ok(())
+}
+
+impl Aws {
+    /// Creates the target groups that are missing, as far as AWS accepts them.
+    pub(crate) async fn create_groups(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        (balancer, tags): (&Balancer, &Tags),
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+        refused: &mut RefusedListeners,
+    ) -> Result<(), Error> {
+        for step in steps(wanted, &resources.groups, &resources.listeners, resources.foreign_listeners.len())
+        {
+            let Step::CreateGroup(group) = &step else { continue };
+            let (name, asked) = (group.name.clone(), Asked::Group);
+            let done = if let Some(error) = entry.refused_answers.expected(&asked) {
+                Err(error)
+            } else {
+                let done = self.step(owner, step, balancer, tags, resources, entry).await;
+                done.inspect_err(|error| entry.refused_answers.note(asked, error))
+            };
+            if let Err(error) = done {
+                refused.note_group(&name, wanted, resources, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the steps of listeners, as far as AWS accepts them.
+    pub(crate) async fn change_listeners(
+        &self,
+        owner: &Owner,
+        (wanted, others): (&Desired, &[Step]),
+        (balancer, tags): (&Balancer, &Tags),
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+        refused: &mut RefusedListeners,
+    ) -> Result<(), Error> {
+        let mut is_udp_refused = false;
+        let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
+        let mut room = Room::of(others);
+        for step in source_nat_sync::in_order(others, wanted, balancer).filter(|step| !deletes_group(step)) {
+            if room.holds(step) || refused.holds(step, resources) {
+                continue;
+            }
+            let asked = Asked::of(step);
+            if let Some(error) = asked.as_ref().and_then(|asked| entry.refused_answers.expected(asked)) {
+                refused.note(step, resources, Err(error))?;
+                continue;
+            }
+            let left = room.before(step, resources).cloned();
+            if let Some(left) = &left {
+                let step = Step::DeleteListener { arn: left.arn.clone() };
+                self.step(owner, step, balancer, tags, resources, entry).await?;
+            }
+            let done = async {
+                if brings_udp(step) {
+                    self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
+                    if wanted.ip_address_type == IpAddressType::DualStack {
+                        self.enable_source_nat(owner, wanted, resources, entry).await?;
+                    }
+                }
+                self.step(owner, step.clone(), balancer, tags, resources, entry).await
+            };
+            let done = done.await;
+            let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
+            if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
+                entry.refused_answers.note(asked, error);
+            }
+            if is_refused(&done) {
+                if let Some(left) = left.filter(|_| !is_made) {
+                    self.put_back_listener(owner, left, (balancer, tags), resources, entry).await?;
+                }
+                if let Some((listener, certificates)) = room.certificates(step) {
+                    let again = self.add_certificates(listener, certificates.clone(), resources, entry).await;
+                    // Some may find no room.
+                    again
+                        .or_else(|error| if is_refused(&Err(error.clone())) { Ok(()) } else { Err(error) })?;
+                }
+            } else {
+                room.note(step);
+            }
+            is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
+            refused.note(step, resources, done)?;
+        }
+        // Somebody may have turned source NAT off.
+        entry.source_nat.must_read |= is_udp_refused;
+        Ok(())
+    }
+}
