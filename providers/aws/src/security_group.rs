@@ -256,7 +256,7 @@ fn switch(lb: &LoadBalancer, name: &str, (on, off): (&str, &str)) -> Result<bool
 /// client can use needs no rule.
 fn sources(lb: &LoadBalancer, ip_address_type: IpAddressType) -> Result<BTreeSet<Source>, Error> {
     let (ranges, origin) = if lb.source_ranges.is_empty() {
-        (annotation_ranges(&lb.annotations)?, SOURCE_RANGES)
+        (annotation::source_ranges(&lb.annotations)?, SOURCE_RANGES)
     } else {
         (lb.source_ranges.clone(), "spec.loadBalancerSourceRanges")
     };
@@ -285,7 +285,7 @@ pub(crate) fn requested_of(lb: &LoadBalancer) -> Result<Requested, Error> {
 }
 
 fn requested_from(ranges: &[IpNet], annotations: &BTreeMap<String, String>) -> Result<Requested, Error> {
-    let of_annotation = if ranges.is_empty() { annotation_ranges(annotations)? } else { Vec::new() };
+    let of_annotation = if ranges.is_empty() { annotation::source_ranges(annotations)? } else { Vec::new() };
     let ranges = ranges.iter().chain(&of_annotation).map(|range| Source::Range(range.trunc()));
     let mut sources: BTreeSet<Source> = ranges.collect();
     let lists = prefix_lists(annotations);
@@ -311,25 +311,6 @@ fn prefix_lists(annotations: &BTreeMap<String, String>) -> Result<Vec<String>, E
     };
     let ids = text.split(',').map(|item| id(item.trim()));
     ids.collect()
-}
-
-fn annotation_ranges(annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet>, Error> {
-    let Some(text) = annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
-    if text.trim().is_empty() {
-        return Ok(Vec::new());
-    }
-    // An empty item is no range: a list of them would admit everybody.
-    let parsed = |item: &str| {
-        item.trim().parse().map_err(|_| {
-            let problem = format!("has the wrong value `{}`", shown(item));
-            annotation::invalid(
-                SOURCE_RANGES,
-                &problem,
-                "Use ranges such as 192.0.2.0/24 or 2001:db8::/32, separated by commas.",
-            )
-        })
-    };
-    text.split(',').map(parsed).collect()
 }
 
 /// The security group of an owner's load balancer. Each UID of a Service has its own: one that AWS releases late is in nobody's way.

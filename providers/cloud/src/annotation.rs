@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ipnet::IpNet;
 use steerage_model::shown;
 use steerage_provider_api::Error;
 
@@ -35,6 +36,29 @@ pub fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a st
     let nearest = known.min_by_key(|known| strsim::levenshtein(&key, known)).unwrap_or_default();
     let problem = format!("names the unknown attribute {key}. The nearest known one is {nearest}");
     invalid(name, &problem, "Correct or remove the attribute.")
+}
+
+/// The annotation that every cloud's controllers read as `spec.loadBalancerSourceRanges`.
+pub const SOURCE_RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
+
+/// The ranges of [`SOURCE_RANGES`]; none without it, and if it is empty.
+pub fn source_ranges(annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet>, Error> {
+    let Some(text) = annotations.get(SOURCE_RANGES) else { return Ok(Vec::new()) };
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    // An empty item is no range: a list of them would admit everybody.
+    let parsed = |item: &str| {
+        item.trim().parse().map_err(|_| {
+            let problem = format!("has the wrong value `{}`", shown(item));
+            invalid(
+                SOURCE_RANGES,
+                &problem,
+                "Use ranges such as 192.0.2.0/24 or 2001:db8::/32, separated by commas.",
+            )
+        })
+    };
+    text.split(',').map(parsed).collect()
 }
 
 /// The items of a list, trimmed, without empty ones.

@@ -5,7 +5,7 @@
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
 //! being asked again. [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
 //! again their turns, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
-//! It makes no call to a cloud and knows no cloud's types; a provider of a cloud uses it, the edge's does not.
+//! It makes no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
 pub mod annotation;
 mod api_metrics;

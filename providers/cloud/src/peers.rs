@@ -24,7 +24,8 @@ pub struct PeerAnnotation {
 pub struct PeerAnnotations {
     /// All names start with it.
     pub prefix: &'static str,
-    /// What follows where an annotation certainly concerns a load balancer of the cloud, so that an unknown name is an error.
+    /// What follows where an annotation certainly concerns a load balancer of the cloud, so that an unknown name is an error. Nothing if
+    /// no annotation does.
     pub own: &'static str,
     /// Those that the provider does not read.
     pub unread: &'static [PeerAnnotation],
@@ -56,7 +57,9 @@ impl PeerAnnotations {
             match self.unread.iter().find(is_it) {
                 Some(peer) if peer.accepted.contains(&value.trim()) => {}
                 Some(peer) => return Err(refused(name, peer)),
-                None if suffix.starts_with(self.own) => return Err(self.unknown(name, read)),
+                None if !self.own.is_empty() && suffix.starts_with(self.own) => {
+                    return Err(self.unknown(name, read));
+                }
                 None if compared >= MAX_COMPARED => {}
                 None => {
                     compared += 1;

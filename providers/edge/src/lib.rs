@@ -33,6 +33,8 @@ pub use pool::{Pool, Range};
 pub use pool_metrics::register_sample_metrics;
 pub use provider::{EdgeProvider, OBJECT_NOT_OWNED, capabilities};
 
+use steerage_provider_cloud::reasons;
+
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
     (NO_ADDRESS_POOL, "There is no AddressPool.", "Create one in Steerage's namespace."),
@@ -56,6 +58,17 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         INVALID_ADDRESS,
         "The requested addresses do not fit `spec.ipFamilies`.",
         "Request at most one address of each family in `spec.ipFamilies`.",
+    ),
+    (
+        reasons::INVALID_ANNOTATION,
+        "The annotation `service.beta.kubernetes.io/load-balancer-source-ranges` has something that is no range. The controller gives \
+         the same reason for its own annotations.",
+        "Use ranges such as `192.0.2.0/24`, separated by commas.",
+    ),
+    (
+        reasons::UNKNOWN_ANNOTATION,
+        "An annotation `service.beta.kubernetes.io/…` has almost the name of one that the edge reads.",
+        "Correct the name; the message has the nearest known one.",
     ),
     (
         spec::TOO_MANY_SOURCE_RANGES,

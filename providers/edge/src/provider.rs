@@ -269,6 +269,10 @@ impl Provider for EdgeProvider {
         capabilities()
     }
 
+    fn source_annotations(&self) -> &'static [&'static str] {
+        sources::READ
+    }
+
     /// One write: the edge compares the whole object, and keeps the last targets until probes have decided about new ones.
     async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
         self.shared.activate().await?;
@@ -364,7 +368,8 @@ impl Provider for EdgeProvider {
                 spec::object_name(owner)
             )));
         };
-        let (source_ranges, admitted) = sources::restricted(&content.spec.source_ranges, &requested.ranges);
+        let ranges = sources::requested(&requested.ranges, &requested.annotations)?;
+        let (source_ranges, admitted) = sources::restricted(&content.spec.source_ranges, &ranges);
         let wanted = EdgeLoadBalancerSpec { source_ranges, ..content.spec.clone() };
         self.change(owner, &entry, &wanted).await?;
         Ok(Some(admitted))

@@ -1,15 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The source ranges of an object whose Service is refused. Pure.
+//! The source ranges that a Service requests, and those that its object keeps while the Service is refused. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use steerage_edge_api::MAX_SOURCE_RANGES;
-use steerage_provider_api::{AdmittedSources, intersection};
+use steerage_provider_api::{AdmittedSources, Error, intersection};
+use steerage_provider_cloud::{PeerAnnotations, annotation};
 
 /// Ranges that no client has. An empty list would admit everybody.
 const NOBODY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+
+/// The annotations that the edge reads, and their typing errors, which would leave a Service open to all clients.
+const ANNOTATIONS: PeerAnnotations =
+    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "", unread: &[] };
+/// The annotations that say who may connect.
+pub(crate) const READ: &[&str] = &[annotation::SOURCE_RANGES];
+
+/// The source ranges that a Service requests by its field or, without it, by the annotation.
+pub(crate) fn requested(
+    field: &[IpNet],
+    annotations: &BTreeMap<String, String>,
+) -> Result<Vec<IpNet>, Error> {
+    if field.is_empty() { annotation::source_ranges(annotations) } else { Ok(field.to_vec()) }
+}
+
+/// The same of a Service that is to be served.
+pub(crate) fn checked(field: &[IpNet], annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet>, Error> {
+    ANNOTATIONS.check(annotations, READ)?;
+    requested(field, annotations)
+}
 
 /// The source ranges of an object without the clients that `requested` does not admit, if a load balancer of the edge can have so many,
 /// and whom they admit. An empty list admits everybody, and a range that cannot be read nobody.
@@ -89,6 +110,29 @@ mod tests {
             assert_eq!(found, left, "{present:?} {requested:?}");
             let text = admitted.to_string();
             assert!(text.starts_with(told), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_come_from_the_field_or_the_annotation() {
+        let range = |text: &str| vec![text.parse::<IpNet>().expect("range")];
+        let of = |field: &[IpNet], name: &str, value: &str| {
+            checked(field, &BTreeMap::from([(name.to_owned(), value.to_owned())]))
+                .map_err(|error| error.reason().to_owned())
+        };
+        let name = annotation::SOURCE_RANGES;
+        let field = range("192.0.2.0/24");
+        assert_eq!(of(&field, name, "10.0.0.0/8"), Ok(field.clone()), "the field wins");
+        assert_eq!(of(&[], name, "10.0.0.0/8"), Ok(range("10.0.0.0/8")));
+        assert_eq!(of(&[], name, " "), Ok(Vec::new()));
+        assert_eq!(of(&[], name, "10.0.0.0/33"), Err("InvalidAnnotation".to_owned()));
+        for typo in ["load-balancer-source-range", "loadbalancer-source-ranges"] {
+            let name = format!("service.beta.kubernetes.io/{typo}");
+            assert_eq!(of(&field, &name, "10.0.0.0/8"), Err("UnknownAnnotation".to_owned()), "{typo}");
+        }
+        for other in ["aws-load-balancer-scheme", "azure-load-balancer-internal", "external-traffic"] {
+            let name = format!("service.beta.kubernetes.io/{other}");
+            assert_eq!(of(&[], &name, "10.0.0.0/8"), Ok(Vec::new()), "{other}");
         }
     }
 

@@ -68,7 +68,8 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
     let group = lb.group(&GroupKey::Vip).ok_or_else(|| {
         Error::Unavailable("no target group is planned that the edge reaches by VIP".to_owned())
     })?;
-    check_source_ranges(&lb.source_ranges)?;
+    let source_ranges = sources::checked(&lb.source_ranges, &lb.annotations)?;
+    check_source_ranges(&source_ranges)?;
     let service = &lb.owner.service;
     let (namespace, name) = (service.namespace().to_owned(), service.name().to_owned());
     Ok(api::EdgeLoadBalancerSpec {
@@ -79,7 +80,7 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
         affinity: group.affinity.map(|affinity| api::Affinity {
             timeout_seconds: u32::try_from(affinity.timeout.as_secs()).unwrap_or(u32::MAX),
         }),
-        source_ranges: lb.source_ranges.iter().map(ToString::to_string).collect(),
+        source_ranges: source_ranges.iter().map(ToString::to_string).collect(),
         node_set: None,
         targets: Vec::new(),
     })
