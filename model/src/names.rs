@@ -44,11 +44,28 @@ pub const SERVING: &str = "steerage.dev/Serving";
 /// Condition: the load balancer works, but a request of the user is not met.
 pub const DEGRADED: &str = "steerage.dev/Degraded";
 
-/// Prefixes of the annotations that projections keep.
-pub const KEPT_ANNOTATIONS: [&str; 5] = [
-    PREFIX,
+/// Prefixes of the annotations that projections keep in any case.
+const KEPT_PREFIXES: [&str; 4] = [
     "service.alpha.kubernetes.io/",
     "service.beta.kubernetes.io/",
     "loadbalancer.openstack.org/",
     TRIGGER_TIME,
 ];
+
+/// Whether an annotation is of Steerage, or was meant to be: its domain begins with `steerage`, as that of `steerage.io/paused`.
+pub fn is_of_steerage(annotation: &str) -> bool {
+    annotation.split_once('/').is_some_and(|(domain, _)| domain.split('.').next() == Some("steerage"))
+}
+
+/// The name of an annotation after its domain, if that is one of Kubernetes, such as `service.kubernetes.io`.
+pub fn name_at_kubernetes(annotation: &str) -> Option<&str> {
+    let (domain, name) = annotation.split_once('/')?;
+    (domain == "kubernetes.io" || domain.ends_with(".kubernetes.io")).then_some(name)
+}
+
+/// Whether projections keep an annotation: those that something reads, and those that look as if something did.
+pub fn is_kept(annotation: &str) -> bool {
+    KEPT_PREFIXES.iter().any(|prefix| annotation.starts_with(prefix))
+        || is_of_steerage(annotation)
+        || name_at_kubernetes(annotation).is_some_and(|name| name.contains("load-balancer"))
+}

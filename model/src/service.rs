@@ -197,7 +197,7 @@ pub struct Service {
     pub allocate_node_ports: bool,
     /// Whether `spec.selector` is set. Without one the user writes the endpoints.
     pub has_selector: bool,
-    /// The annotations under [`names::KEPT_ANNOTATIONS`].
+    /// The annotations that [`names::is_kept`] keeps.
     pub annotations: BTreeMap<String, String>,
     /// The value of the label [`names::PROXY_NAME_LABEL`].
     pub proxy_name: Option<String>,

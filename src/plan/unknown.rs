@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Annotations of Steerage that nobody knows: typing errors, and those of other versions.
 
-use steerage_model::{Service, annotations};
+use steerage_model::{Service, annotations, names};
 
 /// All names of Steerage's own annotations begin with it.
 const PREFIX: &str = "steerage.dev/";
 /// Names that are looked at: whoever writes thousands gets no more attention.
 const SHOWN: usize = 5;
-
-/// Whether the name is one of Steerage's own annotations, or was meant to be one, as `steerage.io/paused`.
-fn is_own(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(domain, _)| domain.split('.').next() == Some("steerage"))
-}
 
 /// What to tell of each unknown annotation.
 pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = String> {
@@ -29,7 +24,7 @@ pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = Str
 fn unknown_annotations(service: &Service) -> Vec<(&str, Option<&'static str>)> {
     let known = || annotations::ALL.iter().map(|known| known.name).filter(|name| name.starts_with(PREFIX));
     let names = service.annotations.keys().map(String::as_str);
-    let unknown = names.filter(|name| is_own(name) && known().all(|known| known != *name));
+    let unknown = names.filter(|name| names::is_of_steerage(name) && known().all(|known| known != *name));
     let last = |name: &str| name.split_once('/').map_or(String::new(), |(_, last)| last.to_owned());
     let distance = |name: &str, known: &str| strsim::levenshtein(&last(name), &last(known));
     let nearest = |name: &str| {

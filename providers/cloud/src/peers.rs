@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use steerage_model::names;
 use steerage_provider_api::Error;
 
 use crate::reasons;
@@ -47,7 +48,12 @@ impl PeerAnnotations {
     pub fn check(&self, annotations: &BTreeMap<String, String>, read: &[&'static str]) -> Result<(), Error> {
         let mut compared = 0;
         for (name, value) in annotations {
-            let Some(suffix) = name.strip_prefix(self.prefix) else { continue };
+            let Some(suffix) = name.strip_prefix(self.prefix) else {
+                if self.is_at_other_domain(name, read) {
+                    return Err(self.unknown(name, read));
+                }
+                continue;
+            };
             if read.contains(&name.as_str()) {
                 continue;
             }
@@ -70,6 +76,17 @@ impl PeerAnnotations {
             }
         }
         Ok(())
+    }
+
+    /// Whether the name is a known one at another domain of Kubernetes, such as `service.kubernetes.io/load-balancer-source-ranges`.
+    fn is_at_other_domain(&self, name: &str, read: &[&'static str]) -> bool {
+        let Some(last) = names::name_at_kubernetes(name).filter(|_| self.prefix.ends_with(".kubernetes.io/"))
+        else {
+            return false;
+        };
+        let mut known = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
+        let is_own = !self.own.is_empty() && last.starts_with(self.own);
+        is_own || known.any(|known| known == last) || self.unread.iter().any(|peer| peer.suffix == last)
     }
 
     /// Whether the name is almost a known one: nothing else would tell its author that it has no effect.
@@ -148,5 +165,29 @@ mod tests {
         assert_eq!(reason, "UnknownAnnotation");
         assert!(message.contains(READ[0]), "{message}");
         assert_eq!(checked("azure-load-balancer-internal", "true"), Ok(()));
+    }
+
+    #[test]
+    fn known_names_at_other_domains_are_refused() {
+        let checked = |name: &str| PEERS.check(&BTreeMap::from([(name.to_owned(), String::new())]), READ);
+        for name in [
+            "service.kubernetes.io/aws-load-balancer-scheme",
+            "service.alpha.kubernetes.io/aws-load-balancer-internal",
+            "services.beta.kubernetes.io/aws-load-balancer-type",
+            "beta.kubernetes.io/aws-load-balancer-scheme",
+        ] {
+            let error = checked(name).unwrap_err();
+            assert_eq!(error.reason(), "UnknownAnnotation", "{name}");
+            assert!(names::is_kept(name), "it is never seen: {name}");
+        }
+        for name in [
+            "service.kubernetes.io/topology-mode",
+            "alb.ingress.kubernetes.io/actions.web",
+            "alb.ingress.kubernetes.io/load-balancer-attributes",
+            "example.org/aws-load-balancer-scheme",
+            "kubernetes.io/service-name",
+        ] {
+            assert!(checked(name).is_ok(), "{name}");
+        }
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Meta {
     pub(super) annotations: Annotations,
 }
 
-/// The annotations under [`names::KEPT_ANNOTATIONS`]. The others, some of them long, are skipped.
+/// The annotations that [`names::is_kept`] keeps. The others, some of them long, are skipped.
 #[derive(Debug, Default)]
 pub(super) struct Annotations(pub(super) BTreeMap<String, String>);
 
@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Annotations {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
                 let mut kept = BTreeMap::new();
                 while let Some(Name(name)) = map.next_key()? {
-                    if names::KEPT_ANNOTATIONS.iter().any(|prefix| name.starts_with(prefix)) {
+                    if names::is_kept(&name) {
                         kept.insert(name.into_owned(), map.next_value()?);
                     } else {
                         map.next_value::<IgnoredAny>()?;

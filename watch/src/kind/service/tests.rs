@@ -23,6 +23,9 @@ fn service_is_projected_completely() {
             "labels": { "app": "web", "service.kubernetes.io/service-proxy-name": "steerage" },
             "annotations": {
                 "steerage.dev/steering": "api",
+                "steerage.io/paused": "true",
+                "service.kubernetes.io/load-balancer-source-ranges": "10.0.0.0/8",
+                "service.kubernetes.io/topology-mode": "Auto",
                 "service.beta.kubernetes.io/external-traffic": "OnlyLocal",
                 "service.alpha.kubernetes.io/healthcheck-nodeport": "31000",
                 "kubectl.kubernetes.io/last-applied-configuration": "{\"long\": true}"
@@ -73,6 +76,9 @@ fn service_is_projected_completely() {
     want.families = vec![Family::V4, Family::V6];
     want.allocate_node_ports = false;
     want.annotations = [
+        // Nothing reads these two; their author is told.
+        ("steerage.io/paused", "true"),
+        ("service.kubernetes.io/load-balancer-source-ranges", "10.0.0.0/8"),
         ("steerage.dev/steering", "api"),
         ("service.beta.kubernetes.io/external-traffic", "OnlyLocal"),
         ("service.alpha.kubernetes.io/healthcheck-nodeport", "31000"),
