@@ -57,8 +57,8 @@ impl OpenStack {
             && complete.owner == *owner
             && complete.wanted == reduced
         {
-            let ingress = complete.ingress.clone();
-            return Ok(finished(entry, &nodes, wanted.refused, ingress));
+            let (ingress, incomplete) = (complete.ingress.clone(), complete.incomplete.clone());
+            return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
         }
         if compare == Compare::InPlace && entry.complete.is_some() {
             entry.forget();
@@ -72,11 +72,15 @@ impl OpenStack {
         check_kept(&tree.balancer, &wanted)?;
         for _ in 0..=MAX_REFUSED {
             let Some(step) = diff(owner, &tree, &reduced)?.into_iter().next() else {
-                let ingress = self.ensure_address(owner, &wanted, &tree.balancer).await?;
+                let (ingress, incomplete) = self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
                 entry.note_working();
-                entry.complete =
-                    Some(Complete { owner: owner.clone(), wanted: reduced, ingress: ingress.clone() });
-                return Ok(finished(entry, &nodes, wanted.refused, ingress));
+                entry.complete = Some(Complete {
+                    owner: owner.clone(),
+                    wanted: reduced,
+                    ingress: ingress.clone(),
+                    incomplete: incomplete.clone(),
+                });
+                return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
             };
             if self.make(&step, entry, &nodes).await? {
                 break;

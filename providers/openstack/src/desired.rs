@@ -43,6 +43,8 @@ pub(crate) struct Desired {
     /// Whether the Service names the subnet itself.
     pub(crate) is_subnet_requested: bool,
     pub(crate) address: WantedAddress,
+    /// Whether the Service itself asks for no floating IP, or for one of a network. Otherwise a flag does, and a present one stays.
+    pub(crate) is_address_requested: bool,
     pub(crate) has_proxy_protocol: bool,
     pub(crate) listeners: Vec<WantedListener>,
     /// Tags of listeners and monitors.
@@ -139,6 +141,12 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
             pool,
         });
     }
+    let address = address(lb, family, &options, config)?;
+    let is_address_requested = match &address {
+        WantedAddress::Internal(_) => options.internal == Some(true) || family == Family::V6,
+        WantedAddress::Floating { .. } => options.floating_network.is_some(),
+        WantedAddress::Given(_) => true,
+    };
     Ok(Desired {
         name: name(&["load-balancer"]),
         tags: marks::of_balancer(&config.cluster, &lb.owner),
@@ -146,7 +154,8 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
         family,
         subnet: options.subnet.clone(),
         is_subnet_requested: lb.annotations.contains_key(annotations::SUBNET),
-        address: address(lb, family, &options, config)?,
+        address,
+        is_address_requested,
         has_proxy_protocol: options.proxy_protocol.is_some(),
         listeners,
         part_tags: marks::of_part(&lb.owner),

@@ -18,11 +18,12 @@ use steerage_provider_api::{
 };
 use steerage_provider_cloud::{ApiMetrics, Keyed};
 
+use crate::address::Used;
 use crate::apply::{Present, again, refusals};
 use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
-use crate::desired::{Members, Nodes, WantedAddress, desired, members};
+use crate::desired::{Members, Nodes, desired, members};
 use crate::diff::{diff, member_step};
 use crate::paced::Paced;
 use crate::state::{ServiceState, Tree};
@@ -269,14 +270,15 @@ impl Provider for OpenStack {
             }
         }
         let ours = self.own_floating_ips(&lb.owner).await?;
-        let is_attached = ours.iter().any(|ip| ip.port_id == balancer.vip_port_id);
-        match &wanted.address {
-            WantedAddress::Floating { .. } if !is_attached => lines.push("floating IP: attached".to_owned()),
-            WantedAddress::Internal(_) | WantedAddress::Given(_) if !ours.is_empty() => {
-                lines.push("floating IP: deleted".to_owned());
+        let plan = self.plan_address(lb, &wanted, &balancer, ours).await?;
+        match plan.used {
+            Used::New { .. } => lines.push("floating IP: created".to_owned()),
+            Used::Existing(ip) if ip.port_id != balancer.vip_port_id => {
+                lines.push(format!("floating IP {}: attached", ip.address));
             }
-            _ => {}
+            Used::Vip | Used::Existing(_) => {}
         }
+        lines.extend(plan.dropped.iter().map(|ip| format!("floating IP {}: deleted", ip.address)));
         Ok(Some(lines))
     }
 

@@ -130,6 +130,18 @@ pub(crate) struct Complete {
     pub(crate) owner: Owner,
     pub(crate) wanted: Desired,
     pub(crate) ingress: Vec<Ingress>,
+    /// Why the address is not what was asked for.
+    pub(crate) incomplete: Option<(&'static str, String)>,
+}
+
+/// The address that was in place last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Addressed {
+    /// UID of the Service.
+    pub(crate) uid: String,
+    pub(crate) address: IpAddr,
+    /// Whether it was a floating IP of the user.
+    pub(crate) is_given: bool,
 }
 
 /// Everything that is remembered of a Service.
@@ -142,6 +154,7 @@ pub(crate) struct ServiceState {
     /// When a change was sent whose end is not known.
     pub(crate) changing: Option<Instant>,
     pub(crate) complete: Option<Complete>,
+    pub(crate) addressed: Option<Addressed>,
     /// Members that Octavia refuses.
     pub(crate) refused: Refusals<IpAddr>,
     /// Load balancers that were remade one after the other, and until when the next one waits.
