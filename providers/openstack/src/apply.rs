@@ -172,10 +172,12 @@ impl OpenStack {
                 if is_of_members && note_refused(&failure, nodes, &mut entry.refused) {
                     return Ok(false);
                 }
+                entry.note_failed();
                 return Err(failure.into());
             }
         };
         tracing::info!(change = %step, "load balancer changed");
+        entry.note_made(step);
         entry.sent();
         let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
         entry.is_verified &= is_certain;
@@ -376,7 +378,27 @@ fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::Protocol;
+
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, settle};
+
+    const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
+
+    #[tokio::test(start_paused = true)]
+    async fn change_that_failed_is_made_when_octavia_works_again() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+        let changed = planned(&[WEB], &[1, 2]);
+        for _ in 0..4 {
+            cloud.fail("PUT members", 500, "oops");
+            assert_eq!(settle(&provider, &changed).await.unwrap_err().reason(), "ProviderUnavailable");
+        }
+        settle(&provider, &changed).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+    }
 
     #[test]
     fn addresses_are_found_in_messages() {

@@ -240,12 +240,6 @@ mod tests {
 
     const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
 
-    fn cloud() -> Scripted {
-        let cloud = Scripted::default();
-        cloud.add("subnets", &json!({ "id": "subnet", "cidr": "10.0.0.0/24", "ip_version": 4 }));
-        cloud
-    }
-
     fn web() -> LoadBalancer {
         planned(&[WEB], &[1])
     }
@@ -260,7 +254,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn own_address_that_its_service_requests_becomes_the_users() {
-        let cloud = cloud();
+        let cloud = Scripted::new();
         let provider = cloud.provider();
         let address = served(&provider, &web()).await;
         let pinned = requesting(address);
@@ -278,7 +272,7 @@ mod tests {
     /// The old address serves until the new one does.
     #[tokio::test(start_paused = true)]
     async fn failed_replacement_leaves_the_old_address() {
-        let cloud = cloud();
+        let cloud = Scripted::new();
         let provider = cloud.provider();
         let address = served(&provider, &web()).await;
         let mut moved = LoadBalancer { published: vec![address], ..web() };
@@ -311,7 +305,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn lost_flag_keeps_the_address_and_says_so() {
-        let cloud = cloud();
+        let cloud = Scripted::new();
         let address = served(&cloud.provider(), &web()).await;
         cloud.writes();
         let provider = cloud.provider_with(|config| config.floating_network = None);
@@ -326,7 +320,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn others_floating_ips_are_neither_taken_nor_detached() {
-        let cloud = cloud();
+        let cloud = Scripted::new();
         let provider = cloud.provider();
         let other = Owner { uid: "u2".to_owned(), ..web().owner };
         let elsewhere = steerage_provider_cloud::ClusterId { name: "x".to_owned(), uid: "c2".to_owned() };
@@ -355,7 +349,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn address_without_its_description_stays() {
         for is_remembered in [true, false] {
-            let cloud = cloud();
+            let cloud = Scripted::new();
             let provider = cloud.provider();
             let address = served(&provider, &web()).await;
             cloud.set(

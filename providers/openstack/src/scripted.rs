@@ -42,6 +42,13 @@ struct Objects {
 pub(crate) struct Scripted(Arc<Mutex<Objects>>);
 
 impl Scripted {
+    /// One with the subnet of VIPs.
+    pub(crate) fn new() -> Self {
+        let cloud = Self::default();
+        cloud.add("subnets", &json!({ "id": "subnet", "cidr": "10.0.0.0/24", "ip_version": 4 }));
+        cloud
+    }
+
     pub(crate) fn provider(&self) -> OpenStack {
         self.provider_with(|_| {})
     }

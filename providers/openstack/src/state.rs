@@ -163,12 +163,14 @@ pub(crate) struct ServiceState {
     pub(crate) kept_vip: Option<IpAddr>,
     /// A VIP that the subnet does not give any more.
     pub(crate) refused_vip: Option<IpAddr>,
-    /// The last change, and how often it was made in a row.
-    last: Option<(Step, u32)>,
+    /// The last accepted change, how often it was accepted in a row, and when.
+    last: Option<(Step, u32, Instant)>,
 }
 
 /// Octavia accepts a change and does not show it: after so many times it is left for later.
 const MAX_REPEATS: u32 = 3;
+/// How much later.
+const REPEAT_WAIT: Duration = Duration::from_mins(5);
 
 impl ServiceState {
     /// The owner's load balancer, if it is known.
@@ -181,15 +183,28 @@ impl ServiceState {
         (self.tree, self.is_verified, self.changing, self.complete) = (None, false, None, None);
     }
 
-    /// A change is about to be made. False if it was made again and again.
+    /// Whether a change may be made now: not if it was accepted again and again a moment ago.
     pub(crate) fn may_make(&mut self, step: &Step) -> bool {
-        let count = self.last.as_ref().filter(|(last, _)| last == step).map_or(0, |(_, count)| *count);
-        self.last = Some((step.clone(), count + 1));
-        if count > 0 {
-            // Its answer did not show what it made.
-            self.is_verified = false;
+        let repeats = self.last.as_ref().filter(|(last, ..)| last == step);
+        let Some((count, at)) = repeats.map(|(_, count, at)| (*count, *at)) else { return true };
+        // Its answer did not show what it made.
+        self.is_verified = false;
+        if at.elapsed() >= REPEAT_WAIT {
+            self.last = None;
+            return true;
         }
         count < MAX_REPEATS
+    }
+
+    /// A change was accepted.
+    pub(crate) fn note_made(&mut self, step: &Step) {
+        let count = self.last.as_ref().filter(|(last, ..)| last == step).map_or(0, |(_, count, _)| *count);
+        self.last = Some((step.clone(), count + 1, Instant::now()));
+    }
+
+    /// A change was refused, or nobody knows: only changes that are accepted in a row count.
+    pub(crate) fn note_failed(&mut self) {
+        self.last = None;
     }
 
     /// A change was sent.
@@ -246,16 +261,24 @@ mod tests {
         assert!(state.may_remake());
     }
 
-    #[test]
-    fn change_without_effect_is_left_for_later() {
+    #[tokio::test(start_paused = true)]
+    async fn change_without_effect_is_left_for_later() {
         let step = |id: &str| Step::DeletePool { id: id.to_owned(), name: String::new() };
         let mut state = ServiceState { is_verified: true, ..ServiceState::default() };
-        let made = [(); 4].map(|()| {
-            let may = state.may_make(&step("a"));
+        let mut make = |id: &str| {
+            let may = state.may_make(&step(id));
+            if may {
+                state.note_made(&step(id));
+            }
             (may, std::mem::replace(&mut state.is_verified, true))
-        });
+        };
+        let made = [(); 4].map(|()| make("a"));
         assert_eq!(made, [(true, true), (true, false), (true, false), (false, false)]);
-        assert!(state.may_make(&step("b")) && state.may_make(&step("a")), "each is counted anew");
+        assert!(make("b").0 && make("a").0, "each is counted anew");
+        assert!(make("a").0 && make("a").0 && !make("a").0);
+        tokio::time::advance(REPEAT_WAIT).await;
+        assert!(make("a").0, "later came");
+        assert!(make("a").0 && make("a").0 && !make("a").0);
     }
 
     #[tokio::test(start_paused = true)]
