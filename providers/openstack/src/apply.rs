@@ -71,7 +71,8 @@ impl OpenStack {
         };
         check_kept(&tree.balancer, &wanted)?;
         for _ in 0..=MAX_REFUSED {
-            let Some(step) = diff(owner, &tree, &reduced)?.into_iter().next() else {
+            let steps = diff(owner, &tree, &reduced, entry.last_pool.as_deref())?;
+            let Some(step) = steps.into_iter().next() else {
                 let (ingress, incomplete) = self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
                 entry.note_working();
                 entry.complete = Some(Complete {
@@ -160,6 +161,10 @@ impl OpenStack {
             return Err(Error::Unavailable(format!(
                 "Octavia accepted a change and does not show it ({step}). Steerage makes it again later. Look at Octavia's logs."
             )));
+        }
+        if let Step::SetMembers { name, .. } = step {
+            // Also if it fails: the others do not wait for it.
+            entry.last_pool = Some(name.clone());
         }
         let answer = match self.calls.send(step.call()).await {
             Ok(answer) => answer,

@@ -24,7 +24,7 @@ use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
 use crate::desired::{Members, Nodes, desired, members};
-use crate::diff::{diff, member_step};
+use crate::diff::{after, diff, member_step};
 use crate::paced::Paced;
 use crate::state::{ServiceState, Tree};
 use crate::types::Provisioning;
@@ -136,8 +136,10 @@ impl OpenStack {
             .map(|member| (member.address, member.name.clone()))
             .collect();
         entry.refused.retain(|address| names.contains_key(address));
+        let last = entry.last_pool.clone();
         loop {
-            let next = tree.pools.iter().find_map(|pool| {
+            let mut pools = after(&tree.pools, last.as_deref(), |pool| &pool.name);
+            let next = pools.find_map(|pool| {
                 let mut members = wanted.get(&pool.name)?.clone();
                 members.retain(|(address, _), _| !entry.refused.must_wait(address));
                 member_step(pool, &members)
@@ -266,7 +268,7 @@ impl Provider for OpenStack {
             Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
             Provisioning::Active => {
                 let tree = observe::tree(calls, &lb.owner, balancer.clone()).await?;
-                lines.extend(diff(&lb.owner, &tree, &wanted)?.iter().map(ToString::to_string));
+                lines.extend(diff(&lb.owner, &tree, &wanted, None)?.iter().map(ToString::to_string));
             }
         }
         let ours = self.own_floating_ips(&lb.owner).await?;
@@ -293,6 +295,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, settle};
 
     #[test]
     fn newest_version_is_the_highest() {
@@ -300,5 +304,33 @@ mod tests {
             json!({ "versions": [{ "id": "v1" }, { "id": "v2.9" }, { "id": "v2.30" }, { "id": "v2.4" }] });
         assert_eq!(newest_version(&answer), Some((2, 30)));
         assert_eq!(newest_version(&json!({})), None);
+    }
+
+    /// Each change finds the endpoints moved again: all ports have their turn.
+    #[tokio::test(start_paused = true)]
+    async fn targets_of_all_ports_follow() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Tcp, 443, 30443), (Protocol::Tcp, 81, 30081)];
+        settle(&provider, &planned(&ports, &[1])).await.unwrap();
+        for by_apply in [true, false] {
+            let mut changed = BTreeSet::new();
+            for round in 0..3_u8 {
+                let lb = planned(&ports, &[1, 10 + round + u8::from(by_apply)]);
+                let before = cloud.all("pools");
+                while cloud.all("pools") == before {
+                    if by_apply {
+                        provider.apply(&lb, Compare::Remembered).await.unwrap();
+                    } else {
+                        let targets = GroupTargets::of_nodes(lb.nodes().clone());
+                        provider.set_targets(&lb.owner, &targets).await.unwrap();
+                    }
+                }
+                let after = cloud.all("pools");
+                let differing = before.iter().zip(&after).filter(|(one, other)| one != other);
+                changed.extend(differing.map(|(_, pool)| pool["name"].to_string()));
+            }
+            assert_eq!(changed.len(), 3, "{changed:?}");
+        }
     }
 }

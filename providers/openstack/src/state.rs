@@ -165,6 +165,8 @@ pub(crate) struct ServiceState {
     pub(crate) refused_vip: Option<IpAddr>,
     /// The last accepted change, how often it was accepted in a row, and when.
     last: Option<(Step, u32, Instant)>,
+    /// The name of the pool whose members changed last.
+    pub(crate) last_pool: Option<String>,
 }
 
 /// Octavia accepts a change and does not show it: after so many times it is left for later.

@@ -144,6 +144,14 @@ impl Member {
         (self.address, self.protocol_port)
     }
 
+    /// Whether Octavia sends to it, as far as its fields say.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.admin_state_up
+            && self.weight > 0
+            && !self.backup
+            && self.provisioning_status != Provisioning::Error
+    }
+
     pub(crate) fn body(&self) -> Value {
         let mut body = json!({
             "address": self.address,
