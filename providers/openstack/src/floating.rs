@@ -33,7 +33,7 @@ impl OpenStack {
         let port = balancer.vip_port_id.as_deref().unwrap_or_default();
         let ours = self.own_floating_ips(&lb.owner).await?;
         let AddressPlan { used, dropped, incomplete } =
-            self.plan_address(lb, wanted, balancer, ours.clone()).await?;
+            self.plan_address(lb, wanted, balancer, ours.clone(), &entry.spare).await?;
         let address = match used {
             Used::Vip => balancer.vip_address,
             Used::Existing(ip) if ip.port_id.as_deref() == Some(port) => Some(ip.address),
@@ -62,10 +62,13 @@ impl OpenStack {
         wanted: &Desired,
         balancer: &Balancer,
         ours: Vec<FloatingIp>,
+        others: &[Balancer],
     ) -> Result<AddressPlan, Error> {
         let port = balancer.vip_port_id.as_deref().unwrap_or_default();
+        let mut ports = vec![port];
+        ports.extend(others.iter().filter_map(|other| other.vip_port_id.as_deref()));
         let given = match &wanted.address {
-            WantedAddress::Given(address) => Some(self.given(&lb.owner, *address, port).await?),
+            WantedAddress::Given(address) => Some(self.given(&lb.owner, *address, &ports).await?),
             WantedAddress::Internal(_) | WantedAddress::Floating { .. } => None,
         };
         Ok(plan(wanted, port, &lb.published, ours, given))
@@ -96,7 +99,7 @@ impl OpenStack {
     }
 
     /// The floating IP of the address that the Service requests, if the load balancer may have it.
-    async fn given(&self, owner: &Owner, address: IpAddr, port: &str) -> Result<FloatingIp, Error> {
+    async fn given(&self, owner: &Owner, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
         let text = address.to_string();
         let found = observe::floating_ips(&*self.calls, &[("floating_ip_address", &text)]).await?;
         let unavailable = |problem: &str, advice: &str| {
@@ -114,7 +117,7 @@ impl OpenStack {
             return Err(unavailable(&problem, "Request another address."));
         }
         match &ip.port_id {
-            Some(other) if other != port => {
+            Some(other) if !ports.contains(&other.as_str()) => {
                 let problem = format!("Its floating IP belongs to the port {other}.");
                 Err(unavailable(&problem, "Detach it, or request another address."))
             }

@@ -3,7 +3,7 @@
 //! finishes a change; the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,6 +17,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::{ApiMetrics, Keyed};
+use tokio::time::Instant;
 
 use crate::address::Used;
 use crate::apply::{Present, again, refusals};
@@ -27,7 +28,7 @@ use crate::desired::{Members, Nodes, desired, members};
 use crate::diff::{after, diff, member_step};
 use crate::paced::Paced;
 use crate::state::{ServiceState, Tree};
-use crate::types::Provisioning;
+use crate::types::{Balancer, Provisioning};
 use crate::{marks, observe};
 
 /// The oldest version of Octavia's API with all that Steerage needs: HTTP monitors of UDP pools came last.
@@ -38,7 +39,12 @@ pub struct OpenStack {
     pub(crate) config: Config,
     pub(crate) calls: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
+    /// The Service whose load balancer is made anew, and since when.
+    remaking: Mutex<Option<(Key, Instant)>>,
 }
+
+/// After this time another load balancer in `ERROR` is made anew, although the last one is not complete.
+const LONGEST_REMAKE: Duration = Duration::from_mins(10);
 
 impl OpenStack {
     /// A provider that keeps to the rate which the cloud takes.
@@ -69,7 +75,7 @@ impl OpenStack {
     }
 
     pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
-        Self { config, calls, services: Keyed::default() }
+        Self { config, calls, services: Keyed::default(), remaking: Mutex::default() }
     }
 
     /// Logs in and reads the version of Octavia. [`Error::Denied`] if Keystone does not accept the credentials, [`Error::Invalid`] if
@@ -89,6 +95,24 @@ impl OpenStack {
         // The right to read load balancers is another one.
         observe::balancers(&*self.calls, &self.config.cluster, Some(&Key::new("", ""))).await?;
         Ok(())
+    }
+
+    /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
+    pub(crate) fn may_remake(&self, service: &Key) -> bool {
+        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = remaking
+            .as_ref()
+            .is_some_and(|(other, since)| other != service && since.elapsed() < LONGEST_REMAKE);
+        if !is_other {
+            *remaking = Some((service.clone(), Instant::now()));
+        }
+        !is_other
+    }
+
+    /// The Service's load balancer is complete, or gone.
+    pub(crate) fn note_remade(&self, service: &Key) {
+        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
+        remaking.take_if(|(of, _)| of == service);
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -120,7 +144,7 @@ impl OpenStack {
         targets: &GroupTargets,
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
-        let tree = match self.present(owner, entry, false).await? {
+        let tree = match self.present(owner, entry, None).await? {
             Present::Nothing => return Ok(Outcome::done()),
             Present::Busy => return Ok(again(entry, self)),
             Present::Broken(_) => {
@@ -238,6 +262,9 @@ impl Provider for OpenStack {
         let mut entry = self.entry(&owner.service).await;
         let result = self.delete_all(owner, &mut entry).await;
         let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) {
+            self.note_remade(&owner.service);
+        }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
             self.services.remove(&owner.service);
         }
@@ -262,7 +289,9 @@ impl Provider for OpenStack {
             .iter()
             .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
             .collect();
-        let Some((_, balancer)) = mine.into_iter().next() else { return Ok(None) };
+        let mut mine = mine.into_iter().map(|(_, balancer)| balancer);
+        let Some(balancer) = mine.next() else { return Ok(None) };
+        let others: Vec<Balancer> = mine.collect();
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
             Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
@@ -272,7 +301,7 @@ impl Provider for OpenStack {
             }
         }
         let ours = self.own_floating_ips(&lb.owner).await?;
-        let plan = self.plan_address(lb, &wanted, &balancer, ours).await?;
+        let plan = self.plan_address(lb, &wanted, &balancer, ours, &others).await?;
         match plan.used {
             Used::New { .. } => lines.push("floating IP: created".to_owned()),
             Used::Existing(ip) if ip.port_id != balancer.vip_port_id => {

@@ -26,7 +26,7 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<Option<AdmittedSources>, Error> {
         let busy = || Err(Error::Conflict("the load balancer is being changed".to_owned()));
-        let tree = match self.present(owner, entry, false).await? {
+        let tree = match self.present(owner, entry, None).await? {
             Present::Nothing => return Ok(None),
             Present::Busy => return busy(),
             Present::Broken(_) => {

@@ -35,6 +35,8 @@ struct Objects {
     faults: VecDeque<Fault>,
     /// A floating IP that cannot be attached.
     unattachable: Option<String>,
+    /// A kind whose lists are empty.
+    hidden: Option<&'static str>,
 }
 
 /// The cloud.
@@ -75,6 +77,15 @@ impl Scripted {
     /// Refuses to attach a floating IP.
     pub(crate) fn break_connecting(&self, id: &str) {
         self.0.lock().unwrap().unattachable = Some(id.to_owned());
+    }
+
+    /// Lists of a kind do not show what was just created.
+    pub(crate) fn hide(&self, kind: &'static str) {
+        self.0.lock().unwrap().hidden = Some(kind);
+    }
+
+    pub(crate) fn show(&self) {
+        self.0.lock().unwrap().hidden = None;
     }
 
     pub(crate) fn mend(&self) {
@@ -239,6 +250,7 @@ impl Objects {
         let changes =
             call.body.as_ref().map(|body| body.as_object().unwrap().values().next().unwrap().clone());
         match (&call.method, parts.as_slice()) {
+            (&Method::GET, [kind]) if self.hidden == Some(*kind) => Ok(json!({ *kind: [] })),
             (&Method::GET, [kind]) => Ok(json!({ *kind: self.list(kind, query) })),
             (&Method::GET, [_, id, "members"]) => {
                 let members = self.find("pools", id).ok_or_else(missing)?.get("members").cloned();

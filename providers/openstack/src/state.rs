@@ -17,6 +17,8 @@ use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 
 /// Wait after the first load balancer in `ERROR` before another is remade; it doubles with each.
 const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
+/// How long a load balancer in `ERROR` is kept while it serves.
+pub(crate) const SERVING_REMAKE_WAIT: Duration = Duration::from_mins(10);
 const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
 /// The longest time between two questions whether a change is complete.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
@@ -149,6 +151,12 @@ pub(crate) struct Addressed {
 pub(crate) struct ServiceState {
     /// The owner's load balancer as it was read last, with the changes since then.
     pub(crate) tree: Option<(Owner, Tree)>,
+    /// The owner's other load balancers, which go when the address is on the right one.
+    pub(crate) spare: Vec<Balancer>,
+    /// Whether those were looked for since the load balancer was created.
+    pub(crate) is_listed: bool,
+    /// The load balancer in `ERROR` that serves, and since when that is known.
+    failing: Option<(String, Instant)>,
     /// Whether all of it was read since the last complete change.
     pub(crate) is_verified: bool,
     /// When a change was sent whose end is not known.
@@ -183,6 +191,7 @@ impl ServiceState {
     /// Something may have changed that is not known: all is read again.
     pub(crate) fn forget(&mut self) {
         (self.tree, self.is_verified, self.changing, self.complete) = (None, false, None, None);
+        (self.spare, self.is_listed) = (Vec::new(), false);
     }
 
     /// Whether a change may be made now: not if it was accepted again and again a moment ago.
@@ -226,6 +235,15 @@ impl ServiceState {
         self.remade.1.is_none_or(|until| Instant::now() >= until)
     }
 
+    /// Whether a load balancer in `ERROR` that serves is kept for now.
+    pub(crate) fn is_kept(&mut self, id: &str) -> bool {
+        let now = Instant::now();
+        let known = self.failing.take().filter(|(known, _)| known == id);
+        let (id, since) = known.unwrap_or_else(|| (id.to_owned(), now));
+        self.failing = Some((id, since));
+        now.duration_since(since) < SERVING_REMAKE_WAIT
+    }
+
     /// It is remade.
     pub(crate) fn note_remade(&mut self) {
         let (count, _) = self.remade;
@@ -235,7 +253,7 @@ impl ServiceState {
 
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
-        (self.remade, self.kept_vip, self.last) = ((0, None), None, None);
+        (self.remade, self.kept_vip, self.last, self.failing) = ((0, None), None, None, None);
     }
 }
 

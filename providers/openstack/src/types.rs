@@ -35,6 +35,8 @@ impl From<String> for Provisioning {
 pub(crate) struct Balancer {
     pub(crate) id: String,
     pub(crate) provisioning_status: Provisioning,
+    #[serde(default)]
+    pub(crate) operating_status: Option<String>,
     pub(crate) vip_address: Option<IpAddr>,
     pub(crate) vip_port_id: Option<String>,
     pub(crate) vip_subnet_id: Option<String>,
@@ -44,6 +46,13 @@ pub(crate) struct Balancer {
     pub(crate) tags: Vec<String>,
     #[serde(default)]
     pub(crate) created_at: Option<String>,
+}
+
+impl Balancer {
+    /// Whether clients are served, as far as Octavia knows.
+    pub(crate) fn is_serving(&self) -> bool {
+        matches!(self.operating_status.as_deref(), Some("ONLINE" | "DEGRADED"))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

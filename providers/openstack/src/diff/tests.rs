@@ -18,6 +18,7 @@ fn empty() -> Tree {
     let balancer = Balancer {
         id: "lb".to_owned(),
         provisioning_status: Provisioning::Active,
+        operating_status: Some("ONLINE".to_owned()),
         vip_address: Some([10, 0, 0, 100].into()),
         vip_port_id: Some("port".to_owned()),
         vip_subnet_id: Some("subnet".to_owned()),
