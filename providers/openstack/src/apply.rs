@@ -205,6 +205,17 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
         let (vip, is_required) = self.vip(lb, wanted, entry).await?;
+        if wanted.member_subnet != wanted.subnet
+            && observe::subnet(&*self.calls, &wanted.member_subnet).await?.is_none()
+        {
+            let message = format!(
+                "The subnet {} of nodes does not exist, or the project does not see it. No load balancer is created. Correct \
+                 --openstack-member-subnet-id or the annotation {}.",
+                wanted.member_subnet,
+                crate::annotations::MEMBER_SUBNET
+            );
+            return Err(Error::invalid(reasons::REJECTED_BY_PROVIDER, message));
+        }
         let nodes = wanted.nodes();
         for _ in 0..=MAX_REFUSED {
             let reduced = wanted.clone().without(|address| entry.refused.must_wait(address));
@@ -619,5 +630,15 @@ mod tests {
                 assert_eq!(ids(&cloud), made[1..]);
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn subnet_of_nodes_that_does_not_exist_is_named() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider_with(|config| "nowhere".clone_into(&mut config.member_subnet));
+        let error = settle(&provider, &planned(&[WEB], &[1])).await.unwrap_err();
+        assert_eq!(error.reason(), "RejectedByProvider");
+        assert!(error.to_string().contains("--openstack-member-subnet-id"), "{error}");
+        assert!(cloud.writes().is_empty());
     }
 }

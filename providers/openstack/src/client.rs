@@ -185,7 +185,10 @@ pub(crate) async fn list<T: DeserializeOwned>(
     let mut all = Vec::new();
     loop {
         let name = call.name();
-        let answer = calls.send(call.clone()).await?;
+        let answer = calls.send(call.clone()).await.map_err(|failure| {
+            // Members are those of a pool, which may be gone.
+            if call.action == "GET members" { failure } else { failure.of_list() }
+        })?;
         let next = next_page(&answer, key);
         let page: Vec<T> = object(&name, answer, key)?;
         all.extend(page);

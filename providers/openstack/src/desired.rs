@@ -40,6 +40,8 @@ pub(crate) struct Desired {
     pub(crate) provider: String,
     pub(crate) family: Family,
     pub(crate) subnet: String,
+    /// The nodes' subnet.
+    pub(crate) member_subnet: String,
     /// Whether the Service names the subnet itself.
     pub(crate) is_subnet_requested: bool,
     pub(crate) address: WantedAddress,
@@ -153,6 +155,7 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
         provider: config.provider.clone(),
         family,
         subnet: options.subnet.clone(),
+        member_subnet: options.member_subnet.clone(),
         is_subnet_requested: lb.annotations.contains_key(annotations::SUBNET),
         address,
         is_address_requested,

@@ -31,7 +31,12 @@ pub(crate) fn diff(
     let mut steps: Vec<Step> = wanted
         .listeners
         .iter()
-        .filter_map(|listener| narrowing(listener_of(tree, listener)?, listener))
+        .filter_map(|listener| {
+            narrowing(
+                listener_of(tree, listener).filter(|present| present.protocol == listener.protocol)?,
+                listener,
+            )
+        })
         .collect();
     let mut rest = Vec::new();
     let mut changes = Map::new();
@@ -55,6 +60,8 @@ pub(crate) fn diff(
             continue;
         };
         match listener_of(tree, listener) {
+            // It has Steerage's tag, and another protocol, which Octavia cannot change: it goes first.
+            Some(present) if present.protocol != listener.protocol => {}
             None => {
                 let mut body = listener.body(&wanted.part_tags);
                 body["loadbalancer_id"] = tree.balancer.id.clone().into();
@@ -114,7 +121,15 @@ fn port(protocol: &impl std::fmt::Display, port: u16) -> String {
 fn listener_of<'a>(tree: &'a Tree, wanted: &WantedListener) -> Option<&'a Listener> {
     tree.listeners
         .iter()
-        .find(|listener| listener.protocol == wanted.protocol && listener.protocol_port == wanted.port)
+        .find(|listener| l4(&listener.protocol) == wanted.protocol && listener.protocol_port == wanted.port)
+}
+
+/// The protocol of the port that a listener takes: an HTTP listener takes a TCP port.
+fn l4(protocol: &str) -> &str {
+    match protocol {
+        "HTTP" | "HTTPS" | "TERMINATED_HTTPS" | "PROMETHEUS" => "TCP",
+        other => other,
+    }
 }
 
 fn pool_of<'a>(owner: &Owner, tree: &'a Tree, name: &str) -> Option<&'a Pool> {

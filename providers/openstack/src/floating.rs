@@ -74,10 +74,20 @@ impl OpenStack {
         Ok(plan(wanted, port, &lb.published, ours, given))
     }
 
+    /// The floating IPs that pass a filter. A cloud without routers has none.
+    pub(crate) async fn floating_ips(&self, filter: &[(&str, &str)]) -> Result<Vec<FloatingIp>, CallError> {
+        match observe::floating_ips(&*self.calls, filter).await {
+            Err(failure) if failure.is_not_found() && self.config.floating_network.is_none() => {
+                Ok(Vec::new())
+            }
+            result => result,
+        }
+    }
+
     /// The floating IPs that Steerage created for the owner.
     pub(crate) async fn own_floating_ips(&self, owner: &Owner) -> Result<Vec<FloatingIp>, CallError> {
         let description = marks::floating(&self.config.cluster, owner);
-        let mut found = observe::floating_ips(&*self.calls, &[("description", &description)]).await?;
+        let mut found = self.floating_ips(&[("description", &description)]).await?;
         found.retain(|ip| ip.description == description);
         Ok(found)
     }
@@ -101,7 +111,7 @@ impl OpenStack {
     /// The floating IP of the address that the Service requests, if the load balancer may have it.
     async fn given(&self, owner: &Owner, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
         let text = address.to_string();
-        let found = observe::floating_ips(&*self.calls, &[("floating_ip_address", &text)]).await?;
+        let found = self.floating_ips(&[("floating_ip_address", &text)]).await?;
         let unavailable = |problem: &str, advice: &str| {
             let message = format!("The Service requests the address {address}. {problem} {advice}");
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
@@ -135,7 +145,7 @@ impl OpenStack {
         entry: &ServiceState,
     ) -> Result<FloatingIp, Error> {
         let known = entry.addressed.as_ref().filter(|known| known.uid == lb.owner.uid);
-        let on_port = observe::floating_ips(&*self.calls, &[("port_id", port)]).await?;
+        let on_port = self.floating_ips(&[("port_id", port)]).await?;
         let present = on_port.into_iter().find(|ip| ip.port_id.as_deref() == Some(port));
         let Some(present) = present else {
             return match used {
@@ -221,14 +231,9 @@ impl OpenStack {
         self.change(Call::neutron(Method::PUT, "PUT floatingips", &path, body)).await
     }
 
-    /// A network that does not exist, or that no router joins with the VIP's subnet, is "not found" to Neutron.
     async fn change(&self, call: Call) -> Result<FloatingIp, Error> {
-        let (name, is_new) = (call.name(), call.method == Method::POST);
-        match self.calls.send(call).await {
-            Ok(answer) => Ok(object(&name, answer, "floatingip")?),
-            Err(failure) if failure.is_not_found() && is_new => Err(failure.rejected()),
-            Err(failure) => Err(failure.into()),
-        }
+        let name = call.name();
+        Ok(object(&name, self.calls.send(call).await?, "floatingip")?)
     }
 }
 
@@ -370,5 +375,17 @@ mod tests {
             deleted(&provider, &lb.owner).await;
             assert_eq!(cloud.all("floatingips").len(), usize::from(!is_remembered));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cloud_without_floating_ips_has_internal_load_balancers() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider_with(|config| config.floating_network = None);
+        cloud.fail("GET floatingips", 404, "The resource could not be found.");
+        settle(&provider, &web()).await.unwrap();
+        // With a network of floating IPs, something is wrong.
+        cloud.fail("GET floatingips", 404, "The resource could not be found.");
+        let error = settle(&cloud.provider(), &web()).await.unwrap_err();
+        assert_eq!(error.reason(), "ProviderUnavailable");
     }
 }

@@ -275,7 +275,7 @@ impl Provider for OpenStack {
         let cluster = &self.config.cluster;
         let balancers = observe::balancers(&*self.calls, cluster, None).await?;
         let mut owners: BTreeSet<Owner> = balancers.into_iter().map(|(owner, _)| owner).collect();
-        let ips = observe::floating_ips(&*self.calls, &[]).await?;
+        let ips = self.floating_ips(&[]).await?;
         owners.extend(ips.iter().filter_map(|ip| marks::floating_owner(cluster, &ip.description)));
         Ok(owners.into_iter().collect())
     }

@@ -44,10 +44,12 @@ struct Objects {
 pub(crate) struct Scripted(Arc<Mutex<Objects>>);
 
 impl Scripted {
-    /// One with the subnet of VIPs.
+    /// One with the subnets of VIPs and of nodes.
     pub(crate) fn new() -> Self {
         let cloud = Self::default();
-        cloud.add("subnets", &json!({ "id": "subnet", "cidr": "10.0.0.0/24", "ip_version": 4 }));
+        for id in ["subnet", "members"] {
+            cloud.add("subnets", &json!({ "id": id, "cidr": "10.0.0.0/24", "ip_version": 4 }));
+        }
         cloud
     }
 

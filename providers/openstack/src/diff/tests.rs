@@ -309,9 +309,24 @@ fn others_listeners_stay_and_block_their_port() {
     let error =
         diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1])), None).unwrap_err();
     assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains("theirs"), "{error}");
+    // An HTTP listener takes the TCP port.
+    "HTTP".clone_into(&mut tree.listeners[1].protocol);
+    let error =
+        diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1])), None).unwrap_err();
+    assert_eq!(error.reason(), "ObjectNotOwned");
     // The pool that their listener uses stays, too.
     converge(&mut tree, &wanted(&planned(&[(Protocol::Tcp, 443, 30443)], &[1])), |_| {});
     assert_eq!((tree.listeners.len(), tree.pools.len()), (2, 2));
+}
+
+/// Somebody gave it Steerage's tag.
+#[test]
+fn own_listener_of_another_protocol_is_replaced() {
+    let lb = planned(&[WEB], &[1]);
+    let mut tree = made(&lb);
+    "HTTP".clone_into(&mut tree.listeners[0].protocol);
+    let steps = converge(&mut tree, &wanted(&lb), |_| {});
+    assert_eq!(steps, ["listener HTTP 80: deleted", "listener TCP 80: created"]);
 }
 
 fn any_plan() -> impl Strategy<Value = LoadBalancer> {
