@@ -120,8 +120,11 @@ impl OpenStack {
             let all = observe::balancers(calls, &self.config.cluster, Some(&owner.service)).await?;
             let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);
             if let Some((of, found)) = earlier.into_iter().next().filter(|_| writing.is_some()) {
+                if found.provisioning_status.is_pending() {
+                    entry.note_pending(&found)?;
+                }
                 self.remove(&of, &found, true).await?;
-                entry.sent();
+                entry.changing.get_or_insert_with(tokio::time::Instant::now);
                 return Ok(Present::Busy);
             }
             let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
@@ -141,9 +144,13 @@ impl OpenStack {
             let tree = Tree::empty(balancer.clone());
             (entry.tree, entry.is_verified) = (Some((owner.clone(), tree)), false);
         }
+        if !balancer.provisioning_status.is_pending() {
+            entry.note_settled();
+        }
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => {
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
+                entry.note_pending(&balancer)?;
                 return Ok(Present::Busy);
             }
             Provisioning::Error => return Ok(Present::Broken(balancer)),
@@ -640,5 +647,43 @@ mod tests {
         assert_eq!(error.reason(), "RejectedByProvider");
         assert!(error.to_string().contains("--openstack-member-subnet-id"), "{error}");
         assert!(cloud.writes().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn load_balancer_that_stays_pending_is_told() {
+        for (is_earlier, is_deleting) in [(false, false), (false, true), (true, false)] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let mut lb = planned(&[WEB], &[1]);
+            settle(&provider, &lb).await.unwrap();
+            let id = ids(&cloud)[0].clone();
+            cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "PENDING_UPDATE" }));
+            if is_earlier {
+                "u2".clone_into(&mut lb.owner.uid);
+            }
+            let provider = cloud.provider();
+            let mut waits = Vec::new();
+            let error = loop {
+                let wait = if is_deleting {
+                    provider.delete(&lb.owner).await
+                } else {
+                    provider.apply(&lb, Compare::Remembered).await.map(|outcome| outcome.progress)
+                };
+                match wait {
+                    Ok(Progress::Again(wait)) => waits.push(wait.max(Duration::from_millis(500))),
+                    Ok(Progress::Done) => panic!("it is done"),
+                    Err(error) => break error,
+                }
+                assert!(waits.len() < 200, "it is never told");
+                tokio::time::advance(*waits.last().unwrap()).await;
+            };
+            assert!(error.to_string().contains(&id), "{error}");
+            assert!(waits.iter().sum::<Duration>() >= Duration::from_mins(10), "{waits:?}");
+            assert!(waits.len() < 60 && waits[waits.len() - 1] > Duration::from_secs(30), "{waits:?}");
+            // The next question has the same answer.
+            assert!(provider.apply(&lb, Compare::Remembered).await.is_err());
+            cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ACTIVE" }));
+            settle(&provider, &lb).await.unwrap();
+        }
     }
 }

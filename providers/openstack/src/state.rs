@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_model::Ingress;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Error, Owner};
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
@@ -20,8 +20,12 @@ const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
 /// How long a load balancer in `ERROR` is kept while it serves.
 pub(crate) const SERVING_REMAKE_WAIT: Duration = Duration::from_mins(10);
 const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
-/// The longest time between two questions whether a change is complete.
+/// The longest time between two questions whether a change is complete, of one that takes as long as usual.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
+/// The same of one that takes longer.
+const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
+/// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
+const STUCK: Duration = Duration::from_mins(10);
 
 /// A load balancer with everything in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +161,8 @@ pub(crate) struct ServiceState {
     pub(crate) is_listed: bool,
     /// The load balancer in `ERROR` that serves, and since when that is known.
     failing: Option<(String, Instant)>,
+    /// The load balancer that is waited for, and since when it is known to be `PENDING`.
+    pending: Option<(String, Instant)>,
     /// Whether all of it was read since the last complete change.
     pub(crate) is_verified: bool,
     /// When a change was sent whose end is not known.
@@ -227,7 +233,33 @@ impl ServiceState {
     /// When to ask whether the last change is complete: soon at first.
     pub(crate) fn poll(&self, least: Duration) -> Duration {
         let passed = self.changing.map_or(Duration::ZERO, |at| at.elapsed());
-        (passed / 2).clamp(least, LONGEST_POLL.max(least))
+        let passed = self.pending.as_ref().map_or(passed, |(_, since)| passed.max(since.elapsed()));
+        let longest = (passed / 12).clamp(LONGEST_POLL, LONGEST_STUCK_POLL).max(least);
+        (passed / 2).clamp(least, longest)
+    }
+
+    /// A load balancer was seen `PENDING`.
+    pub(crate) fn note_pending(&mut self, balancer: &Balancer) -> Result<(), Error> {
+        let id = &balancer.id;
+        let known = self.pending.take().filter(|(known, _)| known == id);
+        let (_, since) = self.pending.insert(known.unwrap_or_else(|| (id.clone(), Instant::now())));
+        if since.elapsed() < STUCK {
+            return Ok(());
+        }
+        let state = match balancer.provisioning_status {
+            Provisioning::Deleting => "PENDING_DELETE",
+            _ => "PENDING_CREATE or PENDING_UPDATE",
+        };
+        Err(Error::Unavailable(format!(
+            "The load balancer {id} has been {state} for more than {} minutes, and Octavia lets nobody change or delete it. Steerage asks \
+             again. Look at Octavia's workers and logs; an operator can set its status.",
+            STUCK.as_secs() / 60
+        )))
+    }
+
+    /// No load balancer is waited for.
+    pub(crate) fn note_settled(&mut self) {
+        self.pending = None;
     }
 
     /// Whether a load balancer in `ERROR` may be remade now.
@@ -309,7 +341,11 @@ mod tests {
         state.sent();
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!(state.poll(least), Duration::from_secs(2));
-        tokio::time::advance(Duration::from_mins(4)).await;
+        tokio::time::advance(Duration::from_secs(50)).await;
         assert_eq!(state.poll(least), Duration::from_secs(5));
+        tokio::time::advance(Duration::from_mins(5)).await;
+        assert!(state.poll(least) > Duration::from_secs(25));
+        tokio::time::advance(Duration::from_hours(1)).await;
+        assert_eq!(state.poll(least), Duration::from_mins(1));
     }
 }

@@ -20,6 +20,13 @@ pub(crate) enum Provisioning {
     Pending,
 }
 
+impl Provisioning {
+    /// Whether no change is taken now.
+    pub(crate) fn is_pending(self) -> bool {
+        matches!(self, Self::Pending | Self::Deleting)
+    }
+}
+
 impl From<String> for Provisioning {
     fn from(text: String) -> Self {
         match text.as_str() {
