@@ -261,6 +261,7 @@ pub(crate) fn is_nobody(range: &str) -> bool {
     [Family::V4, Family::V6].into_iter().any(|family| nobody(family) == range)
 }
 
+/// The health monitor.
 fn check(check: &HealthCheck, protocol: Protocol, driver: Driver) -> Check {
     let delay = check.interval.as_secs().max(2);
     let base = Check {
@@ -278,6 +279,8 @@ fn check(check: &HealthCheck, protocol: Protocol, driver: Driver) -> Check {
     match (driver, &check.protocol, protocol) {
         // OVN checks the port on which members receive packets.
         (Driver::Ovn, _, Protocol::Udp) => of("UDP-CONNECT"),
+        // So does any other driver, if no other port is named.
+        (Driver::Amphora, HealthProtocol::Tcp, Protocol::Udp) if check.port.is_none() => of("UDP-CONNECT"),
         (Driver::Ovn, ..) | (Driver::Amphora, HealthProtocol::Tcp, _) => of("TCP"),
         (Driver::Amphora, HealthProtocol::Http { path }, _) => Check {
             http_method: Some("GET".to_owned()),

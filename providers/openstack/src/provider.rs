@@ -218,6 +218,8 @@ impl Provider for OpenStack {
             weights: is_proxy,
             shared_sets: false,
             affinity: is_proxy,
+            // Amphorae refuse connections then, and OVN drops them.
+            fails_open: false,
             health_interval: (Duration::from_secs(3), Duration::from_mins(5)),
         }
     }
