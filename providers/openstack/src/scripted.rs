@@ -17,6 +17,9 @@ use crate::error::{CallError, Result};
 use crate::options::tests::config;
 use crate::provider::OpenStack;
 
+/// The project of the credentials.
+const PROJECT: &str = "p1";
+
 /// What happens to the next request of an action.
 pub(crate) struct Fault {
     action: &'static str,
@@ -30,13 +33,13 @@ struct Objects {
     next: usize,
     all: Vec<(String, Map<String, Value>)>,
     writes: Vec<String>,
-    bodies: Vec<Value>,
     calls: Vec<String>,
     faults: VecDeque<Fault>,
     /// A floating IP that cannot be attached.
     unattachable: Option<String>,
     /// A kind whose lists are empty.
     hidden: Option<&'static str>,
+    hanging: Option<&'static str>,
 }
 
 /// The cloud.
@@ -69,6 +72,15 @@ impl Scripted {
     pub(crate) fn fail(&self, action: &'static str, status: u16, message: &str) {
         let answer = Some((status, message.to_owned()));
         self.0.lock().unwrap().faults.push_back(Fault { action, answer, is_done: false });
+    }
+
+    /// The next request of this action is made, and nobody answers.
+    pub(crate) fn hang(&self, action: &'static str) {
+        self.0.lock().unwrap().hanging = Some(action);
+    }
+
+    pub(crate) fn remove(&self, kind: &str, id: &str) {
+        self.0.lock().unwrap().delete(kind, id);
     }
 
     /// The next request of this action is made, and its answer is lost.
@@ -119,9 +131,13 @@ impl Scripted {
         std::mem::take(&mut self.0.lock().unwrap().writes)
     }
 
-    /// The bodies of the writes since the last question.
-    pub(crate) fn bodies(&self) -> Vec<Value> {
-        std::mem::take(&mut self.0.lock().unwrap().bodies)
+    fn answers_never(&self, call: &Call) -> bool {
+        let mut objects = self.0.lock().unwrap();
+        let is_it = objects.hanging.take_if(|action| *action == call.action).is_some();
+        if is_it {
+            let _ = objects.answer(call);
+        }
+        is_it
     }
 
     /// All calls since the last question.
@@ -158,8 +174,7 @@ impl Objects {
         let id = format!("{kind}-{}", self.next);
         let mut object = body.as_object().unwrap().clone();
         let id = object.entry("id").or_insert_with(|| id.clone().into()).as_str().unwrap_or(&id).to_owned();
-        let mut defaults =
-            json!({ "provisioning_status": "ACTIVE", "operating_status": "ONLINE", "admin_state_up": true });
+        let mut defaults = json!({ "project_id": PROJECT, "provisioning_status": "ACTIVE", "operating_status": "ONLINE", "admin_state_up": true });
         match kind {
             "loadbalancers" => {
                 defaults["vip_address"] = format!("10.0.0.{}", 100 + self.next).into();
@@ -313,11 +328,13 @@ impl Calls for Scripted {
             let status = StatusCode::from_u16(status).unwrap();
             CallError::answered(call.name(), &Response::builder().status(status).body(body).unwrap())
         };
+        if self.answers_never(&call) {
+            std::future::pending::<()>().await;
+        }
         let mut objects = self.0.lock().unwrap();
         objects.calls.push(call.action.to_owned());
         if call.method != Method::GET {
             objects.writes.push(call.action.to_owned());
-            objects.bodies.extend(call.body.clone());
         }
         let index = objects.faults.iter().position(|fault| fault.action == call.action);
         let Some(fault) = index.and_then(|index| objects.faults.remove(index)) else {
@@ -330,5 +347,9 @@ impl Calls for Scripted {
             Some(answer) => failed(answer),
             None => CallError::unusable(call.name(), "no answer in time"),
         })
+    }
+
+    async fn project(&self) -> Result<Option<String>> {
+        Ok(Some(PROJECT.to_owned()))
     }
 }
