@@ -111,7 +111,8 @@ impl CallError {
 
     /// Whether something else changes the load balancer just now: Octavia takes one change at a time.
     pub(crate) fn is_busy(&self) -> bool {
-        self.status == Some(StatusCode::CONFLICT) && self.message.contains("immutable")
+        let says = |text: &str| self.message.contains(text);
+        self.status == Some(StatusCode::CONFLICT) && (says("immutable") || says("Invalid state PENDING"))
     }
 
     /// Whether OpenStack finds the request wrong, so that nothing was changed by it.
@@ -163,6 +164,8 @@ impl CallError {
             StatusCode::NOT_FOUND if is_creation && !names(&["Load Balancer", "Listener", "Pool"]) => {
                 Meaning::Rejected
             }
+            // Somebody attached another one meanwhile.
+            StatusCode::CONFLICT if self.kind == "FloatingIPPortAlreadyAssociated" => Meaning::Conflict,
             StatusCode::CONFLICT if is_creation && !self.is_busy() => Meaning::Rejected,
             _ => Meaning::Conflict,
         }
@@ -286,6 +289,8 @@ mod tests {
             assert!(error.to_string().contains(part), "{error}");
         }
         assert!(failure(409, &[], &immutable).is_busy());
+        let pending = octavia("Invalid state PENDING_UPDATE of loadbalancer resource 1");
+        assert!(failure(409, &[], &pending).is_busy());
         assert!(!failure(409, &[], &neutron("OverQuota", "x")).is_busy());
         let throttled = Error::from(failure(429, &[("retry-after", "7")], ""));
         assert!(matches!(throttled, Error::Throttled { after: Some(after), .. } if after.as_secs() == 7));
@@ -309,6 +314,7 @@ mod tests {
                 "RejectedByProvider",
             ),
             ("Neutron PUT floatingips", 404, "FloatingIPNotFound", "no", "ProviderConflict"),
+            ("Neutron POST floatingips", 409, "FloatingIPPortAlreadyAssociated", "has", "ProviderConflict"),
             ("Keystone POST tokens", 404, "", "", "ProviderUnavailable"),
             ("Octavia GET versions", 404, "", "", "ProviderUnavailable"),
         ] {
