@@ -60,9 +60,11 @@ impl OpenStack {
             let (ingress, incomplete) = (complete.ingress.clone(), complete.incomplete.clone());
             return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
         }
-        if compare == Compare::InPlace && entry.complete.is_some() {
+        if compare == Compare::InPlace && entry.changing.is_none() {
             entry.forget();
         }
+        // It is complete again when all that follows is done.
+        entry.complete = None;
         let tree = match self.present(owner, entry, Some(&lb.published)).await? {
             Present::Busy => return Ok(again(entry, self)),
             Present::Nothing => return self.create(lb, &wanted, entry).await,
@@ -158,7 +160,7 @@ impl OpenStack {
         }
         if !entry.is_verified {
             let tree = observe::tree(calls, owner, balancer.clone()).await?;
-            (entry.tree, entry.is_verified) = (Some((owner.clone(), tree)), true);
+            entry.note_read(owner, tree);
         }
         match entry.known(owner) {
             Some(tree) => Ok(Present::Ready(Box::new(tree.clone()))),
@@ -182,6 +184,8 @@ impl OpenStack {
             // Also if it fails: the others do not wait for it.
             entry.last_pool = Some(name.clone());
         }
+        let (was_verified, was_changing) = (entry.is_verified, entry.changing);
+        entry.begin();
         let answer = match self.calls.send(step.call()).await {
             Ok(answer) => answer,
             Err(failure) if failure.is_busy() => {
@@ -191,6 +195,8 @@ impl OpenStack {
             Err(failure) => {
                 let is_of_members = matches!(step, Step::SetMembers { .. });
                 if is_of_members && note_refused(&failure, nodes, &mut entry.refused) {
+                    // Nothing was changed.
+                    (entry.is_verified, entry.changing) = (was_verified, was_changing);
                     return Ok(false);
                 }
                 entry.note_failed();
@@ -201,7 +207,7 @@ impl OpenStack {
         entry.note_made(step);
         entry.sent();
         let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
-        entry.is_verified &= is_certain;
+        entry.is_verified = was_verified && is_certain;
         Ok(true)
     }
 
@@ -231,15 +237,14 @@ impl OpenStack {
             let name = call.name();
             match self.calls.send(call).await {
                 Ok(answer) => {
-                    let known = Tree::created(&answer);
-                    entry.is_verified = known.is_some();
-                    let tree = match known {
-                        Some(tree) => tree,
-                        None => Tree::empty(object(&name, answer, "loadbalancer")?),
+                    let (tree, is_known) = match Tree::created(&answer) {
+                        Some(tree) => (tree, true),
+                        None => (Tree::empty(object(&name, answer, "loadbalancer")?), false),
                     };
                     tracing::info!(service = %lb.owner.service, id = tree.balancer.id, "load balancer created");
                     entry.sent();
-                    (entry.tree, entry.is_listed) = (Some((lb.owner.clone(), tree)), false);
+                    entry.note_read(&lb.owner, tree);
+                    (entry.is_verified, entry.is_listed) = (is_known, false);
                     return Ok(again(entry, self));
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}
@@ -332,6 +337,7 @@ impl OpenStack {
             entry.spare.iter().find(|spare| spare.provisioning_status != Provisioning::Deleting)
         {
             tracing::warn!(id = failed.id, "load balancer in ERROR; deleting it");
+            entry.changing.get_or_insert_with(tokio::time::Instant::now);
             self.delete_balancer(&failed.id).await?;
             entry.note_remade();
             entry.sent();
@@ -351,6 +357,7 @@ impl OpenStack {
         if matches!(wanted.address, WantedAddress::Internal(_)) {
             entry.kept_vip = balancer.vip_address;
         }
+        entry.begin();
         self.delete_balancer(id).await?;
         entry.note_remade();
         entry.sent();

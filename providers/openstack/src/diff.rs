@@ -43,6 +43,9 @@ pub(crate) fn diff(
     if let Some(tags) = marks::merged(&tree.balancer.tags, &wanted.tags) {
         changes.insert("tags".to_owned(), tags.into());
     }
+    if !tree.balancer.admin_state_up {
+        changes.insert("admin_state_up".to_owned(), true.into());
+    }
     if !changes.is_empty() {
         rest.push(Step::UpdateBalancer { id: tree.balancer.id.clone(), changes: changes.into() });
     }

@@ -27,6 +27,7 @@ use crate::credentials::{Credentials, CredentialsError};
 use crate::desired::{Members, Nodes, desired, members};
 use crate::diff::{after, diff, member_step};
 use crate::paced::Paced;
+use crate::restrict::Restricted;
 use crate::state::{ServiceState, Tree};
 use crate::types::{Balancer, Provisioning};
 use crate::{marks, observe};
@@ -144,6 +145,10 @@ impl OpenStack {
         targets: &GroupTargets,
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
+        if entry.is_old() && entry.changing.is_none() {
+            // While the structure is refused, nothing else looks at it.
+            entry.forget();
+        }
         let tree = match self.present(owner, entry, None).await? {
             Present::Nothing => return Ok(Outcome::done()),
             Present::Busy => return Ok(again(entry, self)),
@@ -248,10 +253,10 @@ impl Provider for OpenStack {
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
         let mut entry = self.entry(&owner.service).await;
-        match self.restrict(owner, requested, &mut entry).await {
-            // A change that goes on.
-            Err(error @ Error::Conflict(_)) => Err(error),
-            result => noted(result, &mut entry),
+        let result = self.restrict(owner, requested, &mut entry).await;
+        match noted(result, &mut entry)? {
+            Restricted::To(admitted) => Ok(admitted),
+            Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
         }
     }
 
@@ -363,5 +368,99 @@ mod tests {
             }
             assert_eq!(changed.len(), 3, "{changed:?}");
         }
+    }
+
+    /// The controller gives a call up after a while.
+    #[tokio::test(start_paused = true)]
+    async fn abandoned_call_is_not_remembered_as_if_it_had_not_been() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080)];
+        let (before, changed) = (planned(&ports, &[1, 2]), planned(&ports, &[1]));
+        settle(&provider, &before).await.unwrap();
+        cloud.hang("PUT members");
+        let abandoned = provider.apply(&changed, Compare::Remembered);
+        assert!(tokio::time::timeout(Duration::from_mins(1), abandoned).await.is_err());
+        settle(&provider, &before).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_change_is_repaired_also_where_only_targets_follow() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080)];
+        let lb = planned(&ports, &[1, 2]);
+        settle(&provider, &planned(&ports, &[1])).await.unwrap();
+        let follow = async || {
+            let targets = GroupTargets::of_nodes(lb.nodes().clone());
+            while provider.set_targets(&lb.owner, &targets).await.unwrap().progress != Progress::Done {}
+        };
+        follow().await;
+        let pool = cloud.all("pools")[0].clone();
+        let spoil = |changes: serde_json::Value| {
+            cloud.set("pools", ("id", pool["id"].as_str().unwrap()), &changes);
+        };
+        spoil(json!({ "members": [] }));
+        cloud.calls();
+        follow().await;
+        assert!(cloud.calls().is_empty(), "not at once");
+        tokio::time::advance(Duration::from_mins(10)).await;
+        follow().await;
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+        // The next resync looks at all, although the last change was of targets alone.
+        spoil(json!({ "lb_algorithm": "SOURCE_IP" }));
+        provider.apply(&lb, Compare::InPlace).await.unwrap();
+        settle(&provider, &lb).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["lb_algorithm"], json!("ROUND_ROBIN"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sources_are_taken_away_from_what_there_is() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Tcp, 443, 30443)];
+        let lb = planned(&ports, &[1]);
+        settle(&provider, &lb).await.unwrap();
+        let requested =
+            RequestedSources { ranges: vec!["10.0.0.0/8".parse().unwrap()], ..RequestedSources::default() };
+        // Somebody deletes a listener, and nobody told.
+        let gone = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
+        cloud.remove("listeners", &gone);
+        let restrict = async || {
+            for _ in 0..10 {
+                match provider.restrict_sources(&lb.owner, &requested).await {
+                    Err(Error::Conflict(_)) => {}
+                    result => return result.unwrap(),
+                }
+            }
+            panic!("it does not end");
+        };
+        let only = Some(AdmittedSources::Only(["10.0.0.0/8".to_owned()].into()));
+        assert_eq!(restrict().await, only);
+        // Somebody admits everybody.
+        let kept = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
+        cloud.set("listeners", ("id", &kept), &json!({ "allowed_cidrs": null }));
+        cloud.writes();
+        assert_eq!(restrict().await, only);
+        assert_eq!(cloud.writes(), ["PUT listeners"]);
+    }
+
+    /// An administrator's credentials show the load balancers of all projects.
+    #[tokio::test(start_paused = true)]
+    async fn other_projects_are_out_of_reach() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        settle(&provider, &lb).await.unwrap();
+        assert_eq!(provider.owned().await.unwrap(), [lb.owner.clone()]);
+        for kind in ["loadbalancers", "floatingips"] {
+            cloud.set(kind, ("project_id", "p1"), &json!({ "project_id": "p2" }));
+        }
+        cloud.writes();
+        let restarted = cloud.provider();
+        assert_eq!(restarted.owned().await.unwrap(), []);
+        assert_eq!(restarted.delete(&lb.owner).await.unwrap(), Progress::Done);
+        assert!(cloud.writes().is_empty());
     }
 }

@@ -24,6 +24,8 @@ const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
 const LONGEST_POLL: Duration = Duration::from_secs(5);
 /// The same of one that takes longer.
 const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
+/// Where only targets follow, all is read again after this time.
+const OLD: Duration = Duration::from_mins(10);
 /// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
 const STUCK: Duration = Duration::from_mins(10);
 
@@ -165,6 +167,8 @@ pub(crate) struct ServiceState {
     pending: Option<(String, Instant)>,
     /// Whether all of it was read since the last complete change.
     pub(crate) is_verified: bool,
+    /// When it was read.
+    read_at: Option<Instant>,
     /// When a change was sent whose end is not known.
     pub(crate) changing: Option<Instant>,
     pub(crate) complete: Option<Complete>,
@@ -192,6 +196,17 @@ impl ServiceState {
     /// The owner's load balancer, if it is known.
     pub(crate) fn known(&self, owner: &Owner) -> Option<&Tree> {
         self.tree.as_ref().filter(|(of, _)| of == owner).map(|(_, tree)| tree)
+    }
+
+    /// All of the load balancer was read.
+    pub(crate) fn note_read(&mut self, owner: &Owner, tree: Tree) {
+        (self.tree, self.is_verified, self.read_at) =
+            (Some((owner.clone(), tree)), true, Some(Instant::now()));
+    }
+
+    /// Whether it was read so long ago that somebody may have changed it.
+    pub(crate) fn is_old(&self) -> bool {
+        self.read_at.is_none_or(|at| at.elapsed() >= OLD)
     }
 
     /// Something may have changed that is not known: all is read again.
@@ -222,6 +237,13 @@ impl ServiceState {
     /// A change was refused, or nobody knows: only changes that are accepted in a row count.
     pub(crate) fn note_failed(&mut self) {
         self.last = None;
+    }
+
+    /// A change is about to be sent. The call may be abandoned before its answer comes.
+    pub(crate) fn begin(&mut self) {
+        self.is_verified = false;
+        self.complete = None;
+        self.changing.get_or_insert_with(Instant::now);
     }
 
     /// A change was sent.

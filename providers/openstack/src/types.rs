@@ -44,6 +44,8 @@ pub(crate) struct Balancer {
     pub(crate) provisioning_status: Provisioning,
     #[serde(default)]
     pub(crate) operating_status: Option<String>,
+    #[serde(default = "yes")]
+    pub(crate) admin_state_up: bool,
     pub(crate) vip_address: Option<IpAddr>,
     pub(crate) vip_port_id: Option<String>,
     pub(crate) vip_subnet_id: Option<String>,

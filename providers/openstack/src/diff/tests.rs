@@ -19,6 +19,7 @@ fn empty() -> Tree {
         id: "lb".to_owned(),
         provisioning_status: Provisioning::Active,
         operating_status: Some("ONLINE".to_owned()),
+        admin_state_up: true,
         vip_address: Some([10, 0, 0, 100].into()),
         vip_port_id: Some("port".to_owned()),
         vip_subnet_id: Some("subnet".to_owned()),
@@ -36,7 +37,10 @@ fn tags(of: &Value) -> Option<Vec<String>> {
 /// What Octavia makes of a change. Panics at what Octavia refuses.
 fn make(tree: &mut Tree, step: &Step) {
     match step {
-        Step::UpdateBalancer { changes, .. } => tree.balancer.tags = tags(changes).unwrap(),
+        Step::UpdateBalancer { changes, .. } => {
+            tree.balancer.tags = tags(changes).unwrap_or_else(|| tree.balancer.tags.clone());
+            tree.balancer.admin_state_up |= changes.get("admin_state_up").is_some();
+        }
         Step::CreatePool { name, body } => {
             assert!(tree.pools.iter().all(|pool| pool.name != *name), "{name} twice");
             let mut pool = body.clone();
@@ -273,6 +277,9 @@ fn every_difference_is_one_change_and_nothing_else() {
         ("a disabled listener", "admin_state_up changes", |tree| tree.listeners[0].admin_state_up = false),
         ("a listener without its pool", "default_pool_id changes", |tree| {
             tree.listeners[0].default_pool_id = None;
+        }),
+        ("a disabled load balancer", "load balancer: admin_state_up changes", |tree| {
+            tree.balancer.admin_state_up = false;
         }),
         ("a tag of the load balancer", "load balancer: tags changes", |tree| drop(tree.balancer.tags.pop())),
     ] {
