@@ -200,7 +200,12 @@ impl OpenStack {
                     return Ok(false);
                 }
                 entry.note_failed();
-                return Err(failure.into());
+                let error = Error::from(failure);
+                if matches!(error, Error::Throttled { .. }) {
+                    // Nothing was changed.
+                    (entry.is_verified, entry.changing) = (was_verified, was_changing);
+                }
+                return Err(error);
             }
         };
         tracing::info!(change = %step, "load balancer changed");
@@ -389,7 +394,7 @@ impl OpenStack {
 }
 
 /// Which of several load balancers of an owner is the one: what serves clients, and not an empty one that only came first.
-fn preference(
+pub(crate) fn preference(
     balancer: &Balancer,
     published: &[IpAddr],
     ours: &[FloatingIp],
@@ -639,6 +644,8 @@ mod tests {
                     provider = cloud.provider();
                 }
                 lb.published = vec![first.ingress[0].ip.unwrap()];
+                let preview = provider.preview(&lb).await.unwrap().unwrap();
+                assert_eq!(preview, ["load balancer old, a second one: deleted"]);
                 provider.apply(&lb, Compare::InPlace).await.unwrap();
                 assert_eq!(settle(&provider, &lb).await.unwrap().ingress, first.ingress);
                 assert_eq!(ids(&cloud), made[1..]);

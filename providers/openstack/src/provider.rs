@@ -20,7 +20,7 @@ use steerage_provider_cloud::{ApiMetrics, Keyed};
 use tokio::time::Instant;
 
 use crate::address::Used;
-use crate::apply::{Present, again, refusals};
+use crate::apply::{Present, again, preference, refusals};
 use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
@@ -296,9 +296,13 @@ impl Provider for OpenStack {
             .iter()
             .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
             .collect();
-        let mut mine = mine.into_iter().map(|(_, balancer)| balancer);
+        let ours = self.own_floating_ips(&lb.owner).await?;
+        let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
+        mine.sort_by_key(|balancer| preference(balancer, &lb.published, &ours));
+        let mut mine = mine.into_iter();
         let Some(balancer) = mine.next() else { return Ok(None) };
         let others: Vec<Balancer> = mine.collect();
+        lines.extend(others.iter().map(|other| format!("load balancer {}, a second one: deleted", other.id)));
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
             Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
@@ -307,7 +311,6 @@ impl Provider for OpenStack {
                 lines.extend(diff(&lb.owner, &tree, &wanted, None)?.iter().map(ToString::to_string));
             }
         }
-        let ours = self.own_floating_ips(&lb.owner).await?;
         let plan = self.plan_address(lb, &wanted, &balancer, ours, &others).await?;
         match plan.used {
             Used::New { .. } => lines.push("floating IP: created".to_owned()),
