@@ -5,24 +5,22 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use http::Method;
-use ipnet::IpNet;
-use steerage_model::{Family, Ingress};
+use steerage_model::Ingress;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
 use steerage_provider_cloud::Refusals;
 
-use crate::client::{Call, object};
 use crate::desired::{Desired, Nodes, WantedAddress};
 use crate::diff::diff;
 use crate::error::CallError;
 use crate::provider::OpenStack;
-use crate::state::{Complete, SERVING_REMAKE_WAIT, ServiceState, Tree};
+use crate::remake::preference;
+use crate::state::{Complete, ServiceState, Tree};
 use crate::step::Step;
-use crate::types::{Balancer, FloatingIp, Provisioning};
+use crate::types::{Balancer, Provisioning};
 use crate::{observe, reasons};
 
 /// Members that one call finds refused, each by a request of its own.
-const MAX_REFUSED: usize = 20;
+pub(crate) const MAX_REFUSED: usize = 20;
 
 /// What there is of an owner.
 pub(crate) enum Present {
@@ -216,198 +214,6 @@ impl OpenStack {
         Ok(true)
     }
 
-    async fn create(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        entry: &mut ServiceState,
-    ) -> Result<Outcome, Error> {
-        let (vip, is_required) = self.vip(lb, wanted, entry).await?;
-        if wanted.member_subnet != wanted.subnet
-            && observe::subnet(&*self.calls, &wanted.member_subnet).await?.is_none()
-        {
-            let message = format!(
-                "The subnet {} of nodes does not exist, or the project does not see it. No load balancer is created. Correct \
-                 --openstack-member-subnet-id or the annotation {}.",
-                wanted.member_subnet,
-                crate::annotations::MEMBER_SUBNET
-            );
-            return Err(Error::invalid(reasons::REJECTED_BY_PROVIDER, message));
-        }
-        let nodes = wanted.nodes();
-        for _ in 0..=MAX_REFUSED {
-            let reduced = wanted.clone().without(|address| entry.refused.must_wait(address));
-            let body = Some(reduced.creation(vip.filter(|vip| entry.refused_vip != Some(*vip))));
-            let call = Call::octavia(Method::POST, "POST loadbalancers", "loadbalancers", body);
-            let name = call.name();
-            match self.calls.send(call).await {
-                Ok(answer) => {
-                    let (tree, is_known) = match Tree::created(&answer) {
-                        Some(tree) => (tree, true),
-                        None => (Tree::empty(object(&name, answer, "loadbalancer")?), false),
-                    };
-                    tracing::info!(service = %lb.owner.service, id = tree.balancer.id, "load balancer created");
-                    entry.sent();
-                    entry.note_read(&lb.owner, tree);
-                    (entry.is_verified, entry.is_listed) = (is_known, false);
-                    return Ok(again(entry, self));
-                }
-                Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}
-                Err(failure) => match vip.filter(|vip| is_taken(&failure, *vip)) {
-                    Some(vip) if is_required => return Err(taken(vip, &failure)),
-                    // Somebody else has it by now: another one is better than none.
-                    Some(vip) if entry.refused_vip != Some(vip) => entry.refused_vip = Some(vip),
-                    _ => return Err(failure.into()),
-                },
-            }
-        }
-        Ok(again(entry, self))
-    }
-
-    /// The VIP to ask for, and whether it is the only one that will do.
-    async fn vip(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        entry: &ServiceState,
-    ) -> Result<(Option<IpAddr>, bool), Error> {
-        let subnet = observe::subnet(&*self.calls, &wanted.subnet).await?.ok_or_else(|| {
-            let message = format!(
-                "The subnet {} of VIPs does not exist, or the project does not see it. No load balancer is created. Correct \
-                 --openstack-subnet-id or the annotation {}.",
-                wanted.subnet,
-                crate::annotations::SUBNET
-            );
-            Error::invalid(reasons::REJECTED_BY_PROVIDER, message)
-        })?;
-        let is_v4 = wanted.family == Family::V4;
-        if (subnet.ip_version == 4) != is_v4 {
-            let message = format!(
-                "The Service has {} addresses, and the subnet {} of VIPs has IPv{} ones. No load balancer is created. Name another subnet \
-                 by {}, or change spec.ipFamilies.",
-                wanted.family,
-                wanted.subnet,
-                subnet.ip_version,
-                crate::annotations::SUBNET
-            );
-            return Err(Error::invalid(reasons::SUBNET_FAMILY_DIFFERS, message));
-        }
-        Ok(match &wanted.address {
-            WantedAddress::Internal(Some(requested)) => (Some(*requested), true),
-            // Clients know the address that it had.
-            WantedAddress::Internal(None) => {
-                let mut published = lb.published.iter().copied();
-                let range: Option<IpNet> = subnet.cidr.parse().ok();
-                let known = entry
-                    .kept_vip
-                    .or_else(|| published.find(|ip| range.is_some_and(|range| range.contains(ip))));
-                (known, false)
-            }
-            WantedAddress::Floating { .. } | WantedAddress::Given(_) => (None, false),
-        })
-    }
-
-    /// Replaces a load balancer in `ERROR`, which Octavia changes no more. The new one comes first where a floating IP can move to it;
-    /// else the old one goes, and its address stays if it can.
-    async fn remake(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        balancer: Balancer,
-        entry: &mut ServiceState,
-    ) -> Result<Outcome, Error> {
-        let id = &balancer.id;
-        let is_serving = balancer.is_serving();
-        if is_serving && entry.is_kept(id) {
-            return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}, and changes it no more, but it still serves. It is kept for {} minutes, and \
-                 then made anew. To repair it: openstack loadbalancer failover {id}.",
-                SERVING_REMAKE_WAIT.as_secs() / 60
-            )));
-        }
-        if !entry.may_remake() {
-            return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}, which Steerage made anew a moment ago. It is made anew again later. \
-                 Look at the load balancer and at Octavia's logs."
-            )));
-        }
-        if !self.may_remake(&lb.owner.service) {
-            return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}. Steerage makes load balancers anew one after the other, and another one \
-                 is not complete yet."
-            )));
-        }
-        // One that replaced it before, and failed.
-        if let Some(failed) =
-            entry.spare.iter().find(|spare| spare.provisioning_status != Provisioning::Deleting)
-        {
-            tracing::warn!(id = failed.id, "load balancer in ERROR; deleting it");
-            entry.changing.get_or_insert_with(tokio::time::Instant::now);
-            self.delete_balancer(&failed.id).await?;
-            entry.note_remade();
-            entry.sent();
-            return Ok(again(entry, self));
-        }
-        if !matches!(wanted.address, WantedAddress::Internal(_)) {
-            tracing::warn!(id, "load balancer in ERROR; creating another one");
-            match self.create(lb, wanted, entry).await {
-                Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) if !is_serving => {}
-                result => {
-                    entry.note_remade();
-                    return result;
-                }
-            }
-        }
-        tracing::warn!(id, "load balancer in ERROR; deleting it and creating another one");
-        if matches!(wanted.address, WantedAddress::Internal(_)) {
-            entry.kept_vip = balancer.vip_address;
-        }
-        entry.begin();
-        self.delete_balancer(id).await?;
-        entry.note_remade();
-        entry.sent();
-        Ok(again(entry, self))
-    }
-
-    /// Looks once for other load balancers of the owner: the answer to a creation may have been lost.
-    async fn look_for_others(
-        &self,
-        owner: &Owner,
-        balancer: &Balancer,
-        entry: &mut ServiceState,
-    ) -> Result<(), Error> {
-        if !entry.is_listed {
-            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
-            let others = all.into_iter().filter(|(of, found)| of == owner && found.id != balancer.id);
-            (entry.spare, entry.is_listed) = (others.map(|(_, found)| found).collect(), true);
-        }
-        Ok(())
-    }
-
-    /// Deletes the owner's other load balancers. One that cannot be deleted now goes at a later resync.
-    async fn remove_others(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
-        for other in std::mem::take(&mut entry.spare) {
-            self.remove(owner, &other, false).await?;
-        }
-        Ok(())
-    }
-}
-
-/// Which of several load balancers of an owner is the one: what serves clients, and not an empty one that only came first.
-pub(crate) fn preference(
-    balancer: &Balancer,
-    published: &[IpAddr],
-    ours: &[FloatingIp],
-) -> (bool, bool, bool, Option<String>, String) {
-    let has_floating = ours.iter().any(|ip| ip.port_id.is_some() && ip.port_id == balancer.vip_port_id);
-    let is_known = has_floating || balancer.vip_address.is_some_and(|vip| published.contains(&vip));
-    (
-        balancer.provisioning_status == Provisioning::Deleting,
-        balancer.provisioning_status == Provisioning::Error,
-        !is_known,
-        balancer.created_at.clone(),
-        balancer.id.clone(),
-    )
 }
 
 /// Refuses what Octavia cannot change.
@@ -476,22 +282,8 @@ pub(crate) fn note_refused(failure: &CallError, nodes: &Nodes, refused: &mut Ref
     !named.is_empty()
 }
 
-/// Whether a creation failed because of its VIP. Octavia shows Neutron's conflict as an error of its own.
-fn is_taken(failure: &CallError, vip: IpAddr) -> bool {
-    failure.message().contains("ConflictException") || addresses(failure.message()).any(|named| named == vip)
-}
-
-fn taken(vip: IpAddr, failure: &CallError) -> Error {
-    let message = format!(
-        "The Service requests the address {vip}, which the subnet of VIPs does not give: {}. No load balancer is created. Request another \
-         address.",
-        failure.message().trim_end_matches('.')
-    );
-    Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
-}
-
 /// The addresses that a text names.
-fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
+pub(crate) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
     let is_part = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':');
     text.split(move |c| !is_part(c)).filter_map(|part| part.trim_end_matches(['.', ':']).parse().ok())
 }
@@ -506,7 +298,7 @@ mod tests {
 
     use super::*;
     use crate::desired::tests::planned;
-    use crate::scripted::{Scripted, settle};
+    use crate::scripted::{Scripted, ids, settle};
 
     const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
 
@@ -530,137 +322,6 @@ mod tests {
         assert_eq!(found("169.254.169.254 is not a valid option for member address"), ["169.254.169.254"]);
         assert_eq!(found("IP address 2001:db8::1, not 10.0.0.7. It"), ["2001:db8::1", "10.0.0.7"]);
         assert!(found("Listener 45e25bcb-83b0-404c-ba45-c68e4b97fbec: port 80").is_empty());
-    }
-
-    fn in_error(cloud: &Scripted, id: &str, operating: &str) {
-        let changes = json!({ "provisioning_status": "ERROR", "operating_status": operating });
-        cloud.set("loadbalancers", ("id", id), &changes);
-    }
-
-    fn ids(cloud: &Scripted) -> Vec<String> {
-        cloud.all("loadbalancers").iter().map(|found| found["id"].as_str().unwrap().to_owned()).collect()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn load_balancer_in_error_that_serves_is_kept_for_a_while() {
-        let cloud = Scripted::new();
-        let provider = cloud.provider();
-        let lb = planned(&[WEB], &[1]);
-        let before = settle(&provider, &lb).await.unwrap();
-        let old = ids(&cloud);
-        in_error(&cloud, &old[0], "DEGRADED");
-        cloud.writes();
-        for _ in 0..9 {
-            let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
-            assert!(error.to_string().contains(&old[0]), "{error}");
-            tokio::time::advance(Duration::from_mins(1)).await;
-        }
-        assert!(cloud.writes().is_empty());
-        tokio::time::advance(Duration::from_mins(1)).await;
-        assert!(matches!(provider.apply(&lb, Compare::InPlace).await.unwrap().progress, Progress::Again(_)));
-        assert_eq!(settle(&provider, &lb).await.unwrap().ingress, before.ingress);
-        // The address moves before the old one goes.
-        assert_eq!(cloud.writes(), ["POST loadbalancers", "PUT floatingips", "DELETE loadbalancers"]);
-        assert!(ids(&cloud).len() == 1 && ids(&cloud) != old);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn load_balancers_are_made_anew_one_after_the_other() {
-        let cloud = Scripted::new();
-        let provider = cloud.provider();
-        let lbs = ["a", "b"].map(|name| {
-            let owner = Owner { service: steerage_model::Key::new("shop", name), uid: name.to_owned() };
-            LoadBalancer { owner, ..planned(&[WEB], &[1]) }
-        });
-        for lb in &lbs {
-            settle(&provider, lb).await.unwrap();
-        }
-        for id in ids(&cloud) {
-            in_error(&cloud, &id, "OFFLINE");
-        }
-        cloud.writes();
-        provider.apply(&lbs[0], Compare::InPlace).await.unwrap();
-        let error = provider.apply(&lbs[1], Compare::InPlace).await.unwrap_err();
-        assert!(error.to_string().contains("one after the other"), "{error}");
-        assert_eq!(cloud.writes(), ["POST loadbalancers"]);
-        settle(&provider, &lbs[0]).await.unwrap();
-        settle(&provider, &lbs[1]).await.unwrap();
-    }
-
-    /// The new one fails too: the old one has the address, and stays.
-    #[tokio::test(start_paused = true)]
-    async fn failed_replacement_is_deleted_and_not_the_one_with_the_address() {
-        let cloud = Scripted::new();
-        let provider = cloud.provider();
-        let lb = planned(&[WEB], &[1]);
-        settle(&provider, &lb).await.unwrap();
-        let old = ids(&cloud)[0].clone();
-        in_error(&cloud, &old, "OFFLINE");
-        provider.apply(&lb, Compare::InPlace).await.unwrap();
-        let new = ids(&cloud)[1].clone();
-        in_error(&cloud, &new, "OFFLINE");
-        for _ in 0..3 {
-            let _ = provider.apply(&lb, Compare::Remembered).await;
-            tokio::time::advance(Duration::from_secs(10)).await;
-        }
-        assert_eq!(ids(&cloud), [old]);
-        tokio::time::advance(Duration::from_mins(1)).await;
-        let _ = provider.apply(&lb, Compare::Remembered).await;
-        settle(&provider, &lb).await.unwrap();
-        assert_eq!(ids(&cloud).len(), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn lost_answer_of_a_creation_leaves_one_load_balancer() {
-        for is_restarted in [false, true] {
-            for annotations in [&[][..], &[(crate::annotations::INTERNAL, "true")]] {
-                let cloud = Scripted::new();
-                let mut provider = cloud.provider();
-                let mut lb = planned(&[WEB], &[1]);
-                let pairs = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-                lb.annotations = pairs.collect();
-                cloud.lose("POST loadbalancers");
-                cloud.hide("loadbalancers");
-                settle(&provider, &lb).await.unwrap_err();
-                // The list does not have it yet.
-                assert!(matches!(
-                    provider.apply(&lb, Compare::Remembered).await.unwrap().progress,
-                    Progress::Again(_)
-                ));
-                let made = ids(&cloud);
-                assert_eq!(made.len(), 2);
-                cloud.show();
-                let first = settle(&provider, &lb).await.unwrap();
-                assert_eq!(ids(&cloud), made[1..]);
-                // Another one turns up, older than the one that serves.
-                let mut lost = cloud.all("loadbalancers")[0].clone();
-                for (key, value) in
-                    [("id", "old"), ("vip_port_id", "x"), ("vip_address", "10.0.0.9"), ("created_at", "2025")]
-                {
-                    lost[key] = value.into();
-                }
-                cloud.add("loadbalancers", &lost);
-                if is_restarted {
-                    provider = cloud.provider();
-                }
-                lb.published = vec![first.ingress[0].ip.unwrap()];
-                let preview = provider.preview(&lb).await.unwrap().unwrap();
-                assert_eq!(preview, ["load balancer old, a second one: deleted"]);
-                provider.apply(&lb, Compare::InPlace).await.unwrap();
-                assert_eq!(settle(&provider, &lb).await.unwrap().ingress, first.ingress);
-                assert_eq!(ids(&cloud), made[1..]);
-            }
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn subnet_of_nodes_that_does_not_exist_is_named() {
-        let cloud = Scripted::new();
-        let provider = cloud.provider_with(|config| "nowhere".clone_into(&mut config.member_subnet));
-        let error = settle(&provider, &planned(&[WEB], &[1])).await.unwrap_err();
-        assert_eq!(error.reason(), "RejectedByProvider");
-        assert!(error.to_string().contains("--openstack-member-subnet-id"), "{error}");
-        assert!(cloud.writes().is_empty());
     }
 
     #[tokio::test(start_paused = true)]

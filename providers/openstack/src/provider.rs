@@ -20,13 +20,14 @@ use steerage_provider_cloud::{ApiMetrics, Keyed};
 use tokio::time::Instant;
 
 use crate::address::Used;
-use crate::apply::{Present, again, preference, refusals};
+use crate::apply::{Present, again, refusals};
 use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
 use crate::desired::{Members, Nodes, desired, members};
 use crate::diff::{after, diff, member_step};
 use crate::paced::Paced;
+use crate::remake::preference;
 use crate::restrict::Restricted;
 use crate::state::{ServiceState, Tree};
 use crate::types::{Balancer, Provisioning};

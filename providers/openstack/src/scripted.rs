@@ -158,6 +158,11 @@ pub(crate) async fn settle(provider: &OpenStack, lb: &LoadBalancer) -> Result<Ou
     panic!("it does not end");
 }
 
+/// The IDs of the load balancers.
+pub(crate) fn ids(cloud: &Scripted) -> Vec<String> {
+    cloud.all("loadbalancers").iter().map(|found| found["id"].as_str().unwrap().to_owned()).collect()
+}
+
 /// Deletes until it is complete.
 pub(crate) async fn deleted(provider: &OpenStack, owner: &Owner) {
     for _ in 0..60 {

@@ -349,7 +349,7 @@ async fn limits_affinity_and_algorithm_change_in_place() {
         group.affinity = Some(steerage_model::Affinity { timeout: Duration::from_mins(3) });
     }
     converge_remembered(&provider, &lb).await.unwrap();
-    assert_eq!(writes(&cloud), ["PUT pools", "PUT listeners", "PUT pools", "PUT listeners"]);
+    assert_eq!(writes(&cloud), ["PUT pools", "PUT pools", "PUT listeners", "PUT listeners"]);
     converge(&cloud.fresh().await.unwrap(), &lb).await.unwrap();
     assert!(writes(&cloud).is_empty());
     for name in ["timeout-client-data", "connection-limit", "lb-method"] {
@@ -360,7 +360,7 @@ async fn limits_affinity_and_algorithm_change_in_place() {
     }
     converge_remembered(&provider, &lb).await.unwrap();
     converge(&cloud.fresh().await.unwrap(), &lb).await.unwrap();
-    assert_eq!(writes(&cloud), ["PUT pools", "PUT listeners", "PUT pools", "PUT listeners"]);
+    assert_eq!(writes(&cloud), ["PUT pools", "PUT pools", "PUT listeners", "PUT listeners"]);
 }
 
 /// The driver in the tests refuses what OVN's refuses.
