@@ -213,7 +213,6 @@ impl OpenStack {
         entry.is_verified = was_verified && is_certain;
         Ok(true)
     }
-
 }
 
 /// Refuses what Octavia cannot change.
