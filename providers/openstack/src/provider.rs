@@ -457,7 +457,7 @@ mod tests {
         let provider = cloud.provider();
         let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
         settle(&provider, &lb).await.unwrap();
-        assert_eq!(provider.owned().await.unwrap(), [lb.owner.clone()]);
+        assert_eq!(provider.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
         for kind in ["loadbalancers", "floatingips"] {
             cloud.set(kind, ("project_id", "p1"), &json!({ "project_id": "p2" }));
         }
