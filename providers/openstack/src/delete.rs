@@ -29,12 +29,12 @@ impl OpenStack {
             }
             return Ok(Progress::Done);
         }
-        for balancer in &mine {
-            self.remove(owner, balancer, true).await?;
-        }
         if is_known {
             // What was complete is not any more; the time of the change stays.
-            (entry.complete, entry.is_verified) = (None, false);
+            entry.begin();
+        }
+        for balancer in &mine {
+            self.remove(owner, balancer, true).await?;
         }
         entry.changing.get_or_insert_with(tokio::time::Instant::now);
         match mine.iter().find(|balancer| balancer.provisioning_status.is_pending()) {
