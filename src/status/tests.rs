@@ -189,7 +189,7 @@ fn unusable_targets_are_summarised() {
 fn unhealthy_targets_get_nothing_where_the_provider_fails_closed() {
     for (fails_closed, part) in [(false, "The provider may use all targets."), (true, "Connections fail.")] {
         let health = Some(health(&[HealthState::Unhealthy]));
-        let (status, (reason, message)) = serving(&StatusInputs { health, fails_closed, ..inputs() });
+        let (status, (reason, message)) = serving(&StatusInputs { fails_closed, health, ..inputs() });
         assert_eq!((status, reason), ("False", reasons::TARGETS_UNHEALTHY));
         assert!(message.contains(part), "{message}");
     }
