@@ -149,7 +149,7 @@ async fn plan_service(
                 let labels = plan::node_labels(service, config)?;
                 plan::targets(service, endpoints, nodes, steering, labels.as_ref(), config)
             };
-            Ok(lb.with_targets(&targets.targets()))
+            Ok(plan::with_last_resort(lb.with_targets(&targets.targets()), &targets, config))
         });
     let lb = match wanted {
         Ok(lb) => lb,

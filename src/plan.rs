@@ -15,7 +15,7 @@ mod targets;
 mod unknown;
 
 pub(crate) use error::PlanError;
-pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration};
+pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration, with_last_resort};
 pub(crate) use legacy::{LegacyRequest, kubectl_patch, legacy_request};
 pub(crate) use load_balancer::{fingerprint, load_balancer};
 pub(crate) use managed::{

@@ -116,6 +116,8 @@ pub(crate) struct StatusInputs {
     pub(crate) targets: usize,
     /// Whether pods are targets; otherwise nodes are.
     pub(crate) has_pod_targets: bool,
+    /// Whether targets get nothing while none is healthy.
+    pub(crate) fails_closed: bool,
     /// `None` until the provider was asked.
     pub(crate) health: Option<HealthSummary>,
     /// Since when it cannot be read, and why, if it is out of date.
@@ -242,9 +244,12 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", why(reasons::TARGETS_UNHEALTHY, message))
         }
         Some(health) if !health.is_undecided => {
-            let message = "No target passes its health check. The provider may use all targets. \
-                           Check the health-check port on the nodes, and firewalls.";
-            ("False", why(reasons::TARGETS_UNHEALTHY, message))
+            let result =
+                if inputs.fails_closed { "Connections fail." } else { "The provider may use all targets." };
+            let message = format!(
+                "No target passes its health check. {result} Check the health-check port on the nodes, and firewalls."
+            );
+            ("False", (reasons::TARGETS_UNHEALTHY, message))
         }
         _ => {
             let message = "The health of the targets is not known: the provider has not reported it, or it cannot be read. Traffic is not \

@@ -2,7 +2,7 @@
 """A provider driver for Octavia that has no load balancers: what Octavia asks for becomes ACTIVE after a delay, as it does with a real one.
 
 Octavia itself allocates the VIP port in Neutron, because `create_vip_port` is not implemented. A load balancer whose description is
-`test:error` becomes ERROR instead of ACTIVE, and one of `test:stuck` stays PENDING.
+`test:error` becomes ERROR instead of ACTIVE and serves nobody, and one of `test:stuck` stays PENDING.
 """
 
 import os
@@ -47,7 +47,9 @@ def report(load_balancer, deleted):
             gone = item.provisioning_status == "PENDING_DELETE" or deleted
             if gone or item.provisioning_status.startswith("PENDING"):
                 state = {"id": item.id, "provisioning_status": "DELETED" if gone else good}
-                if not gone:
+                if not gone and good == "ERROR":
+                    state["operating_status"] = "OFFLINE"
+                elif not gone:
                     state["operating_status"] = "NO_MONITOR" if item.id in monitored else "ONLINE"
                 yield state
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use steerage_model::{Service, TrafficPolicy, annotations};
 use steerage_process::duration;
-use steerage_provider_api::{HealthCheck, HealthProtocol, Steering};
+use steerage_provider_api::{HealthCheck, HealthProtocol, LoadBalancer, Steering};
 
-use super::{Config, PlanError, has_pod_targets};
+use super::{Config, PlanError, TargetPlan, has_pod_targets};
 
 /// kube-proxy and the agent answer this path on the node's port and on every health-check node port.
 const PATH: &str = "/healthz";
@@ -87,6 +87,18 @@ pub(crate) fn health_check(
         healthy_threshold: healthy_threshold.unwrap_or(defaults.healthy_threshold),
         unhealthy_threshold: unhealthy_threshold.unwrap_or(defaults.unhealthy_threshold),
     })
+}
+
+/// Nodes that are targets only because no eligible one is left fail the health check of their service proxy, and serve nevertheless. A
+/// load balancer that sends nothing to unhealthy targets asks whether their port accepts connections instead.
+pub(crate) fn with_last_resort(mut lb: LoadBalancer, targets: &TargetPlan, config: &Config) -> LoadBalancer {
+    if !config.capabilities.fails_open && !targets.ineligible.is_empty() {
+        // Where the check covers the Service, it says which nodes have an endpoint.
+        for group in lb.groups.iter_mut().filter(|group| !group.health_check.is_of_service) {
+            (group.health_check.protocol, group.health_check.port) = (HealthProtocol::Tcp, None);
+        }
+    }
+    lb
 }
 
 fn read<T>(

@@ -199,6 +199,19 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
     let (list, plan) = of(vec![ready("gone", 1), ready("out", 2)]);
     assert_eq!(list, "gone*1,out*1", "no eligible node has one");
     assert_eq!(plan.ineligible.len(), 2);
+    // The health check of their service proxy fails: a provider that does not fail open looks at their port.
+    let mut closed = config();
+    closed.capabilities.fails_open = false;
+    let checked = |steering, config: &Config, plan: &TargetPlan| {
+        let lb = load_balancer(&service(), steering, config).expect("planned");
+        let check = with_last_resort(lb, plan, config).groups.remove(0).health_check;
+        (check.protocol == HealthProtocol::Tcp && check.port.is_none(), check.port)
+    };
+    assert_eq!(checked(Steering::Api, &closed, &plan), (true, None));
+    assert_eq!(checked(Steering::HealthCheck, &closed, &plan), (false, Some(32000)));
+    assert_eq!(checked(Steering::Api, &config(), &plan), (false, Some(10256)));
+    let eligible = of(vec![ready("a", 1)]).1;
+    assert_eq!(checked(Steering::Api, &closed, &eligible), (false, Some(10256)));
     let nowhere = Endpoint { node: None, ..ready("a", 1) };
     assert_eq!(of(vec![nowhere]).0, "eligiblea*1,b*1", "an endpoint without a node");
     assert_eq!(of(vec![ready("unknown", 1)]).0, "eligiblea*1,b*1", "a node that has not been seen yet");

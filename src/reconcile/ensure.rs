@@ -175,6 +175,7 @@ impl Reconciler {
             has_selector: service.has_selector,
             targets: targets.targets().count(),
             has_pod_targets: targets.pods.is_some(),
+            fails_closed: !self.config.capabilities.fails_open,
             health: applied.health.clone(),
             outdated_health: applied.outdated_health(),
             degraded,

@@ -53,7 +53,7 @@ impl Reconciler {
         steering: Steering,
     ) -> (ReconcileResult, Option<ReasonMessage>, PlannedTargets) {
         let planned = self.plan_targets(snapshot, applied, steering, Wanted::Planned);
-        let lb = lb.with_targets(&planned.targets);
+        let lb = plan::with_last_resort(lb.with_targets(&planned.targets), &planned.plan, &self.config);
         let error = match self.program(snapshot, applied, request, &lb, steering, &planned).await {
             Err(ReconcileError::Provider(error @ Error::Invalid { .. })) => error,
             Err(ReconcileError::Provider(error @ Error::Denied(_))) => {

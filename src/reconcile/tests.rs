@@ -71,6 +71,7 @@ impl Provider for Silent {
             weights: true,
             shared_sets: true,
             affinity: true,
+            fails_open: true,
             health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
         }
     }

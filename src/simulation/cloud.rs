@@ -241,6 +241,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         weights: false,
         shared_sets,
         affinity: true,
+        fails_open: true,
         health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
     }
 }

@@ -184,3 +184,13 @@ fn unusable_targets_are_summarised() {
         "{message}"
     );
 }
+
+#[test]
+fn unhealthy_targets_get_nothing_where_the_provider_fails_closed() {
+    for (fails_closed, part) in [(false, "The provider may use all targets."), (true, "Connections fail.")] {
+        let health = Some(health(&[HealthState::Unhealthy]));
+        let (status, (reason, message)) = serving(&StatusInputs { fails_closed, health, ..inputs() });
+        assert_eq!((status, reason), ("False", reasons::TARGETS_UNHEALTHY));
+        assert!(message.contains(part), "{message}");
+    }
+}

@@ -91,6 +91,8 @@ pub struct Capabilities {
     pub shared_sets: bool,
     /// Whether the load balancer supports `sessionAffinity: ClientIP`.
     pub affinity: bool,
+    /// Whether all targets are used while none is healthy. If not, such targets get nothing.
+    pub fails_open: bool,
     /// The shortest and the longest health-check interval.
     pub health_interval: (Duration, Duration),
 }

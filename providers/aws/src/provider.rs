@@ -416,6 +416,7 @@ impl Provider for Aws {
             weights: false,
             shared_sets: false,
             affinity: true,
+            fails_open: true,
             health_interval: (Duration::from_secs(5), Duration::from_mins(5)),
         }
     }

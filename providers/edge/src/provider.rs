@@ -46,6 +46,7 @@ pub fn capabilities() -> Capabilities {
         weights: true,
         shared_sets: true,
         affinity: true,
+        fails_open: true,
         health_interval: (Duration::from_millis(100), Duration::from_hours(1)),
     }
 }

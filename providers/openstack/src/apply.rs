@@ -5,24 +5,22 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use http::Method;
-use ipnet::IpNet;
-use steerage_model::{Family, Ingress};
+use steerage_model::Ingress;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
 use steerage_provider_cloud::Refusals;
 
-use crate::client::{Call, object};
 use crate::desired::{Desired, Nodes, WantedAddress};
 use crate::diff::diff;
 use crate::error::CallError;
 use crate::provider::OpenStack;
+use crate::remake::preference;
 use crate::state::{Complete, ServiceState, Tree};
 use crate::step::Step;
 use crate::types::{Balancer, Provisioning};
 use crate::{observe, reasons};
 
 /// Members that one call finds refused, each by a request of its own.
-const MAX_REFUSED: usize = 20;
+pub(crate) const MAX_REFUSED: usize = 20;
 
 /// What there is of an owner.
 pub(crate) enum Present {
@@ -57,26 +55,36 @@ impl OpenStack {
             && complete.owner == *owner
             && complete.wanted == reduced
         {
-            let ingress = complete.ingress.clone();
-            return Ok(finished(entry, &nodes, wanted.refused, ingress));
+            let (ingress, incomplete) = (complete.ingress.clone(), complete.incomplete.clone());
+            return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
         }
-        if compare == Compare::InPlace && entry.complete.is_some() {
+        if compare == Compare::InPlace && entry.changing.is_none() {
             entry.forget();
         }
-        let tree = match self.present(owner, entry, true).await? {
+        // It is complete again when all that follows is done.
+        entry.complete = None;
+        let tree = match self.present(owner, entry, Some(&lb.published)).await? {
             Present::Busy => return Ok(again(entry, self)),
             Present::Nothing => return self.create(lb, &wanted, entry).await,
-            Present::Broken(balancer) => return self.remake(&wanted, balancer, entry).await,
+            Present::Broken(balancer) => return self.remake(lb, &wanted, balancer, entry).await,
             Present::Ready(tree) => tree,
         };
         check_kept(&tree.balancer, &wanted)?;
         for _ in 0..=MAX_REFUSED {
-            let Some(step) = diff(owner, &tree, &reduced)?.into_iter().next() else {
-                let ingress = self.ensure_address(owner, &wanted, &tree.balancer).await?;
+            let steps = diff(owner, &tree, &reduced, entry.last_pool.as_deref())?;
+            let Some(step) = steps.into_iter().next() else {
+                self.look_for_others(owner, &tree.balancer, entry).await?;
+                let (ingress, incomplete) = self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
+                self.remove_others(owner, entry).await?;
                 entry.note_working();
-                entry.complete =
-                    Some(Complete { owner: owner.clone(), wanted: reduced, ingress: ingress.clone() });
-                return Ok(finished(entry, &nodes, wanted.refused, ingress));
+                self.note_remade(&owner.service);
+                entry.complete = Some(Complete {
+                    owner: owner.clone(),
+                    wanted: reduced,
+                    ingress: ingress.clone(),
+                    incomplete: incomplete.clone(),
+                });
+                return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
             };
             if self.make(&step, entry, &nodes).await? {
                 break;
@@ -86,13 +94,13 @@ impl OpenStack {
         Ok(again(entry, self))
     }
 
-    /// Finds the owner's load balancer, and reads what is not known of it. If `is_writing`, those of earlier Services of the name go, and
-    /// a second one of the owner.
+    /// Finds the owner's load balancer, and reads what is not known of it. When writing, with the published addresses, those of earlier
+    /// Services of the name go.
     pub(crate) async fn present(
         &self,
         owner: &Owner,
         entry: &mut ServiceState,
-        is_writing: bool,
+        writing: Option<&[IpAddr]>,
     ) -> Result<Present, Error> {
         let calls = &*self.calls;
         let mut balancer = None;
@@ -110,26 +118,39 @@ impl OpenStack {
         if balancer.is_none() {
             entry.forget();
             let all = observe::balancers(calls, &self.config.cluster, Some(&owner.service)).await?;
-            let mut mine: Vec<Balancer> = Vec::new();
-            for (of, found) in all {
-                if of == *owner && mine.is_empty() {
-                    mine.push(found);
-                } else if is_writing {
-                    self.remove(&of, &found, of != *owner).await?;
-                    entry.sent();
-                    return Ok(Present::Busy);
+            let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);
+            if let Some((of, found)) = earlier.into_iter().next().filter(|_| writing.is_some()) {
+                if found.provisioning_status.is_pending() {
+                    entry.note_pending(&found)?;
                 }
+                self.remove(&of, &found, true).await?;
+                entry.changing.get_or_insert_with(tokio::time::Instant::now);
+                return Ok(Present::Busy);
             }
-            balancer = mine.pop();
+            let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
+            if mine.len() > 1 {
+                let ours = self.own_floating_ips(owner).await?;
+                let known = entry.addressed.iter().filter(|known| known.uid == owner.uid);
+                let mut published: Vec<IpAddr> = known.map(|known| known.address).collect();
+                published.extend(writing.unwrap_or_default());
+                mine.sort_by_key(|balancer| preference(balancer, &published, &ours));
+            }
+            let mut mine = mine.into_iter();
+            balancer = mine.next();
+            (entry.spare, entry.is_listed) = (mine.collect(), true);
         }
         let Some(balancer) = balancer else { return Ok(Present::Nothing) };
         if entry.known(owner).is_none() {
             let tree = Tree::empty(balancer.clone());
             (entry.tree, entry.is_verified) = (Some((owner.clone(), tree)), false);
         }
+        if !balancer.provisioning_status.is_pending() {
+            entry.note_settled();
+        }
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => {
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
+                entry.note_pending(&balancer)?;
                 return Ok(Present::Busy);
             }
             Provisioning::Error => return Ok(Present::Broken(balancer)),
@@ -137,7 +158,7 @@ impl OpenStack {
         }
         if !entry.is_verified {
             let tree = observe::tree(calls, owner, balancer.clone()).await?;
-            (entry.tree, entry.is_verified) = (Some((owner.clone(), tree)), true);
+            entry.note_read(owner, tree);
         }
         match entry.known(owner) {
             Some(tree) => Ok(Present::Ready(Box::new(tree.clone()))),
@@ -157,6 +178,12 @@ impl OpenStack {
                 "Octavia accepted a change and does not show it ({step}). Steerage makes it again later. Look at Octavia's logs."
             )));
         }
+        if let Step::SetMembers { name, .. } = step {
+            // Also if it fails: the others do not wait for it.
+            entry.last_pool = Some(name.clone());
+        }
+        let (was_verified, was_changing) = (entry.is_verified, entry.changing);
+        entry.begin();
         let answer = match self.calls.send(step.call()).await {
             Ok(answer) => answer,
             Err(failure) if failure.is_busy() => {
@@ -166,121 +193,25 @@ impl OpenStack {
             Err(failure) => {
                 let is_of_members = matches!(step, Step::SetMembers { .. });
                 if is_of_members && note_refused(&failure, nodes, &mut entry.refused) {
+                    // Nothing was changed.
+                    (entry.is_verified, entry.changing) = (was_verified, was_changing);
                     return Ok(false);
                 }
-                return Err(failure.into());
+                entry.note_failed();
+                let error = Error::from(failure);
+                if matches!(error, Error::Throttled { .. }) {
+                    // Nothing was changed.
+                    (entry.is_verified, entry.changing) = (was_verified, was_changing);
+                }
+                return Err(error);
             }
         };
         tracing::info!(change = %step, "load balancer changed");
+        entry.note_made(step);
         entry.sent();
         let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
-        entry.is_verified &= is_certain;
+        entry.is_verified = was_verified && is_certain;
         Ok(true)
-    }
-
-    async fn create(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        entry: &mut ServiceState,
-    ) -> Result<Outcome, Error> {
-        let (vip, is_required) = self.vip(lb, wanted, entry).await?;
-        let nodes = wanted.nodes();
-        for _ in 0..=MAX_REFUSED {
-            let reduced = wanted.clone().without(|address| entry.refused.must_wait(address));
-            let body = Some(reduced.creation(vip.filter(|vip| entry.refused_vip != Some(*vip))));
-            let call = Call::octavia(Method::POST, "POST loadbalancers", "loadbalancers", body);
-            let name = call.name();
-            match self.calls.send(call).await {
-                Ok(answer) => {
-                    let known = Tree::created(&answer);
-                    entry.is_verified = known.is_some();
-                    let tree = match known {
-                        Some(tree) => tree,
-                        None => Tree::empty(object(&name, answer, "loadbalancer")?),
-                    };
-                    tracing::info!(service = %lb.owner.service, id = tree.balancer.id, "load balancer created");
-                    entry.sent();
-                    entry.tree = Some((lb.owner.clone(), tree));
-                    return Ok(again(entry, self));
-                }
-                Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}
-                Err(failure) => match vip.filter(|vip| is_taken(&failure, *vip)) {
-                    Some(vip) if is_required => return Err(taken(vip, &failure)),
-                    // Somebody else has it by now: another one is better than none.
-                    Some(vip) if entry.refused_vip != Some(vip) => entry.refused_vip = Some(vip),
-                    _ => return Err(failure.into()),
-                },
-            }
-        }
-        Ok(again(entry, self))
-    }
-
-    /// The VIP to ask for, and whether it is the only one that will do.
-    async fn vip(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        entry: &ServiceState,
-    ) -> Result<(Option<IpAddr>, bool), Error> {
-        let subnet = observe::subnet(&*self.calls, &wanted.subnet).await?.ok_or_else(|| {
-            let message = format!(
-                "The subnet {} of VIPs does not exist, or the project does not see it. No load balancer is created. Correct \
-                 --openstack-subnet-id or the annotation {}.",
-                wanted.subnet,
-                crate::annotations::SUBNET
-            );
-            Error::invalid(reasons::REJECTED_BY_PROVIDER, message)
-        })?;
-        let is_v4 = wanted.family == Family::V4;
-        if (subnet.ip_version == 4) != is_v4 {
-            let message = format!(
-                "The Service has {} addresses, and the subnet {} of VIPs has IPv{} ones. No load balancer is created. Name another subnet \
-                 by {}, or change spec.ipFamilies.",
-                wanted.family,
-                wanted.subnet,
-                subnet.ip_version,
-                crate::annotations::SUBNET
-            );
-            return Err(Error::invalid(reasons::SUBNET_FAMILY_DIFFERS, message));
-        }
-        Ok(match &wanted.address {
-            WantedAddress::Internal(Some(requested)) => (Some(*requested), true),
-            // Clients know the address that it had.
-            WantedAddress::Internal(None) => {
-                let mut published = lb.published.iter().copied();
-                let range: Option<IpNet> = subnet.cidr.parse().ok();
-                let known = entry
-                    .kept_vip
-                    .or_else(|| published.find(|ip| range.is_some_and(|range| range.contains(ip))));
-                (known, false)
-            }
-            WantedAddress::Floating { .. } | WantedAddress::Given(_) => (None, false),
-        })
-    }
-
-    /// Deletes a load balancer in `ERROR`, so that another one takes its place. Its address stays if it can.
-    async fn remake(
-        &self,
-        wanted: &Desired,
-        balancer: Balancer,
-        entry: &mut ServiceState,
-    ) -> Result<Outcome, Error> {
-        let id = &balancer.id;
-        if !entry.may_remake() {
-            return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}, which Steerage made anew a moment ago. It is made anew again later. \
-                 Look at the load balancer and at Octavia's logs."
-            )));
-        }
-        tracing::warn!(id, "load balancer in ERROR; deleting it and creating another one");
-        if matches!(wanted.address, WantedAddress::Internal(_)) {
-            entry.kept_vip = balancer.vip_address;
-        }
-        self.delete_balancer(id).await?;
-        entry.note_remade();
-        entry.sent();
-        Ok(again(entry, self))
     }
 }
 
@@ -350,29 +281,39 @@ pub(crate) fn note_refused(failure: &CallError, nodes: &Nodes, refused: &mut Ref
     !named.is_empty()
 }
 
-/// Whether a creation failed because of its VIP. Octavia shows Neutron's conflict as an error of its own.
-fn is_taken(failure: &CallError, vip: IpAddr) -> bool {
-    failure.message().contains("ConflictException") || addresses(failure.message()).any(|named| named == vip)
-}
-
-fn taken(vip: IpAddr, failure: &CallError) -> Error {
-    let message = format!(
-        "The Service requests the address {vip}, which the subnet of VIPs does not give: {}. No load balancer is created. Request another \
-         address.",
-        failure.message().trim_end_matches('.')
-    );
-    Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
-}
-
 /// The addresses that a text names.
-fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
+pub(crate) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
     let is_part = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':');
     text.split(move |c| !is_part(c)).filter_map(|part| part.trim_end_matches(['.', ':']).parse().ok())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+    use steerage_model::Protocol;
+    use steerage_provider_api::Provider as _;
+
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, ids, settle};
+
+    const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
+
+    #[tokio::test(start_paused = true)]
+    async fn change_that_failed_is_made_when_octavia_works_again() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+        let changed = planned(&[WEB], &[1, 2]);
+        for _ in 0..4 {
+            cloud.fail("PUT members", 500, "oops");
+            assert_eq!(settle(&provider, &changed).await.unwrap_err().reason(), "ProviderUnavailable");
+        }
+        settle(&provider, &changed).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+    }
 
     #[test]
     fn addresses_are_found_in_messages() {
@@ -380,5 +321,43 @@ mod tests {
         assert_eq!(found("169.254.169.254 is not a valid option for member address"), ["169.254.169.254"]);
         assert_eq!(found("IP address 2001:db8::1, not 10.0.0.7. It"), ["2001:db8::1", "10.0.0.7"]);
         assert!(found("Listener 45e25bcb-83b0-404c-ba45-c68e4b97fbec: port 80").is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn load_balancer_that_stays_pending_is_told() {
+        for (is_earlier, is_deleting) in [(false, false), (false, true), (true, false)] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let mut lb = planned(&[WEB], &[1]);
+            settle(&provider, &lb).await.unwrap();
+            let id = ids(&cloud)[0].clone();
+            cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "PENDING_UPDATE" }));
+            if is_earlier {
+                "u2".clone_into(&mut lb.owner.uid);
+            }
+            let provider = cloud.provider();
+            let mut waits = Vec::new();
+            let error = loop {
+                let wait = if is_deleting {
+                    provider.delete(&lb.owner).await
+                } else {
+                    provider.apply(&lb, Compare::Remembered).await.map(|outcome| outcome.progress)
+                };
+                match wait {
+                    Ok(Progress::Again(wait)) => waits.push(wait.max(Duration::from_millis(500))),
+                    Ok(Progress::Done) => panic!("it is done"),
+                    Err(error) => break error,
+                }
+                assert!(waits.len() < 200, "it is never told");
+                tokio::time::advance(*waits.last().unwrap()).await;
+            };
+            assert!(error.to_string().contains(&id), "{error}");
+            assert!(waits.iter().sum::<Duration>() >= Duration::from_mins(10), "{waits:?}");
+            assert!(waits.len() < 60 && waits[waits.len() - 1] > Duration::from_secs(30), "{waits:?}");
+            // The next question has the same answer.
+            assert!(provider.apply(&lb, Compare::Remembered).await.is_err());
+            cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ACTIVE" }));
+            settle(&provider, &lb).await.unwrap();
+        }
     }
 }

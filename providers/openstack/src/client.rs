@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The requests to Octavia and Neutron: the trait through which all of this crate makes them, and HTTP behind it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -101,6 +102,9 @@ impl Call {
 pub(crate) trait Calls: Send + Sync {
     /// Sends a request and returns the answer's JSON; null if it is empty.
     async fn send(&self, call: Call) -> Result<Value>;
+
+    /// The project of the credentials. Those of an administrator see all projects.
+    async fn project(&self) -> Result<Option<String>>;
 }
 
 /// Requests over HTTP.
@@ -160,6 +164,10 @@ impl Calls for Client {
             other => other,
         }
     }
+
+    async fn project(&self) -> Result<Option<String>> {
+        Ok(self.session.token(None).await?.project().map(str::to_owned))
+    }
 }
 
 /// The object in an answer under this key.
@@ -167,6 +175,19 @@ pub(crate) fn object<T: DeserializeOwned>(call: &str, mut answer: Value, key: &s
     let found = answer.get_mut(key).map(Value::take).unwrap_or_default();
     serde_json::from_value(found)
         .map_err(|error| CallError::unusable(call.to_owned(), format!("{key}: {error}")))
+}
+
+/// All objects of the project in a list.
+pub(crate) async fn list_of_project<T: DeserializeOwned>(
+    calls: &dyn Calls,
+    first: Call,
+    key: &str,
+    query: &[(&str, &str)],
+) -> Result<Vec<T>> {
+    let project = calls.project().await?;
+    let mut query = query.to_vec();
+    query.extend(project.as_deref().map(|project| ("project_id", project)));
+    list(calls, first, key, &query).await
 }
 
 /// All objects of a list: the pages of an answer, as many as the cloud makes of it. `query` filters it.
@@ -178,30 +199,38 @@ pub(crate) async fn list<T: DeserializeOwned>(
 ) -> Result<Vec<T>> {
     let path = first.path.clone();
     let mut call = first;
-    let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
-    if !query.is_empty() {
-        call.path = format!("{path}?{query}");
-    }
-    let mut all = Vec::new();
+    let encoded = |pairs: &[(String, String)]| {
+        let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish();
+        if query.is_empty() { path.clone() } else { format!("{path}?{query}") }
+    };
+    let filter: Vec<(String, String)> =
+        query.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    call.path = encoded(&filter);
+    let (mut all, mut seen) = (Vec::new(), BTreeSet::new());
     loop {
         let name = call.name();
-        let answer = calls.send(call.clone()).await?;
+        let answer = calls.send(call.clone()).await.map_err(|failure| {
+            // Members are those of a pool, which may be gone.
+            if call.action == "GET members" { failure } else { failure.of_list() }
+        })?;
         let next = next_page(&answer, key);
         let page: Vec<T> = object(&name, answer, key)?;
         all.extend(page);
-        match next {
-            // A page that follows itself would never end.
-            Some(next) if !call.path.ends_with(&next) => call.path = format!("{path}?{next}"),
-            _ => return Ok(all),
-        }
+        // Pages that follow each other in a circle would never end.
+        let Some(next) = next.filter(|next| seen.insert(next.clone())) else { return Ok(all) };
+        // Octavia's link does not have the filter.
+        let missing = filter.iter().filter(|(key, _)| next.iter().all(|(known, _)| known != key));
+        let whole: Vec<(String, String)> = missing.chain(&next).cloned().collect();
+        call.path = encoded(&whole);
     }
 }
 
 /// The query of the next page. Only that: the host in a link is the one that the cloud believes to have.
-fn next_page(answer: &Value, key: &str) -> Option<String> {
+fn next_page(answer: &Value, key: &str) -> Option<Vec<(String, String)>> {
     let links = answer.get(format!("{key}_links"))?.as_array()?;
     let next = links.iter().find(|link| link.get("rel").and_then(Value::as_str) == Some("next"))?;
-    Some(next.get("href")?.as_str()?.split_once('?')?.1.to_owned())
+    let query = next.get("href")?.as_str()?.split_once('?')?.1;
+    Some(form_urlencoded::parse(query.as_bytes()).into_owned().collect())
 }
 
 #[cfg(test)]
@@ -214,27 +243,31 @@ mod tests {
 
     struct Pages(Mutex<Vec<String>>);
 
+    /// Three pages, the last of which says that the second one follows.
     #[async_trait]
     impl Calls for Pages {
         async fn send(&self, call: Call) -> Result<Value> {
             let mut seen = self.0.lock().unwrap();
             seen.push(call.path);
-            let link = json!([{ "rel": "next", "href": "http://inside/v2.0/lbaas/pools?marker=a&limit=1" }]);
-            Ok(match seen.len() {
-                1 => json!({ "pools": ["a"], "pools_links": link }),
-                2 => json!({ "pools": ["b"], "pools_links": link }),
-                _ => json!({ "pools": ["never"] }),
-            })
+            assert!(seen.len() < 10, "it never ends");
+            let marker = ["a", "b"][(seen.len() - 1) % 2];
+            let href = format!("http://inside/v2.0/lbaas/pools?limit=1&marker={marker}");
+            Ok(json!({ "pools": [seen.len()], "pools_links": [{ "rel": "next", "href": href }] }))
+        }
+
+        async fn project(&self) -> Result<Option<String>> {
+            Ok(None)
         }
     }
 
     #[tokio::test]
-    async fn lists_are_read_to_their_last_page() {
+    async fn lists_are_read_to_their_last_page_with_their_filter() {
         let pages = Pages(Mutex::default());
         let call = Call::octavia(Method::GET, "GET pools", "pools", None);
-        let found: Vec<String> = list(&pages, call, "pools", &[("tags", "a=b,c")]).await.unwrap();
-        assert_eq!(found, ["a", "b"]);
+        let found: Vec<usize> = list(&pages, call, "pools", &[("tags", "a=b,c")]).await.unwrap();
+        assert_eq!(found, [1, 2, 3]);
         let paths = pages.0.into_inner().unwrap();
-        assert_eq!(paths, ["/v2.0/lbaas/pools?tags=a%3Db%2Cc", "/v2.0/lbaas/pools?marker=a&limit=1"]);
+        let of = |rest: &str| format!("/v2.0/lbaas/pools?tags=a%3Db%2Cc{rest}");
+        assert_eq!(paths, [of(""), of("&limit=1&marker=a"), of("&limit=1&marker=b")]);
     }
 }

@@ -9,7 +9,7 @@ use crate::error::CallError;
 use crate::observe;
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
-use crate::types::{Balancer, Provisioning};
+use crate::types::Balancer;
 
 impl OpenStack {
     pub(crate) async fn delete_all(
@@ -29,13 +29,17 @@ impl OpenStack {
             }
             return Ok(Progress::Done);
         }
+        if is_known {
+            // What was complete is not any more; the time of the change stays.
+            entry.begin();
+        }
         for balancer in &mine {
             self.remove(owner, balancer, true).await?;
         }
-        if is_known {
-            // What was complete is not any more; the time of the change stays.
-            (entry.complete, entry.is_verified) = (None, false);
-            entry.changing.get_or_insert_with(tokio::time::Instant::now);
+        entry.changing.get_or_insert_with(tokio::time::Instant::now);
+        match mine.iter().find(|balancer| balancer.provisioning_status.is_pending()) {
+            Some(pending) => entry.note_pending(pending)?,
+            None => entry.note_settled(),
         }
         Ok(Progress::Again(entry.poll(self.config.poll)))
     }
@@ -48,7 +52,7 @@ impl OpenStack {
         balancer: &Balancer,
         is_last: bool,
     ) -> Result<(), Error> {
-        if matches!(balancer.provisioning_status, Provisioning::Pending | Provisioning::Deleting) {
+        if balancer.provisioning_status.is_pending() {
             return Ok(());
         }
         if is_last {

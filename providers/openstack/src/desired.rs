@@ -40,9 +40,13 @@ pub(crate) struct Desired {
     pub(crate) provider: String,
     pub(crate) family: Family,
     pub(crate) subnet: String,
+    /// The nodes' subnet.
+    pub(crate) member_subnet: String,
     /// Whether the Service names the subnet itself.
     pub(crate) is_subnet_requested: bool,
     pub(crate) address: WantedAddress,
+    /// Whether the Service itself asks for no floating IP, or for one of a network. Otherwise a flag does, and a present one stays.
+    pub(crate) is_address_requested: bool,
     pub(crate) has_proxy_protocol: bool,
     pub(crate) listeners: Vec<WantedListener>,
     /// Tags of listeners and monitors.
@@ -139,14 +143,22 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
             pool,
         });
     }
+    let address = address(lb, family, &options, config)?;
+    let is_address_requested = match &address {
+        WantedAddress::Internal(_) => options.internal == Some(true) || family == Family::V6,
+        WantedAddress::Floating { .. } => options.floating_network.is_some(),
+        WantedAddress::Given(_) => true,
+    };
     Ok(Desired {
         name: name(&["load-balancer"]),
         tags: marks::of_balancer(&config.cluster, &lb.owner),
         provider: config.provider.clone(),
         family,
         subnet: options.subnet.clone(),
+        member_subnet: options.member_subnet.clone(),
         is_subnet_requested: lb.annotations.contains_key(annotations::SUBNET),
-        address: address(lb, family, &options, config)?,
+        address,
+        is_address_requested,
         has_proxy_protocol: options.proxy_protocol.is_some(),
         listeners,
         part_tags: marks::of_part(&lb.owner),
@@ -249,6 +261,7 @@ pub(crate) fn is_nobody(range: &str) -> bool {
     [Family::V4, Family::V6].into_iter().any(|family| nobody(family) == range)
 }
 
+/// The health monitor.
 fn check(check: &HealthCheck, protocol: Protocol, driver: Driver) -> Check {
     let delay = check.interval.as_secs().max(2);
     let base = Check {
@@ -266,6 +279,8 @@ fn check(check: &HealthCheck, protocol: Protocol, driver: Driver) -> Check {
     match (driver, &check.protocol, protocol) {
         // OVN checks the port on which members receive packets.
         (Driver::Ovn, _, Protocol::Udp) => of("UDP-CONNECT"),
+        // So does any other driver, if no other port is named.
+        (Driver::Amphora, HealthProtocol::Tcp, Protocol::Udp) if check.port.is_none() => of("UDP-CONNECT"),
         (Driver::Ovn, ..) | (Driver::Amphora, HealthProtocol::Tcp, _) => of("TCP"),
         (Driver::Amphora, HealthProtocol::Http { path }, _) => Check {
             http_method: Some("GET".to_owned()),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The changes that turn the load balancer in place into the wanted one, in an order that serves clients after each. Pure.
 
+use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use steerage_provider_api::{Error, Owner};
 
@@ -12,38 +13,68 @@ use crate::step::Step;
 use crate::types::{Limits, Listener, Member, Monitor, Pool, Provisioning};
 
 /// All changes that can be told from what is in place. What is created first shows more: after each change, they are computed again.
-pub(crate) fn diff(owner: &Owner, tree: &Tree, wanted: &Desired) -> Result<Vec<Step>, Error> {
-    let mut steps = Vec::new();
-    let mut changes = Map::new();
-    if let Some(tags) = marks::merged(&tree.balancer.tags, &wanted.tags) {
-        changes.insert("tags".to_owned(), tags.into());
-    }
-    if !changes.is_empty() {
-        steps.push(Step::UpdateBalancer { id: tree.balancer.id.clone(), changes: changes.into() });
-    }
+///
+/// Clients that are no longer admitted go first. Then members of all pools, so that no port waits for another one: first the pool after
+/// `last`, whose members changed last. Then the rest.
+pub(crate) fn diff(
+    owner: &Owner,
+    tree: &Tree,
+    wanted: &Desired,
+    last: Option<&str>,
+) -> Result<Vec<Step>, Error> {
     for listener in &wanted.listeners {
         let present = listener_of(tree, listener);
         if let Some(foreign) = present.filter(|present| !marks::is_part(&present.tags, owner)) {
             return Err(not_owned(foreign));
         }
+    }
+    let mut steps: Vec<Step> = wanted
+        .listeners
+        .iter()
+        .filter_map(|listener| {
+            narrowing(
+                listener_of(tree, listener).filter(|present| present.protocol == listener.protocol)?,
+                listener,
+            )
+        })
+        .collect();
+    let mut rest = Vec::new();
+    let mut changes = Map::new();
+    if let Some(tags) = marks::merged(&tree.balancer.tags, &wanted.tags) {
+        changes.insert("tags".to_owned(), tags.into());
+    }
+    if !tree.balancer.admin_state_up {
+        changes.insert("admin_state_up".to_owned(), true.into());
+    }
+    if !changes.is_empty() {
+        rest.push(Step::UpdateBalancer { id: tree.balancer.id.clone(), changes: changes.into() });
+    }
+    for listener in after(&wanted.listeners, last, |listener| &listener.pool.name) {
+        let Some(pool) = pool_of(owner, tree, &listener.pool.name) else { continue };
+        let of_pool = pool_steps(pool, &listener.pool, &wanted.part_tags);
+        let has_members = of_pool.iter().any(|step| matches!(step, Step::SetMembers { .. }));
+        if has_members { steps.extend(of_pool) } else { rest.extend(of_pool) }
+    }
+    for listener in &wanted.listeners {
         let Some(pool) = pool_of(owner, tree, &listener.pool.name) else {
             let mut body = listener.pool.body();
             body["loadbalancer_id"] = tree.balancer.id.clone().into();
-            steps.push(Step::CreatePool { name: listener.pool.name.clone(), body });
+            rest.push(Step::CreatePool { name: listener.pool.name.clone(), body });
             continue;
         };
-        steps.extend(pool_steps(pool, &listener.pool, &wanted.part_tags));
-        match present {
+        match listener_of(tree, listener) {
+            // It has Steerage's tag, and another protocol, which Octavia cannot change: it goes first.
+            Some(present) if present.protocol != listener.protocol => {}
             None => {
                 let mut body = listener.body(&wanted.part_tags);
                 body["loadbalancer_id"] = tree.balancer.id.clone().into();
                 body["default_pool_id"] = pool.id.clone().into();
-                steps.push(Step::CreateListener { port: port(&listener.protocol, listener.port), body });
+                rest.push(Step::CreateListener { port: port(&listener.protocol, listener.port), body });
             }
             Some(present) => {
                 let changes = listener_changes(present, listener, pool, &wanted.part_tags);
                 if !changes.is_empty() {
-                    steps.push(Step::UpdateListener {
+                    rest.push(Step::UpdateListener {
                         id: present.id.clone(),
                         port: port(&listener.protocol, listener.port),
                         changes: changes.into(),
@@ -52,8 +83,38 @@ pub(crate) fn diff(owner: &Owner, tree: &Tree, wanted: &Desired) -> Result<Vec<S
             }
         }
     }
+    steps.extend(rest);
     steps.extend(removals(owner, tree, wanted));
     Ok(steps)
+}
+
+/// The items in their order, beginning after the one with this name.
+pub(crate) fn after<'a, T>(
+    items: &'a [T],
+    last: Option<&str>,
+    name: impl Fn(&'a T) -> &'a String,
+) -> impl Iterator<Item = &'a T> {
+    let is_last = |item| last.is_some_and(|last| name(item) == last);
+    let start = items.iter().position(is_last).map_or(0, |index| index + 1);
+    let (before, from) = items.split_at(start);
+    from.iter().chain(before)
+}
+
+/// The change of a listener that admits clients who are no longer admitted.
+fn narrowing(present: &Listener, wanted: &WantedListener) -> Option<Step> {
+    is_narrowed(present, wanted).then(|| Step::UpdateListener {
+        id: present.id.clone(),
+        port: port(&wanted.protocol, wanted.port),
+        changes: json!({ "allowed_cidrs": wanted.allowed_cidrs }),
+    })
+}
+
+fn is_narrowed(present: &Listener, wanted: &WantedListener) -> bool {
+    let nets = |texts: &[String]| texts.iter().filter_map(|text| text.parse().ok()).collect::<Vec<IpNet>>();
+    let admitted = nets(present.allowed_cidrs.as_deref().unwrap_or_default());
+    let wanted = nets(&wanted.allowed_cidrs);
+    let is_covered = |range: &IpNet| wanted.iter().any(|wide| wide.contains(range));
+    !wanted.is_empty() && (admitted.is_empty() || !admitted.iter().all(is_covered))
 }
 
 fn port(protocol: &impl std::fmt::Display, port: u16) -> String {
@@ -63,7 +124,15 @@ fn port(protocol: &impl std::fmt::Display, port: u16) -> String {
 fn listener_of<'a>(tree: &'a Tree, wanted: &WantedListener) -> Option<&'a Listener> {
     tree.listeners
         .iter()
-        .find(|listener| listener.protocol == wanted.protocol && listener.protocol_port == wanted.port)
+        .find(|listener| l4(&listener.protocol) == wanted.protocol && listener.protocol_port == wanted.port)
+}
+
+/// The protocol of the port that a listener takes: an HTTP listener takes a TCP port.
+fn l4(protocol: &str) -> &str {
+    match protocol {
+        "HTTP" | "HTTPS" | "TERMINATED_HTTPS" | "PROMETHEUS" => "TCP",
+        other => other,
+    }
 }
 
 fn pool_of<'a>(owner: &Owner, tree: &'a Tree, name: &str) -> Option<&'a Pool> {
@@ -123,15 +192,16 @@ fn pool_steps(pool: &Pool, wanted: &WantedPool, part_tags: &[String]) -> Vec<Ste
     steps
 }
 
-/// The next change of members, if one is needed: all that were and will be, then those that will be.
+/// The next change of members, if one is needed: those that will be. If none of them serves yet, all that were come with them first:
+/// Octavia's request names all members, and not every driver promises to add before it removes.
 pub(crate) fn member_step(pool: &Pool, wanted: &Members) -> Option<Step> {
     let is_equal = |member: &Member| wanted.get(&member.key()) == Some(member);
     if pool.members.len() == wanted.len() && pool.members.iter().all(is_equal) {
         return None;
     }
     let mut members: Vec<Member> = wanted.values().cloned().collect();
-    let has = |key| pool.members.iter().any(|member| member.key() == key);
-    if wanted.keys().any(|key| !has(*key)) {
+    let stays = |member: &Member| member.is_usable() && wanted.contains_key(&member.key());
+    if !wanted.is_empty() && !pool.members.iter().any(stays) {
         let leaving = pool.members.iter().filter(|member| !wanted.contains_key(&member.key()));
         members.extend(leaving.cloned());
     }
@@ -168,7 +238,7 @@ fn listener_changes(
     }
     let mut allowed = present.allowed_cidrs.clone().unwrap_or_default();
     allowed.sort();
-    if allowed != wanted.allowed_cidrs {
+    if allowed != wanted.allowed_cidrs && !is_narrowed(present, wanted) {
         // Octavia takes null for an empty list.
         let all = (!wanted.allowed_cidrs.is_empty()).then(|| wanted.allowed_cidrs.clone());
         changes.insert("allowed_cidrs".to_owned(), json!(all));

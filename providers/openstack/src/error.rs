@@ -11,6 +11,7 @@ use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
 
 use crate::OPENSTACK;
+use crate::client::KEYSTONE;
 use crate::http::NoAnswer;
 
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
@@ -31,6 +32,8 @@ pub(crate) struct CallError {
     /// When to send it again.
     after: Option<Duration>,
     is_used_up: bool,
+    /// Whether it answers to the request for a list, which exists where the API does.
+    is_list: bool,
 }
 
 impl CallError {
@@ -39,7 +42,7 @@ impl CallError {
         let (kind, message) = text(answer.body().as_ref());
         let seconds = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
         let after = seconds.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
-        Self { call, status: Some(answer.status()), kind, message, after, is_used_up: false }
+        Self { call, status: Some(answer.status()), kind, message, after, is_used_up: false, is_list: false }
     }
 
     /// There is no answer.
@@ -48,13 +51,29 @@ impl CallError {
             NoAnswer::Timeout => "no answer in time".to_owned(),
             NoAnswer::Connection(text) => text,
         };
-        Self { call, status: None, kind: String::new(), message, after: None, is_used_up: false }
+        Self {
+            call,
+            status: None,
+            kind: String::new(),
+            message,
+            after: None,
+            is_used_up: false,
+            is_list: false,
+        }
     }
 
     /// An answer that cannot be read, or a request that cannot be made.
     pub(crate) fn unusable(call: String, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self { call, status: None, kind: String::new(), message, after: None, is_used_up: false }
+        Self {
+            call,
+            status: None,
+            kind: String::new(),
+            message,
+            after: None,
+            is_used_up: false,
+            is_list: false,
+        }
     }
 
     /// A request that was not sent, because the cloud would refuse it.
@@ -62,7 +81,15 @@ impl CallError {
         let message = "OpenStack's rate is reached; the request was not sent. Steerage retries. If this lasts, look at \
                        steerage_controller_openstack_api_budget_rate."
             .to_owned();
-        Self { call, status: None, kind: String::new(), message, after: Some(after), is_used_up: true }
+        Self {
+            call,
+            status: None,
+            kind: String::new(),
+            message,
+            after: Some(after),
+            is_used_up: true,
+            is_list: false,
+        }
     }
 
     pub(crate) fn status(&self) -> Option<StatusCode> {
@@ -77,9 +104,15 @@ impl CallError {
         self.status == Some(StatusCode::NOT_FOUND)
     }
 
+    /// The failure of a request for a list.
+    pub(crate) fn of_list(self) -> Self {
+        Self { is_list: true, ..self }
+    }
+
     /// Whether something else changes the load balancer just now: Octavia takes one change at a time.
     pub(crate) fn is_busy(&self) -> bool {
-        self.status == Some(StatusCode::CONFLICT) && self.message.contains("immutable")
+        let says = |text: &str| self.message.contains(text);
+        self.status == Some(StatusCode::CONFLICT) && (says("immutable") || says("Invalid state PENDING"))
     }
 
     /// Whether OpenStack finds the request wrong, so that nothing was changed by it.
@@ -92,11 +125,6 @@ impl CallError {
         !self.is_used_up && matches!(self.meaning(), Meaning::Throttled(_))
     }
 
-    /// The error of a request that names something which does not exist.
-    pub(crate) fn rejected(&self) -> Error {
-        self.error(Meaning::Rejected)
-    }
-
     fn meaning(&self) -> Meaning {
         let Some(status) = self.status else { return Meaning::Failed };
         let says = |part: &str| self.message.to_ascii_lowercase().contains(part);
@@ -107,12 +135,39 @@ impl CallError {
             403 => Meaning::Denied,
             // The external network or the subnet has no address left.
             409 if self.kind.contains("IpAddressGenerationFailure") => Meaning::QuotaExceeded,
-            404 | 409 | 412 => Meaning::Conflict,
+            404 | 409 | 412 => self.meaning_of_conflict(status),
             413 | 429 => Meaning::Throttled(self.after),
             503 if self.after.is_some() => Meaning::Throttled(self.after),
             // 501: the provider driver lacks an option.
             400 | 422 | 501 => Meaning::Rejected,
             _ => Meaning::Failed,
+        }
+    }
+
+    /// What was read may be gone or changed since: then reading it again helps. Nothing helps a request that names something else which
+    /// does not exist, or whose object cannot be beside one that does.
+    fn meaning_of_conflict(&self, status: StatusCode) -> Meaning {
+        let names = |what: &[&str]| what.iter().any(|what| self.message.contains(what));
+        let is_creation = self.call.contains(" POST ");
+        match status {
+            // Keystone, or the root of an API, is not where it should be.
+            _ if self.is_list
+                || self.call.starts_with(KEYSTONE.name)
+                || self.call.ends_with(" GET versions") =>
+            {
+                Meaning::Failed
+            }
+            StatusCode::NOT_FOUND if self.call.contains("floatingips") => {
+                if self.kind == "FloatingIPNotFound" { Meaning::Conflict } else { Meaning::Rejected }
+            }
+            StatusCode::NOT_FOUND if names(&["Subnet"]) => Meaning::Rejected,
+            StatusCode::NOT_FOUND if is_creation && !names(&["Load Balancer", "Listener", "Pool"]) => {
+                Meaning::Rejected
+            }
+            // Somebody attached another one meanwhile.
+            StatusCode::CONFLICT if self.kind == "FloatingIPPortAlreadyAssociated" => Meaning::Conflict,
+            StatusCode::CONFLICT if is_creation && !self.is_busy() => Meaning::Rejected,
+            _ => Meaning::Conflict,
         }
     }
 
@@ -234,9 +289,41 @@ mod tests {
             assert!(error.to_string().contains(part), "{error}");
         }
         assert!(failure(409, &[], &immutable).is_busy());
+        let pending = octavia("Invalid state PENDING_UPDATE of loadbalancer resource 1");
+        assert!(failure(409, &[], &pending).is_busy());
         assert!(!failure(409, &[], &neutron("OverQuota", "x")).is_busy());
         let throttled = Error::from(failure(429, &[("retry-after", "7")], ""));
         assert!(matches!(throttled, Error::Throttled { after: Some(after), .. } if after.as_secs() == 7));
+    }
+
+    #[test]
+    fn only_what_was_read_can_have_changed() {
+        for (call, status, kind, text, reason) in [
+            ("Octavia PUT pools", 404, "", "Pool 1 not found.", "ProviderConflict"),
+            ("Octavia DELETE listeners", 409, "", "in use", "ProviderConflict"),
+            ("Octavia PUT members", 404, "", "Subnet 1 not found.", "RejectedByProvider"),
+            ("Octavia POST loadbalancers", 404, "", "Subnet 1 not found.", "RejectedByProvider"),
+            ("Octavia POST listeners", 404, "", "Load Balancer 1 not found.", "ProviderConflict"),
+            ("Octavia POST listeners", 409, "", "Another Listener uses the port", "RejectedByProvider"),
+            ("Octavia POST pools", 409, "", "Load Balancer 1 is immutable and cannot", "ProviderConflict"),
+            (
+                "Neutron PUT floatingips",
+                404,
+                "ExternalGatewayForFloatingIPNotFound",
+                "no",
+                "RejectedByProvider",
+            ),
+            ("Neutron PUT floatingips", 404, "FloatingIPNotFound", "no", "ProviderConflict"),
+            ("Neutron POST floatingips", 409, "FloatingIPPortAlreadyAssociated", "has", "ProviderConflict"),
+            ("Keystone POST tokens", 404, "", "", "ProviderUnavailable"),
+            ("Octavia GET versions", 404, "", "", "ProviderUnavailable"),
+        ] {
+            let body = format!(r#"{{"NeutronError":{{"type":"{kind}","message":"{text}","detail":""}}}}"#);
+            let answer = Response::builder().status(status).body(body.into_bytes()).unwrap();
+            let failure = CallError::answered(call.to_owned(), &answer);
+            assert_eq!(Error::from(failure.clone()).reason(), reason, "{call} {text}");
+            assert_eq!(Error::from(failure.of_list()).reason(), "ProviderUnavailable");
+        }
     }
 
     #[test]

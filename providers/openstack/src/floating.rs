@@ -1,68 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The address that clients connect to: the VIP, a floating IP of Steerage's own, or one of the user's, which is never deleted.
+//! The address that clients connect to: the VIP, a floating IP of Steerage's own, or one of the user's, which is never deleted. The old
+//! address goes when the new one is in place.
 
 use std::net::IpAddr;
 
 use http::Method;
 use serde_json::{Value, json};
 use steerage_model::{Ingress, IpMode};
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Error, LoadBalancer, Owner};
 
+use crate::address::{AddressPlan, Used, plan};
 use crate::client::{Call, object};
 use crate::desired::{Desired, WantedAddress};
 use crate::error::CallError;
 use crate::provider::OpenStack;
+use crate::state::{Addressed, ServiceState};
 use crate::types::{Balancer, FloatingIp};
 use crate::{marks, observe, reasons};
+
+/// What is published, and why it is not what was asked for.
+pub(crate) type Address = (Vec<Ingress>, Option<(&'static str, String)>);
 
 impl OpenStack {
     /// Brings the address in place, and returns what to publish.
     pub(crate) async fn ensure_address(
         &self,
-        owner: &Owner,
+        lb: &LoadBalancer,
         wanted: &Desired,
         balancer: &Balancer,
-    ) -> Result<Vec<Ingress>, Error> {
-        let ours = self.own_floating_ips(owner).await?;
+        entry: &mut ServiceState,
+    ) -> Result<Address, Error> {
         let port = balancer.vip_port_id.as_deref().unwrap_or_default();
-        let address = match &wanted.address {
-            WantedAddress::Internal(_) => {
-                self.release(&ours).await?;
-                balancer.vip_address
-            }
-            WantedAddress::Floating { network, subnet } => {
-                let (kept, others): (Vec<_>, Vec<_>) =
-                    ours.into_iter().partition(|ip| ip.floating_network_id == *network);
-                let is_attached = |ip: &FloatingIp| ip.port_id.as_deref() == Some(port);
-                let mut kept = kept;
-                kept.sort_by_key(|ip| (!is_attached(ip), ip.id.clone()));
-                // One at a time can have the port.
-                self.release(&others).await?;
-                self.release(kept.get(1..).unwrap_or_default()).await?;
-                let ip = match kept.into_iter().next() {
-                    Some(ip) if is_attached(&ip) => ip,
-                    Some(ip) => self.attach(&ip, port).await?,
-                    None => self.allocate(owner, network, subnet.as_deref(), port).await?,
-                };
-                Some(ip.address)
-            }
-            WantedAddress::Given(address) => {
-                let ip = self.given(*address, port).await?;
-                self.release(&ours).await?;
-                if ip.port_id.as_deref() != Some(port) {
-                    self.attach(&ip, port).await?;
-                }
-                Some(*address)
-            }
+        let ours = self.own_floating_ips(&lb.owner).await?;
+        let AddressPlan { used, dropped, incomplete } =
+            self.plan_address(lb, wanted, balancer, ours.clone(), &entry.spare).await?;
+        let address = match used {
+            Used::Vip => balancer.vip_address,
+            Used::Existing(ip) if ip.port_id.as_deref() == Some(port) => Some(ip.address),
+            used => Some(self.attach(lb, used, port, &ours, entry).await?.address),
         };
+        if let (WantedAddress::Given(_), Some(address)) = (&wanted.address, address)
+            && let Some(own) = ours.iter().find(|ip| ip.address == address)
+        {
+            self.give(&lb.owner, own).await?;
+        }
+        self.release(&dropped).await?;
+        entry.addressed = address.map(|address| Addressed {
+            uid: lb.owner.uid.clone(),
+            address,
+            is_given: matches!(wanted.address, WantedAddress::Given(_)),
+        });
         let ip_mode = Some(if wanted.has_proxy_protocol { IpMode::Proxy } else { IpMode::Vip });
-        Ok(address.map(|ip| Ingress { ip: Some(ip), hostname: None, ip_mode }).into_iter().collect())
+        let ingress = address.map(|ip| Ingress { ip: Some(ip), hostname: None, ip_mode });
+        Ok((ingress.into_iter().collect(), incomplete))
+    }
+
+    /// What will happen to floating IPs. Reads only.
+    pub(crate) async fn plan_address(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        balancer: &Balancer,
+        ours: Vec<FloatingIp>,
+        others: &[Balancer],
+    ) -> Result<AddressPlan, Error> {
+        let port = balancer.vip_port_id.as_deref().unwrap_or_default();
+        let mut ports = vec![port];
+        ports.extend(others.iter().filter_map(|other| other.vip_port_id.as_deref()));
+        let given = match &wanted.address {
+            WantedAddress::Given(address) => Some(self.given(&lb.owner, *address, &ports).await?),
+            WantedAddress::Internal(_) | WantedAddress::Floating { .. } => None,
+        };
+        Ok(plan(wanted, port, &lb.published, ours, given))
+    }
+
+    /// The floating IPs that pass a filter. A cloud without routers has none.
+    pub(crate) async fn floating_ips(&self, filter: &[(&str, &str)]) -> Result<Vec<FloatingIp>, CallError> {
+        match observe::floating_ips(&*self.calls, filter).await {
+            Err(failure) if failure.is_not_found() && self.config.floating_network.is_none() => {
+                Ok(Vec::new())
+            }
+            result => result,
+        }
     }
 
     /// The floating IPs that Steerage created for the owner.
     pub(crate) async fn own_floating_ips(&self, owner: &Owner) -> Result<Vec<FloatingIp>, CallError> {
         let description = marks::floating(&self.config.cluster, owner);
-        let mut found = observe::floating_ips(&*self.calls, &[("description", &description)]).await?;
+        let mut found = self.floating_ips(&[("description", &description)]).await?;
         found.retain(|ip| ip.description == description);
         Ok(found)
     }
@@ -83,10 +108,10 @@ impl OpenStack {
         Ok(())
     }
 
-    /// The user's floating IP of this address, if the load balancer may have it.
-    async fn given(&self, address: IpAddr, port: &str) -> Result<FloatingIp, Error> {
+    /// The floating IP of the address that the Service requests, if the load balancer may have it.
+    async fn given(&self, owner: &Owner, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
         let text = address.to_string();
-        let found = observe::floating_ips(&*self.calls, &[("floating_ip_address", &text)]).await?;
+        let found = self.floating_ips(&[("floating_ip_address", &text)]).await?;
         let unavailable = |problem: &str, advice: &str| {
             let message = format!("The Service requests the address {address}. {problem} {advice}");
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
@@ -95,8 +120,14 @@ impl OpenStack {
             let advice = "Create it in the cluster's project: openstack floating ip create.";
             return Err(unavailable("No floating IP of the project has it.", advice));
         };
+        if marks::is_floating(&ip.description)
+            && ip.description != marks::floating(&self.config.cluster, owner)
+        {
+            let problem = format!("Its floating IP is another Service's ({}).", ip.description);
+            return Err(unavailable(&problem, "Request another address."));
+        }
         match &ip.port_id {
-            Some(other) if other != port => {
+            Some(other) if !ports.contains(&other.as_str()) => {
                 let problem = format!("Its floating IP belongs to the port {other}.");
                 Err(unavailable(&problem, "Detach it, or request another address."))
             }
@@ -104,11 +135,60 @@ impl OpenStack {
         }
     }
 
-    async fn attach(&self, ip: &FloatingIp, port: &str) -> Result<FloatingIp, Error> {
-        self.free(port, &ip.id).await?;
-        let body = Some(json!({ "floatingip": { "port_id": port } }));
-        let path = format!("floatingips/{}", ip.id);
-        self.change(Call::neutron(Method::PUT, "PUT floatingips", &path, body)).await
+    /// Gives the port of the VIP another floating IP. What is on the port goes from it at the last moment, and comes back on a failure.
+    async fn attach(
+        &self,
+        lb: &LoadBalancer,
+        used: Used,
+        port: &str,
+        ours: &[FloatingIp],
+        entry: &ServiceState,
+    ) -> Result<FloatingIp, Error> {
+        let known = entry.addressed.as_ref().filter(|known| known.uid == lb.owner.uid);
+        let on_port = self.floating_ips(&[("port_id", port)]).await?;
+        let present = on_port.into_iter().find(|ip| ip.port_id.as_deref() == Some(port));
+        let Some(present) = present else {
+            return match used {
+                Used::New { network, subnet } => {
+                    self.allocate(&lb.owner, &network, subnet.as_deref(), Some(port)).await
+                }
+                Used::Existing(ip) => self.connect_ip(&ip, Some(port)).await,
+                Used::Vip => Err(Error::Unavailable("the VIP needs no floating IP".to_owned())),
+            };
+        };
+        let is_given = known.is_some_and(|known| known.is_given && known.address == present.address);
+        let is_known = known.is_some_and(|known| known.address == present.address);
+        let is_published = lb.published.contains(&present.address) || is_known;
+        if matches!(used, Used::New { .. }) && is_published && !is_given && !ours.contains(&present) {
+            // Somebody changed its description. Clients know it.
+            if is_known && !marks::is_floating(&present.description) {
+                self.describe(&present, &marks::floating(&self.config.cluster, &lb.owner)).await?;
+            }
+            return Ok(present);
+        }
+        if !is_published && !ours.iter().any(|ip| ip.id == present.id) {
+            let message = format!(
+                "The load balancer's VIP (port {port}) has the floating IP {}, which is not Steerage's. It stays, and nothing is published. \
+                 Detach it, or request it by steerage.dev/addresses.",
+                present.address
+            );
+            return Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message));
+        }
+        let next = match used {
+            Used::New { network, subnet } => {
+                self.allocate(&lb.owner, &network, subnet.as_deref(), None).await?
+            }
+            Used::Existing(ip) => ip,
+            Used::Vip => return Ok(present),
+        };
+        self.connect_ip(&present, None).await?;
+        match self.connect_ip(&next, Some(port)).await {
+            Ok(attached) => Ok(attached),
+            Err(error) => {
+                self.connect_ip(&present, Some(port)).await?;
+                Err(error)
+            }
+        }
     }
 
     async fn allocate(
@@ -116,9 +196,8 @@ impl OpenStack {
         owner: &Owner,
         network: &str,
         subnet: Option<&str>,
-        port: &str,
+        port: Option<&str>,
     ) -> Result<FloatingIp, Error> {
-        self.free(port, "").await?;
         let mut ip = json!({
             "floating_network_id": network,
             "port_id": port,
@@ -131,25 +210,182 @@ impl OpenStack {
         self.change(Call::neutron(Method::POST, "POST floatingips", "floatingips", body)).await
     }
 
-    /// Detaches other floating IPs from the port of the VIP: it can have one.
-    async fn free(&self, port: &str, kept: &str) -> Result<(), Error> {
-        let found = observe::floating_ips(&*self.calls, &[("port_id", port)]).await?;
-        for other in found.iter().filter(|ip| ip.id != kept && ip.port_id.as_deref() == Some(port)) {
-            let body = Some(json!({ "floatingip": { "port_id": Value::Null } }));
-            let path = format!("floatingips/{}", other.id);
-            let _: FloatingIp =
-                self.change(Call::neutron(Method::PUT, "PUT floatingips", &path, body)).await?;
-        }
-        Ok(())
+    /// Attaches a floating IP to a port, or detaches it.
+    async fn connect_ip(&self, ip: &FloatingIp, port: Option<&str>) -> Result<FloatingIp, Error> {
+        self.put(ip, &json!({ "port_id": port })).await
     }
 
-    /// A network that does not exist, or that no router joins with the VIP's subnet, is "not found" to Neutron.
+    async fn describe(&self, ip: &FloatingIp, description: &str) -> Result<FloatingIp, Error> {
+        self.put(ip, &json!({ "description": description })).await
+    }
+
+    /// Makes one of Steerage's floating IPs the user's, who requests it: it is not deleted any more.
+    async fn give(&self, owner: &Owner, ip: &FloatingIp) -> Result<FloatingIp, Error> {
+        tracing::info!(service = %owner.service, address = %ip.address, "floating IP is the user's from now on");
+        self.describe(ip, &format!("Requested by the Kubernetes Service {}", owner.service)).await
+    }
+
+    async fn put(&self, ip: &FloatingIp, changes: &Value) -> Result<FloatingIp, Error> {
+        let body = Some(json!({ "floatingip": changes }));
+        let path = format!("floatingips/{}", ip.id);
+        self.change(Call::neutron(Method::PUT, "PUT floatingips", &path, body)).await
+    }
+
     async fn change(&self, call: Call) -> Result<FloatingIp, Error> {
-        let (name, is_new) = (call.name(), call.method == Method::POST);
-        match self.calls.send(call).await {
-            Ok(answer) => Ok(object(&name, answer, "floatingip")?),
-            Err(failure) if failure.is_not_found() && is_new => Err(failure.rejected()),
-            Err(failure) => Err(failure.into()),
+        let name = call.name();
+        Ok(object(&name, self.calls.send(call).await?, "floatingip")?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::Protocol;
+    use steerage_provider_api::{Compare, Provider as _};
+
+    use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, deleted, settle};
+
+    const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
+
+    fn web() -> LoadBalancer {
+        planned(&[WEB], &[1])
+    }
+
+    fn requesting(address: IpAddr) -> LoadBalancer {
+        LoadBalancer { requested_addresses: vec![address], published: vec![address], ..web() }
+    }
+
+    async fn served(provider: &OpenStack, lb: &LoadBalancer) -> IpAddr {
+        settle(provider, lb).await.unwrap().ingress[0].ip.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn own_address_that_its_service_requests_becomes_the_users() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let address = served(&provider, &web()).await;
+        let pinned = requesting(address);
+        assert_eq!(provider.preview(&pinned).await.unwrap(), Some(Vec::new()));
+        assert_eq!(served(&provider, &pinned).await, address);
+        assert_eq!(cloud.writes().last().unwrap(), "PUT floatingips");
+        assert_eq!(served(&cloud.provider(), &pinned).await, address);
+        assert!(cloud.writes().is_empty());
+        deleted(&provider, &pinned.owner).await;
+        let kept = cloud.all("floatingips");
+        assert_eq!((kept.len(), &kept[0]["floating_ip_address"]), (1, &json!(address)));
+        assert!(cloud.all("loadbalancers").is_empty());
+    }
+
+    /// The old address serves until the new one does.
+    #[tokio::test(start_paused = true)]
+    async fn failed_replacement_leaves_the_old_address() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let address = served(&provider, &web()).await;
+        let mut moved = LoadBalancer { published: vec![address], ..web() };
+        moved.annotations.insert(crate::annotations::FLOATING_NETWORK.to_owned(), "another".to_owned());
+        cloud.writes();
+        cloud.fail("POST floatingips", 409, "no address is left");
+        settle(&provider, &moved).await.unwrap_err();
+        let port = || {
+            let all = cloud.all("floatingips");
+            all.into_iter().find(|ip| ip["floating_ip_address"] == json!(address)).unwrap()["port_id"].clone()
+        };
+        assert!(port().is_string(), "it was detached before there was another one");
+        // The first write of the next try succeeds: the old one is detached. The second one fails.
+        cloud.writes();
+        let made = cloud.add(
+            "floatingips",
+            &json!({
+                "floating_network_id": "another",
+                "description": marks::floating(&provider.config.cluster, &moved.owner),
+            }),
+        );
+        cloud.break_connecting(&made);
+        settle(&provider, &moved).await.unwrap_err();
+        assert!(port().is_string(), "it is back");
+        assert_eq!(cloud.writes(), ["PUT floatingips"; 3]);
+        cloud.mend();
+        assert_ne!(served(&provider, &moved).await, address);
+        assert_eq!(cloud.writes(), ["PUT floatingips", "PUT floatingips", "DELETE floatingips"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_flag_keeps_the_address_and_says_so() {
+        let cloud = Scripted::new();
+        let address = served(&cloud.provider(), &web()).await;
+        cloud.writes();
+        let provider = cloud.provider_with(|config| config.floating_network = None);
+        for compare in [Compare::InPlace, Compare::Remembered] {
+            let outcome = provider.apply(&web(), compare).await.unwrap();
+            assert_eq!(outcome.ingress[0].ip, Some(address));
+            let (reason, message) = outcome.incomplete.unwrap();
+            assert!(reason == "NoFloatingNetwork" && message.contains(&address.to_string()), "{message}");
         }
+        assert!(cloud.writes().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn others_floating_ips_are_neither_taken_nor_detached() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let other = Owner { uid: "u2".to_owned(), ..web().owner };
+        let elsewhere = steerage_provider_cloud::ClusterId { name: "x".to_owned(), uid: "c2".to_owned() };
+        for description in
+            [marks::floating(&provider.config.cluster, &other), marks::floating(&elsewhere, &web().owner)]
+        {
+            let id = cloud
+                .add("floatingips", &json!({ "floating_network_id": "net", "description": description }));
+            let made = cloud.all("floatingips").into_iter().find(|ip| ip["id"] == json!(id)).unwrap();
+            let address = made["floating_ip_address"].as_str().unwrap().parse().unwrap();
+            let lb = LoadBalancer { published: Vec::new(), ..requesting(address) };
+            let error = settle(&provider, &lb).await.unwrap_err();
+            assert_eq!(error.reason(), "AddressNotAvailable");
+        }
+        // Somebody else's is on the port of the VIP.
+        let port = cloud.all("loadbalancers")[0]["vip_port_id"].clone();
+        cloud.add(
+            "floatingips",
+            &json!({ "floating_network_id": "net", "description": "theirs", "port_id": port }),
+        );
+        let error = settle(&provider, &web()).await.unwrap_err();
+        assert_eq!(error.reason(), "AddressNotAvailable");
+        assert_eq!(cloud.all("floatingips").last().unwrap()["port_id"], port);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn address_without_its_description_stays() {
+        for is_remembered in [true, false] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let address = served(&provider, &web()).await;
+            cloud.set(
+                "floatingips",
+                ("floating_ip_address", &address.to_string()),
+                &json!({ "description": "" }),
+            );
+            cloud.writes();
+            let provider = if is_remembered { provider } else { cloud.provider() };
+            let lb = LoadBalancer { published: vec![address], ..web() };
+            let outcome = provider.apply(&lb, Compare::InPlace).await.unwrap();
+            assert_eq!(outcome.ingress[0].ip, Some(address));
+            assert_eq!(cloud.all("floatingips").len(), 1);
+            // After a restart nobody knows whether it was the user's, whose is never deleted.
+            deleted(&provider, &lb.owner).await;
+            assert_eq!(cloud.all("floatingips").len(), usize::from(!is_remembered));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn cloud_without_floating_ips_has_internal_load_balancers() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider_with(|config| config.floating_network = None);
+        cloud.fail("GET floatingips", 404, "The resource could not be found.");
+        settle(&provider, &web()).await.unwrap();
+        // With a network of floating IPs, something is wrong.
+        cloud.fail("GET floatingips", 404, "The resource could not be found.");
+        let error = settle(&cloud.provider(), &web()).await.unwrap_err();
+        assert_eq!(error.reason(), "ProviderUnavailable");
     }
 }

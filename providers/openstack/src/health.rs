@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The health of members, as Octavia's status tree has it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use http::Method;
@@ -66,18 +66,24 @@ impl OpenStack {
             Err(failure) => return Err(failure.into()),
         };
         let Statuses { loadbalancer } = object(&name, answer, "statuses")?;
-        Ok(health(loadbalancer))
+        let members =
+            entry.known(owner).into_iter().flat_map(|tree| &tree.pools).flat_map(|pool| &pool.members);
+        let disabled = members.filter(|member| !member.admin_state_up).map(|member| member.name.clone());
+        Ok(health(loadbalancer, &disabled.collect()))
     }
 }
 
-fn health(tree: StatusTree) -> Health {
+/// The status does not say which members are disabled.
+fn health(tree: StatusTree, disabled: &BTreeSet<String>) -> Health {
     let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
     let mut parts = Vec::new();
     let has_parts = tree.listeners.len() > 1;
     for listener in tree.listeners {
         let members = listener.pools.into_iter().flat_map(|pool| pool.members);
-        let members: Vec<(MemberStatus, (HealthState, &str))> =
-            members.map(|member| (state(&member.operating_status), member)).map(|(s, m)| (m, s)).collect();
+        let members: Vec<(MemberStatus, (HealthState, &str))> = members
+            .map(|member| (state(&member.operating_status, disabled.contains(&member.name)), member))
+            .map(|(s, m)| (m, s))
+            .collect();
         if has_parts {
             let states = members.iter().map(|(_, (state, _))| *state);
             parts.push(PartHealth::of(format!("listener {}", listener.name), states));
@@ -98,14 +104,16 @@ fn health(tree: StatusTree) -> Health {
 }
 
 /// A member's state, and why.
-fn state(operating: &str) -> (HealthState, &'static str) {
+fn state(operating: &str, is_disabled: bool) -> (HealthState, &'static str) {
     match operating {
         "ONLINE" => (HealthState::Healthy, ""),
         "NO_MONITOR" => {
             (HealthState::Initial, "Octavia has not checked it yet, or has no health monitor for it")
         }
         "DRAINING" => (HealthState::Draining, ""),
-        "OFFLINE" => (HealthState::Unused, "it is disabled in Octavia"),
+        "OFFLINE" if is_disabled => (HealthState::Unused, "it is disabled in Octavia"),
+        // Octavia's state of a new member.
+        "OFFLINE" => (HealthState::Initial, "Octavia has not checked it yet"),
         "ERROR" => (HealthState::Unhealthy, "Octavia's health monitor fails"),
         _ => (HealthState::Initial, "Octavia does not know yet"),
     }
@@ -125,11 +133,17 @@ mod tests {
             { "name": "b", "pools": [{ "members": [member("n1", "NO_MONITOR"), member("n2", "ONLINE")] }] },
             { "name": "c" },
         ]});
-        let health = health(serde_json::from_value(tree).unwrap());
+        let health = health(serde_json::from_value(tree).unwrap(), &BTreeSet::new());
         let states: Vec<_> = health.targets.iter().map(|t| (t.target.as_str(), t.state)).collect();
         assert_eq!(states, [("n1", HealthState::Initial), ("n2", HealthState::Unhealthy)]);
         let served: Vec<_> = health.parts.iter().map(|part| part.is_served).collect();
         assert_eq!(served, [Some(true), Some(true), Some(false)]);
         assert_eq!(health.due, Some(HEALTH_POLL_UNDECIDED));
+    }
+
+    #[test]
+    fn new_member_is_not_disabled() {
+        assert_eq!(state("OFFLINE", false).0, HealthState::Initial);
+        assert_eq!(state("OFFLINE", true).0, HealthState::Unused);
     }
 }

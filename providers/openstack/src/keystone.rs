@@ -21,6 +21,7 @@ use crate::http::{Http, NoAnswer};
 pub(crate) struct Token {
     /// The value of `X-Auth-Token`: a secret.
     value: header::HeaderValue,
+    project: Option<String>,
     load_balancer: Option<String>,
     network: Option<String>,
 }
@@ -28,6 +29,11 @@ pub(crate) struct Token {
 impl Token {
     pub(crate) fn value(&self) -> &header::HeaderValue {
         &self.value
+    }
+
+    /// The ID of the project that it is for.
+    pub(crate) fn project(&self) -> Option<&str> {
+        self.project.as_deref()
     }
 
     /// The URL of an API, without a slash at the end.
@@ -56,7 +62,14 @@ struct Answer {
 #[derive(Deserialize)]
 struct Catalog {
     #[serde(default)]
+    project: Option<Project>,
+    #[serde(default)]
     catalog: Vec<CatalogService>,
+}
+
+#[derive(Deserialize)]
+struct Project {
+    id: String,
 }
 
 #[derive(Deserialize)]
@@ -116,14 +129,15 @@ impl Session {
             .cloned()
             .ok_or_else(|| CallError::unusable(call(), "the answer has no token"))?;
         value.set_sensitive(true);
-        let Answer { token: Catalog { catalog } } = serde_json::from_slice(answer.body())
+        let Answer { token: Catalog { project, catalog } } = serde_json::from_slice(answer.body())
             .map_err(|_| CallError::unusable(call(), "the answer cannot be read"))?;
         let credentials = &self.credentials;
         let listed = |kind: &str| endpoint(&catalog, kind, credentials);
         let load_balancer = credentials.load_balancer_endpoint.clone().or_else(|| listed("load-balancer"));
         let network = credentials.network_endpoint.clone().or_else(|| listed("network"));
         let root = |url: String| url.trim_end_matches('/').trim_end_matches("/v2.0").to_owned();
-        Ok(Token { value, load_balancer: load_balancer.map(root), network: network.map(root) })
+        let project = project.map(|project| project.id);
+        Ok(Token { value, project, load_balancer: load_balancer.map(root), network: network.map(root) })
     }
 }
 

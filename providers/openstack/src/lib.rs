@@ -5,13 +5,16 @@
 //! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options` and `peers` what is wanted, `diff`
 //! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone` over `http`; `paced`
 //! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
-//! one change at a time, `floating` its address, `restrict` takes sources away, `health` reads the members' state, and `delete` removes
-//! everything. No other crate sees a type of OpenStack, and this crate uses nothing of Kubernetes.
+//! one change at a time, `create` makes it, `remake` replaces one that failed, `floating` brings its address in place, which `address`
+//! plans, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. No other crate sees a type of
+//! OpenStack, and this crate uses nothing of Kubernetes.
 
+mod address;
 pub mod annotations;
 mod apply;
 mod client;
 mod config;
+mod create;
 mod credentials;
 mod delete;
 mod desired;
@@ -28,7 +31,10 @@ mod paced;
 pub mod peers;
 mod provider;
 mod reasons;
+mod remake;
 mod restrict;
+#[cfg(test)]
+mod scripted;
 mod state;
 mod step;
 mod types;

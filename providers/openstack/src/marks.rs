@@ -93,6 +93,11 @@ pub(crate) fn floating(cluster: &ClusterId, owner: &Owner) -> String {
     format!("{FLOATING}cluster-uid={} service={} uid={}", cluster.uid, owner.service, owner.uid)
 }
 
+/// Whether a floating IP with this description is of Steerage, in whatever cluster.
+pub(crate) fn is_floating(description: &str) -> bool {
+    description.starts_with(FLOATING)
+}
+
 /// The owner of a floating IP with this description, if Steerage created it for this cluster.
 pub(crate) fn floating_owner(cluster: &ClusterId, description: &str) -> Option<Owner> {
     let rest = description.strip_prefix(FLOATING)?.strip_prefix("cluster-uid=")?;

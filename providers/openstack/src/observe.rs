@@ -6,7 +6,7 @@ use steerage_model::Key;
 use steerage_provider_api::Owner;
 use steerage_provider_cloud::ClusterId;
 
-use crate::client::{Call, Calls, list, object};
+use crate::client::{Call, Calls, list, list_of_project, object};
 use crate::error::Result;
 use crate::marks;
 use crate::state::Tree;
@@ -20,7 +20,7 @@ pub(crate) async fn balancers(
 ) -> Result<Vec<(Owner, Balancer)>> {
     let call = Call::octavia(Method::GET, "GET loadbalancers", "loadbalancers", None);
     let tags = marks::filter(cluster, service);
-    let found: Vec<Balancer> = list(calls, call, "loadbalancers", &[("tags", &tags)]).await?;
+    let found: Vec<Balancer> = list_of_project(calls, call, "loadbalancers", &[("tags", &tags)]).await?;
     let owned = found.into_iter().filter_map(|balancer| Some((marks::owner(cluster, &balancer)?, balancer)));
     let mut owned: Vec<_> = owned.collect();
     owned.sort_by(|(_, one), (_, other)| (&one.created_at, &one.id).cmp(&(&other.created_at, &other.id)));
@@ -75,7 +75,7 @@ pub(crate) async fn tree(calls: &dyn Calls, owner: &Owner, balancer: Balancer) -
 /// The floating IPs that pass a filter.
 pub(crate) async fn floating_ips(calls: &dyn Calls, filter: &[(&str, &str)]) -> Result<Vec<FloatingIp>> {
     let call = Call::neutron(Method::GET, "GET floatingips", "floatingips", None);
-    list(calls, call, "floatingips", filter).await
+    list_of_project(calls, call, "floatingips", filter).await
 }
 
 /// A subnet; `None` if there is none.

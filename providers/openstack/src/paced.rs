@@ -47,6 +47,10 @@ impl Calls for Paced {
         self.metrics.budget_rate(BUDGET, self.budget.per_second());
         answer
     }
+
+    async fn project(&self) -> Result<Option<String>> {
+        self.calls.project().await
+    }
 }
 
 #[cfg(test)]
@@ -61,6 +65,10 @@ mod tests {
     impl Calls for Throttling {
         async fn send(&self, call: Call) -> Result<Value> {
             Err(CallError::answered(call.name(), &Response::builder().status(429).body("").unwrap()))
+        }
+
+        async fn project(&self) -> Result<Option<String>> {
+            Ok(None)
         }
     }
 

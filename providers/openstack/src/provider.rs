@@ -3,7 +3,7 @@
 //! finishes a change; the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,16 +17,20 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::{ApiMetrics, Keyed};
+use tokio::time::Instant;
 
+use crate::address::Used;
 use crate::apply::{Present, again, refusals};
 use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
-use crate::desired::{Members, Nodes, WantedAddress, desired, members};
-use crate::diff::{diff, member_step};
+use crate::desired::{Members, Nodes, desired, members};
+use crate::diff::{after, diff, member_step};
 use crate::paced::Paced;
+use crate::remake::preference;
+use crate::restrict::Restricted;
 use crate::state::{ServiceState, Tree};
-use crate::types::Provisioning;
+use crate::types::{Balancer, Provisioning};
 use crate::{marks, observe};
 
 /// The oldest version of Octavia's API with all that Steerage needs: HTTP monitors of UDP pools came last.
@@ -37,7 +41,12 @@ pub struct OpenStack {
     pub(crate) config: Config,
     pub(crate) calls: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
+    /// The Service whose load balancer is made anew, and since when.
+    remaking: Mutex<Option<(Key, Instant)>>,
 }
+
+/// After this time another load balancer in `ERROR` is made anew, although the last one is not complete.
+const LONGEST_REMAKE: Duration = Duration::from_mins(10);
 
 impl OpenStack {
     /// A provider that keeps to the rate which the cloud takes.
@@ -68,7 +77,7 @@ impl OpenStack {
     }
 
     pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
-        Self { config, calls, services: Keyed::default() }
+        Self { config, calls, services: Keyed::default(), remaking: Mutex::default() }
     }
 
     /// Logs in and reads the version of Octavia. [`Error::Denied`] if Keystone does not accept the credentials, [`Error::Invalid`] if
@@ -88,6 +97,24 @@ impl OpenStack {
         // The right to read load balancers is another one.
         observe::balancers(&*self.calls, &self.config.cluster, Some(&Key::new("", ""))).await?;
         Ok(())
+    }
+
+    /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
+    pub(crate) fn may_remake(&self, service: &Key) -> bool {
+        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = remaking
+            .as_ref()
+            .is_some_and(|(other, since)| other != service && since.elapsed() < LONGEST_REMAKE);
+        if !is_other {
+            *remaking = Some((service.clone(), Instant::now()));
+        }
+        !is_other
+    }
+
+    /// The Service's load balancer is complete, or gone.
+    pub(crate) fn note_remade(&self, service: &Key) {
+        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
+        remaking.take_if(|(of, _)| of == service);
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -119,7 +146,11 @@ impl OpenStack {
         targets: &GroupTargets,
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
-        let tree = match self.present(owner, entry, false).await? {
+        if entry.is_old() && entry.changing.is_none() {
+            // While the structure is refused, nothing else looks at it.
+            entry.forget();
+        }
+        let tree = match self.present(owner, entry, None).await? {
             Present::Nothing => return Ok(Outcome::done()),
             Present::Busy => return Ok(again(entry, self)),
             Present::Broken(_) => {
@@ -135,8 +166,10 @@ impl OpenStack {
             .map(|member| (member.address, member.name.clone()))
             .collect();
         entry.refused.retain(|address| names.contains_key(address));
+        let last = entry.last_pool.clone();
         loop {
-            let next = tree.pools.iter().find_map(|pool| {
+            let mut pools = after(&tree.pools, last.as_deref(), |pool| &pool.name);
+            let next = pools.find_map(|pool| {
                 let mut members = wanted.get(&pool.name)?.clone();
                 members.retain(|(address, _), _| !entry.refused.must_wait(address));
                 member_step(pool, &members)
@@ -191,6 +224,8 @@ impl Provider for OpenStack {
             weights: is_proxy,
             shared_sets: false,
             affinity: is_proxy,
+            // Amphorae refuse connections then, and OVN drops them.
+            fails_open: false,
             health_interval: (Duration::from_secs(3), Duration::from_mins(5)),
         }
     }
@@ -219,10 +254,10 @@ impl Provider for OpenStack {
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
         let mut entry = self.entry(&owner.service).await;
-        match self.restrict(owner, requested, &mut entry).await {
-            // A change that goes on.
-            Err(error @ Error::Conflict(_)) => Err(error),
-            result => noted(result, &mut entry),
+        let result = self.restrict(owner, requested, &mut entry).await;
+        match noted(result, &mut entry)? {
+            Restricted::To(admitted) => Ok(admitted),
+            Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
         }
     }
 
@@ -235,6 +270,9 @@ impl Provider for OpenStack {
         let mut entry = self.entry(&owner.service).await;
         let result = self.delete_all(owner, &mut entry).await;
         let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) {
+            self.note_remade(&owner.service);
+        }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
             self.services.remove(&owner.service);
         }
@@ -245,7 +283,7 @@ impl Provider for OpenStack {
         let cluster = &self.config.cluster;
         let balancers = observe::balancers(&*self.calls, cluster, None).await?;
         let mut owners: BTreeSet<Owner> = balancers.into_iter().map(|(owner, _)| owner).collect();
-        let ips = observe::floating_ips(&*self.calls, &[]).await?;
+        let ips = self.floating_ips(&[]).await?;
         owners.extend(ips.iter().filter_map(|ip| marks::floating_owner(cluster, &ip.description)));
         Ok(owners.into_iter().collect())
     }
@@ -259,24 +297,30 @@ impl Provider for OpenStack {
             .iter()
             .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
             .collect();
-        let Some((_, balancer)) = mine.into_iter().next() else { return Ok(None) };
+        let ours = self.own_floating_ips(&lb.owner).await?;
+        let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
+        mine.sort_by_key(|balancer| preference(balancer, &lb.published, &ours));
+        let mut mine = mine.into_iter();
+        let Some(balancer) = mine.next() else { return Ok(None) };
+        let others: Vec<Balancer> = mine.collect();
+        lines.extend(others.iter().map(|other| format!("load balancer {}, a second one: deleted", other.id)));
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
             Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
             Provisioning::Active => {
                 let tree = observe::tree(calls, &lb.owner, balancer.clone()).await?;
-                lines.extend(diff(&lb.owner, &tree, &wanted)?.iter().map(ToString::to_string));
+                lines.extend(diff(&lb.owner, &tree, &wanted, None)?.iter().map(ToString::to_string));
             }
         }
-        let ours = self.own_floating_ips(&lb.owner).await?;
-        let is_attached = ours.iter().any(|ip| ip.port_id == balancer.vip_port_id);
-        match &wanted.address {
-            WantedAddress::Floating { .. } if !is_attached => lines.push("floating IP: attached".to_owned()),
-            WantedAddress::Internal(_) | WantedAddress::Given(_) if !ours.is_empty() => {
-                lines.push("floating IP: deleted".to_owned());
+        let plan = self.plan_address(lb, &wanted, &balancer, ours, &others).await?;
+        match plan.used {
+            Used::New { .. } => lines.push("floating IP: created".to_owned()),
+            Used::Existing(ip) if ip.port_id != balancer.vip_port_id => {
+                lines.push(format!("floating IP {}: attached", ip.address));
             }
-            _ => {}
+            Used::Vip | Used::Existing(_) => {}
         }
+        lines.extend(plan.dropped.iter().map(|ip| format!("floating IP {}: deleted", ip.address)));
         Ok(Some(lines))
     }
 
@@ -291,6 +335,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, settle};
 
     #[test]
     fn newest_version_is_the_highest() {
@@ -298,5 +344,127 @@ mod tests {
             json!({ "versions": [{ "id": "v1" }, { "id": "v2.9" }, { "id": "v2.30" }, { "id": "v2.4" }] });
         assert_eq!(newest_version(&answer), Some((2, 30)));
         assert_eq!(newest_version(&json!({})), None);
+    }
+
+    /// Each change finds the endpoints moved again: all ports have their turn.
+    #[tokio::test(start_paused = true)]
+    async fn targets_of_all_ports_follow() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Tcp, 443, 30443), (Protocol::Tcp, 81, 30081)];
+        settle(&provider, &planned(&ports, &[1])).await.unwrap();
+        for by_apply in [true, false] {
+            let mut changed = BTreeSet::new();
+            for round in 0..3_u8 {
+                let lb = planned(&ports, &[1, 10 + round + u8::from(by_apply)]);
+                let before = cloud.all("pools");
+                while cloud.all("pools") == before {
+                    if by_apply {
+                        provider.apply(&lb, Compare::Remembered).await.unwrap();
+                    } else {
+                        let targets = GroupTargets::of_nodes(lb.nodes().clone());
+                        provider.set_targets(&lb.owner, &targets).await.unwrap();
+                    }
+                }
+                let after = cloud.all("pools");
+                let differing = before.iter().zip(&after).filter(|(one, other)| one != other);
+                changed.extend(differing.map(|(_, pool)| pool["name"].to_string()));
+            }
+            assert_eq!(changed.len(), 3, "{changed:?}");
+        }
+    }
+
+    /// The controller gives a call up after a while.
+    #[tokio::test(start_paused = true)]
+    async fn abandoned_call_is_not_remembered_as_if_it_had_not_been() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080)];
+        let (before, changed) = (planned(&ports, &[1, 2]), planned(&ports, &[1]));
+        settle(&provider, &before).await.unwrap();
+        cloud.hang("PUT members");
+        let abandoned = provider.apply(&changed, Compare::Remembered);
+        assert!(tokio::time::timeout(Duration::from_mins(1), abandoned).await.is_err());
+        settle(&provider, &before).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_change_is_repaired_also_where_only_targets_follow() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080)];
+        let lb = planned(&ports, &[1, 2]);
+        settle(&provider, &planned(&ports, &[1])).await.unwrap();
+        let follow = async || {
+            let targets = GroupTargets::of_nodes(lb.nodes().clone());
+            while provider.set_targets(&lb.owner, &targets).await.unwrap().progress != Progress::Done {}
+        };
+        follow().await;
+        let pool = cloud.all("pools")[0].clone();
+        let spoil = |changes: serde_json::Value| {
+            cloud.set("pools", ("id", pool["id"].as_str().unwrap()), &changes);
+        };
+        spoil(json!({ "members": [] }));
+        cloud.calls();
+        follow().await;
+        assert!(cloud.calls().is_empty(), "not at once");
+        tokio::time::advance(Duration::from_mins(10)).await;
+        follow().await;
+        assert_eq!(cloud.all("pools")[0]["members"].as_array().unwrap().len(), 2);
+        // The next resync looks at all, although the last change was of targets alone.
+        spoil(json!({ "lb_algorithm": "SOURCE_IP" }));
+        provider.apply(&lb, Compare::InPlace).await.unwrap();
+        settle(&provider, &lb).await.unwrap();
+        assert_eq!(cloud.all("pools")[0]["lb_algorithm"], json!("ROUND_ROBIN"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sources_are_taken_away_from_what_there_is() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Tcp, 443, 30443)];
+        let lb = planned(&ports, &[1]);
+        settle(&provider, &lb).await.unwrap();
+        let requested =
+            RequestedSources { ranges: vec!["10.0.0.0/8".parse().unwrap()], ..RequestedSources::default() };
+        // Somebody deletes a listener, and nobody told.
+        let gone = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
+        cloud.remove("listeners", &gone);
+        let restrict = async || {
+            for _ in 0..10 {
+                match provider.restrict_sources(&lb.owner, &requested).await {
+                    Err(Error::Conflict(_)) => {}
+                    result => return result.unwrap(),
+                }
+            }
+            panic!("it does not end");
+        };
+        let only = Some(AdmittedSources::Only(["10.0.0.0/8".to_owned()].into()));
+        assert_eq!(restrict().await, only);
+        // Somebody admits everybody.
+        let kept = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
+        cloud.set("listeners", ("id", &kept), &json!({ "allowed_cidrs": null }));
+        cloud.writes();
+        assert_eq!(restrict().await, only);
+        assert_eq!(cloud.writes(), ["PUT listeners"]);
+    }
+
+    /// An administrator's credentials show the load balancers of all projects.
+    #[tokio::test(start_paused = true)]
+    async fn other_projects_are_out_of_reach() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        settle(&provider, &lb).await.unwrap();
+        assert_eq!(provider.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
+        for kind in ["loadbalancers", "floatingips"] {
+            cloud.set(kind, ("project_id", "p1"), &json!({ "project_id": "p2" }));
+        }
+        cloud.writes();
+        let restarted = cloud.provider();
+        assert_eq!(restarted.owned().await.unwrap(), []);
+        assert_eq!(restarted.delete(&lb.owner).await.unwrap(), Progress::Done);
+        assert!(cloud.writes().is_empty());
     }
 }

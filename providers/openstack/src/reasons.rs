@@ -26,8 +26,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         ADDRESS_NOT_AVAILABLE,
-        "No floating IP has the requested address, or something else uses it; or more than one address is requested.",
-        "Create the floating IP in the cluster's project, or request another address.",
+        "No floating IP has the requested address, or something or somebody else uses it; or more than one address is requested; or somebody else's floating IP is on the load balancer.",
+        "Create the floating IP in the cluster's project, or request another address, or detach the floating IP that the message names.",
     ),
     (
         ADDRESS_IMMUTABLE,
@@ -46,7 +46,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         NO_FLOATING_NETWORK,
-        "The Service needs a floating IP, and neither the flag nor an annotation names the external network.",
+        "The Service needs a floating IP, or keeps the one that it has, and neither the flag nor an annotation names the external network.",
         "Set `--openstack-floating-network-id`, or the annotation that the message names.",
     ),
     (

@@ -17,18 +17,27 @@ use crate::state::ServiceState;
 use crate::step::Step;
 use crate::types::Listener;
 
+/// How far sources were taken away.
+pub(crate) enum Restricted {
+    /// More changes are needed.
+    Again,
+    /// To these; `None` if there is no load balancer.
+    To(Option<AdmittedSources>),
+}
+
 impl OpenStack {
-    /// Returns who may connect; [`Error::Conflict`] while more changes are needed.
+    /// Returns who may connect, as it is read now.
     pub(crate) async fn restrict(
         &self,
         owner: &Owner,
         requested: &RequestedSources,
         entry: &mut ServiceState,
-    ) -> Result<Option<AdmittedSources>, Error> {
-        let busy = || Err(Error::Conflict("the load balancer is being changed".to_owned()));
-        let tree = match self.present(owner, entry, false).await? {
-            Present::Nothing => return Ok(None),
-            Present::Busy => return busy(),
+    ) -> Result<Restricted, Error> {
+        // What is remembered may not be who may connect.
+        entry.is_verified = false;
+        let tree = match self.present(owner, entry, None).await? {
+            Present::Nothing => return Ok(Restricted::To(None)),
+            Present::Busy => return Ok(Restricted::Again),
             Present::Broken(_) => {
                 return Err(Error::Unavailable("Octavia reports ERROR for the load balancer".to_owned()));
             }
@@ -43,22 +52,22 @@ impl OpenStack {
                 let changes = json!({ "allowed_cidrs": narrowed });
                 let port = format!("{} {}", listener.protocol, listener.protocol_port);
                 let step = Step::UpdateListener { id: listener.id.clone(), port, changes };
+                entry.begin();
                 match self.calls.send(step.call()).await {
                     Ok(_) => tracing::info!(service = %owner.service, change = %step, "sources taken away"),
                     Err(failure) if failure.is_busy() => {}
                     Err(failure) => return Err(failure.into()),
                 }
                 entry.sent();
-                entry.is_verified = false;
-                return busy();
+                return Ok(Restricted::Again);
             }
             admitted.extend(sorted(listener).into_iter().map(|all| (listener.id.clone(), all)));
             if sorted(listener).is_empty() {
-                return Ok(Some(AdmittedSources::Everybody));
+                return Ok(Restricted::To(Some(AdmittedSources::Everybody)));
             }
         }
         let admitted = admitted.into_iter().map(|(_, range)| range).filter(|range| !is_nobody(range));
-        Ok(Some(AdmittedSources::Only(admitted.collect())))
+        Ok(Restricted::To(Some(AdmittedSources::Only(admitted.collect()))))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_model::Ingress;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Error, Owner};
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
@@ -17,9 +17,17 @@ use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 
 /// Wait after the first load balancer in `ERROR` before another is remade; it doubles with each.
 const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
+/// How long a load balancer in `ERROR` is kept while it serves.
+pub(crate) const SERVING_REMAKE_WAIT: Duration = Duration::from_mins(10);
 const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
-/// The longest time between two questions whether a change is complete.
+/// The longest time between two questions whether a change is complete, of one that takes as long as usual.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
+/// The same of one that takes longer.
+const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
+/// Where only targets follow, all is read again after this time.
+const OLD: Duration = Duration::from_mins(10);
+/// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
+const STUCK: Duration = Duration::from_mins(10);
 
 /// A load balancer with everything in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,6 +138,18 @@ pub(crate) struct Complete {
     pub(crate) owner: Owner,
     pub(crate) wanted: Desired,
     pub(crate) ingress: Vec<Ingress>,
+    /// Why the address is not what was asked for.
+    pub(crate) incomplete: Option<(&'static str, String)>,
+}
+
+/// The address that was in place last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Addressed {
+    /// UID of the Service.
+    pub(crate) uid: String,
+    pub(crate) address: IpAddr,
+    /// Whether it was a floating IP of the user.
+    pub(crate) is_given: bool,
 }
 
 /// Everything that is remembered of a Service.
@@ -137,11 +157,22 @@ pub(crate) struct Complete {
 pub(crate) struct ServiceState {
     /// The owner's load balancer as it was read last, with the changes since then.
     pub(crate) tree: Option<(Owner, Tree)>,
+    /// The owner's other load balancers, which go when the address is on the right one.
+    pub(crate) spare: Vec<Balancer>,
+    /// Whether those were looked for since the load balancer was created.
+    pub(crate) is_listed: bool,
+    /// The load balancer in `ERROR` that serves, and since when that is known.
+    failing: Option<(String, Instant)>,
+    /// The load balancer that is waited for, and since when it is known to be `PENDING`.
+    pending: Option<(String, Instant)>,
     /// Whether all of it was read since the last complete change.
     pub(crate) is_verified: bool,
+    /// When it was read.
+    read_at: Option<Instant>,
     /// When a change was sent whose end is not known.
     pub(crate) changing: Option<Instant>,
     pub(crate) complete: Option<Complete>,
+    pub(crate) addressed: Option<Addressed>,
     /// Members that Octavia refuses.
     pub(crate) refused: Refusals<IpAddr>,
     /// Load balancers that were remade one after the other, and until when the next one waits.
@@ -150,12 +181,16 @@ pub(crate) struct ServiceState {
     pub(crate) kept_vip: Option<IpAddr>,
     /// A VIP that the subnet does not give any more.
     pub(crate) refused_vip: Option<IpAddr>,
-    /// The last change, and how often it was made in a row.
-    last: Option<(Step, u32)>,
+    /// The last accepted change, how often it was accepted in a row, and when.
+    last: Option<(Step, u32, Instant)>,
+    /// The name of the pool whose members changed last.
+    pub(crate) last_pool: Option<String>,
 }
 
 /// Octavia accepts a change and does not show it: after so many times it is left for later.
 const MAX_REPEATS: u32 = 3;
+/// How much later.
+const REPEAT_WAIT: Duration = Duration::from_mins(5);
 
 impl ServiceState {
     /// The owner's load balancer, if it is known.
@@ -163,20 +198,52 @@ impl ServiceState {
         self.tree.as_ref().filter(|(of, _)| of == owner).map(|(_, tree)| tree)
     }
 
+    /// All of the load balancer was read.
+    pub(crate) fn note_read(&mut self, owner: &Owner, tree: Tree) {
+        (self.tree, self.is_verified, self.read_at) =
+            (Some((owner.clone(), tree)), true, Some(Instant::now()));
+    }
+
+    /// Whether it was read so long ago that somebody may have changed it.
+    pub(crate) fn is_old(&self) -> bool {
+        self.read_at.is_none_or(|at| at.elapsed() >= OLD)
+    }
+
     /// Something may have changed that is not known: all is read again.
     pub(crate) fn forget(&mut self) {
         (self.tree, self.is_verified, self.changing, self.complete) = (None, false, None, None);
+        (self.spare, self.is_listed) = (Vec::new(), false);
     }
 
-    /// A change is about to be made. False if it was made again and again.
+    /// Whether a change may be made now: not if it was accepted again and again a moment ago.
     pub(crate) fn may_make(&mut self, step: &Step) -> bool {
-        let count = self.last.as_ref().filter(|(last, _)| last == step).map_or(0, |(_, count)| *count);
-        self.last = Some((step.clone(), count + 1));
-        if count > 0 {
-            // Its answer did not show what it made.
-            self.is_verified = false;
+        let repeats = self.last.as_ref().filter(|(last, ..)| last == step);
+        let Some((count, at)) = repeats.map(|(_, count, at)| (*count, *at)) else { return true };
+        // Its answer did not show what it made.
+        self.is_verified = false;
+        if at.elapsed() >= REPEAT_WAIT {
+            self.last = None;
+            return true;
         }
         count < MAX_REPEATS
+    }
+
+    /// A change was accepted.
+    pub(crate) fn note_made(&mut self, step: &Step) {
+        let count = self.last.as_ref().filter(|(last, ..)| last == step).map_or(0, |(_, count, _)| *count);
+        self.last = Some((step.clone(), count + 1, Instant::now()));
+    }
+
+    /// A change was refused, or nobody knows: only changes that are accepted in a row count.
+    pub(crate) fn note_failed(&mut self) {
+        self.last = None;
+    }
+
+    /// A change is about to be sent. The call may be abandoned before its answer comes.
+    pub(crate) fn begin(&mut self) {
+        self.is_verified = false;
+        self.complete = None;
+        self.changing.get_or_insert_with(Instant::now);
     }
 
     /// A change was sent.
@@ -188,12 +255,47 @@ impl ServiceState {
     /// When to ask whether the last change is complete: soon at first.
     pub(crate) fn poll(&self, least: Duration) -> Duration {
         let passed = self.changing.map_or(Duration::ZERO, |at| at.elapsed());
-        (passed / 2).clamp(least, LONGEST_POLL.max(least))
+        let passed = self.pending.as_ref().map_or(passed, |(_, since)| passed.max(since.elapsed()));
+        let longest = (passed / 12).clamp(LONGEST_POLL, LONGEST_STUCK_POLL).max(least);
+        (passed / 2).clamp(least, longest)
+    }
+
+    /// A load balancer was seen `PENDING`.
+    pub(crate) fn note_pending(&mut self, balancer: &Balancer) -> Result<(), Error> {
+        let id = &balancer.id;
+        let known = self.pending.take().filter(|(known, _)| known == id);
+        let (_, since) = self.pending.insert(known.unwrap_or_else(|| (id.clone(), Instant::now())));
+        if since.elapsed() < STUCK {
+            return Ok(());
+        }
+        let state = match balancer.provisioning_status {
+            Provisioning::Deleting => "PENDING_DELETE",
+            _ => "PENDING_CREATE or PENDING_UPDATE",
+        };
+        Err(Error::Unavailable(format!(
+            "The load balancer {id} has been {state} for more than {} minutes, and Octavia lets nobody change or delete it. Steerage asks \
+             again. Look at Octavia's workers and logs; an operator can set its status.",
+            STUCK.as_secs() / 60
+        )))
+    }
+
+    /// No load balancer is waited for.
+    pub(crate) fn note_settled(&mut self) {
+        self.pending = None;
     }
 
     /// Whether a load balancer in `ERROR` may be remade now.
     pub(crate) fn may_remake(&self) -> bool {
         self.remade.1.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// Whether a load balancer in `ERROR` that serves is kept for now.
+    pub(crate) fn is_kept(&mut self, id: &str) -> bool {
+        let now = Instant::now();
+        let known = self.failing.take().filter(|(known, _)| known == id);
+        let (id, since) = known.unwrap_or_else(|| (id.to_owned(), now));
+        self.failing = Some((id, since));
+        now.duration_since(since) < SERVING_REMAKE_WAIT
     }
 
     /// It is remade.
@@ -205,7 +307,7 @@ impl ServiceState {
 
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
-        (self.remade, self.kept_vip, self.last) = ((0, None), None, None);
+        (self.remade, self.kept_vip, self.last, self.failing) = ((0, None), None, None, None);
     }
 }
 
@@ -233,16 +335,24 @@ mod tests {
         assert!(state.may_remake());
     }
 
-    #[test]
-    fn change_without_effect_is_left_for_later() {
+    #[tokio::test(start_paused = true)]
+    async fn change_without_effect_is_left_for_later() {
         let step = |id: &str| Step::DeletePool { id: id.to_owned(), name: String::new() };
         let mut state = ServiceState { is_verified: true, ..ServiceState::default() };
-        let made = [(); 4].map(|()| {
-            let may = state.may_make(&step("a"));
+        let mut make = |id: &str| {
+            let may = state.may_make(&step(id));
+            if may {
+                state.note_made(&step(id));
+            }
             (may, std::mem::replace(&mut state.is_verified, true))
-        });
+        };
+        let made = [(); 4].map(|()| make("a"));
         assert_eq!(made, [(true, true), (true, false), (true, false), (false, false)]);
-        assert!(state.may_make(&step("b")) && state.may_make(&step("a")), "each is counted anew");
+        assert!(make("b").0 && make("a").0, "each is counted anew");
+        assert!(make("a").0 && make("a").0 && !make("a").0);
+        tokio::time::advance(REPEAT_WAIT).await;
+        assert!(make("a").0, "later came");
+        assert!(make("a").0 && make("a").0 && !make("a").0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -253,7 +363,11 @@ mod tests {
         state.sent();
         tokio::time::advance(Duration::from_secs(4)).await;
         assert_eq!(state.poll(least), Duration::from_secs(2));
-        tokio::time::advance(Duration::from_mins(4)).await;
+        tokio::time::advance(Duration::from_secs(50)).await;
         assert_eq!(state.poll(least), Duration::from_secs(5));
+        tokio::time::advance(Duration::from_mins(5)).await;
+        assert!(state.poll(least) > Duration::from_secs(25));
+        tokio::time::advance(Duration::from_hours(1)).await;
+        assert_eq!(state.poll(least), Duration::from_mins(1));
     }
 }

@@ -20,6 +20,13 @@ pub(crate) enum Provisioning {
     Pending,
 }
 
+impl Provisioning {
+    /// Whether no change is taken now.
+    pub(crate) fn is_pending(self) -> bool {
+        matches!(self, Self::Pending | Self::Deleting)
+    }
+}
+
 impl From<String> for Provisioning {
     fn from(text: String) -> Self {
         match text.as_str() {
@@ -35,6 +42,10 @@ impl From<String> for Provisioning {
 pub(crate) struct Balancer {
     pub(crate) id: String,
     pub(crate) provisioning_status: Provisioning,
+    #[serde(default)]
+    pub(crate) operating_status: Option<String>,
+    #[serde(default = "yes")]
+    pub(crate) admin_state_up: bool,
     pub(crate) vip_address: Option<IpAddr>,
     pub(crate) vip_port_id: Option<String>,
     pub(crate) vip_subnet_id: Option<String>,
@@ -44,6 +55,13 @@ pub(crate) struct Balancer {
     pub(crate) tags: Vec<String>,
     #[serde(default)]
     pub(crate) created_at: Option<String>,
+}
+
+impl Balancer {
+    /// Whether clients are served, as far as Octavia knows.
+    pub(crate) fn is_serving(&self) -> bool {
+        matches!(self.operating_status.as_deref(), Some("ONLINE" | "DEGRADED"))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -142,6 +160,14 @@ fn active() -> Provisioning {
 impl Member {
     pub(crate) fn key(&self) -> (IpAddr, u16) {
         (self.address, self.protocol_port)
+    }
+
+    /// Whether Octavia sends to it, as far as its fields say.
+    pub(crate) fn is_usable(&self) -> bool {
+        self.admin_state_up
+            && self.weight > 0
+            && !self.backup
+            && self.provisioning_status != Provisioning::Error
     }
 
     pub(crate) fn body(&self) -> Value {

@@ -246,6 +246,7 @@ impl Provider for Toy {
             weights: false,
             shared_sets: false,
             affinity: false,
+            fails_open: true,
             health_interval: (Duration::from_secs(1), Duration::from_mins(1)),
         }
     }

@@ -125,6 +125,19 @@ fn ovn_checks_the_ports_that_receive_packets() {
     }
 }
 
+/// The plan names no port if only nodes are left whose service proxy fails its check.
+#[test]
+fn amphora_checks_the_same_ports_if_no_other_is_named() {
+    let mut lb = with(&[]);
+    for group in &mut lb.groups {
+        (group.health_check.protocol, group.health_check.port) = (HealthProtocol::Tcp, None);
+    }
+    let wanted = wanted(&lb, "amphora").unwrap();
+    let kinds: Vec<_> = wanted.listeners.iter().map(|listener| listener.pool.check.r#type.as_str()).collect();
+    assert_eq!(kinds, ["TCP", "UDP-CONNECT"]);
+    assert!(wanted.listeners[0].pool.members.values().all(|member| member.monitor_port.is_none()));
+}
+
 #[test]
 fn weights_keep_their_proportions() {
     let weights = |of: &[u32], driver| {

@@ -18,6 +18,8 @@ fn empty() -> Tree {
     let balancer = Balancer {
         id: "lb".to_owned(),
         provisioning_status: Provisioning::Active,
+        operating_status: Some("ONLINE".to_owned()),
+        admin_state_up: true,
         vip_address: Some([10, 0, 0, 100].into()),
         vip_port_id: Some("port".to_owned()),
         vip_subnet_id: Some("subnet".to_owned()),
@@ -35,7 +37,10 @@ fn tags(of: &Value) -> Option<Vec<String>> {
 /// What Octavia makes of a change. Panics at what Octavia refuses.
 fn make(tree: &mut Tree, step: &Step) {
     match step {
-        Step::UpdateBalancer { changes, .. } => tree.balancer.tags = tags(changes).unwrap(),
+        Step::UpdateBalancer { changes, .. } => {
+            tree.balancer.tags = tags(changes).unwrap_or_else(|| tree.balancer.tags.clone());
+            tree.balancer.admin_state_up |= changes.get("admin_state_up").is_some();
+        }
         Step::CreatePool { name, body } => {
             assert!(tree.pools.iter().all(|pool| pool.name != *name), "{name} twice");
             let mut pool = body.clone();
@@ -62,9 +67,9 @@ fn make(tree: &mut Tree, step: &Step) {
         }
         Step::SetMembers { pool, members, .. } => {
             let pool = tree.pools.iter().find(|known| known.id == *pool).unwrap();
-            let keys = |members: &[Member]| members.iter().map(Member::key).collect::<BTreeSet<_>>();
-            let (before, after) = (keys(&pool.members), keys(members));
-            assert!(after.is_superset(&before) || after.is_subset(&before), "added and removed at once");
+            let is_kept = |member: &Member| members.iter().any(|kept| kept.key() == member.key());
+            let is_first = pool.members.is_empty() || members.is_empty();
+            assert!(is_first || pool.members.iter().any(is_kept), "all members are replaced at once");
             assert!(tree.note(step, &Value::Null));
         }
         Step::CreateMonitor { body, .. } => {
@@ -146,10 +151,13 @@ fn served(tree: &Tree) -> Vec<((String, u16), BTreeSet<IpAddr>)> {
 
 /// Makes the first change until there is none, and returns what the changes were called.
 fn converge(tree: &mut Tree, wanted: &Desired, check: impl Fn(&Tree)) -> Vec<String> {
-    let mut made = Vec::new();
-    while let Some(step) = diff(&owner(), tree, wanted).unwrap().into_iter().next() {
+    let (mut made, mut last) = (Vec::new(), None);
+    while let Some(step) = diff(&owner(), tree, wanted, last.as_deref()).unwrap().into_iter().next() {
         make(tree, &step);
         check(tree);
+        if let Step::SetMembers { name, .. } = &step {
+            last = Some(name.clone());
+        }
         made.push(step.to_string());
         assert!(made.len() < 100, "never ends: {made:?}");
     }
@@ -165,15 +173,66 @@ fn made(lb: &LoadBalancer) -> Tree {
 }
 
 #[test]
-fn replaced_node_is_added_before_the_other_leaves() {
+fn members_change_at_once_where_one_of_them_stays() {
     let mut tree = made(&planned(&[WEB], &[1, 2]));
+    let mut become_of = |nodes: &[u8]| {
+        let steps = converge(&mut tree, &wanted(&planned(&[WEB], nodes)), |_| {});
+        let members = steps.iter().map(|step| step.split_once("become ").unwrap().1.to_owned());
+        members.collect::<Vec<_>>()
+    };
+    assert_eq!(become_of(&[2, 3]), ["node-2, node-3"]);
+    assert_eq!(become_of(&[1]), ["node-1, node-2, node-3", "node-1"]);
+    assert_eq!(become_of(&[1, 2]), ["node-1, node-2"]);
+    assert_eq!(become_of(&[]), [""]);
+    // One that Octavia does not send to serves nobody meanwhile.
+    let mut tree = made(&planned(&[WEB], &[1, 2]));
+    tree.pools[0].members[1].weight = 0;
     let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[2, 3])), |_| {});
-    let members: Vec<_> = steps.iter().map(|step| step.split_once("become ").unwrap().1).collect();
-    assert_eq!(members, ["node-2, node-3, node-1", "node-2, node-3"]);
-    let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[1, 2, 3])), |_| {});
-    assert_eq!(steps.len(), 1, "only added: {steps:?}");
-    let steps = converge(&mut tree, &wanted(&planned(&[WEB], &[1])), |_| {});
-    assert_eq!(steps.len(), 1, "only removed: {steps:?}");
+    assert_eq!(steps.len(), 2, "{steps:?}");
+}
+
+#[test]
+fn no_port_waits_for_another_one() {
+    let ports = [WEB, (Protocol::Tcp, 443, 30443), (Protocol::Udp, 53, 30053)];
+    let tree = made(&planned(&ports, &[1]));
+    let wanted = wanted(&LoadBalancer {
+        source_ranges: vec!["10.0.0.0/8".parse().unwrap()],
+        ..planned(&ports, &[1, 2])
+    });
+    let names: Vec<&str> = wanted.listeners.iter().map(|listener| listener.pool.name.as_str()).collect();
+    for last in 0..3 {
+        let steps = diff(&owner(), &tree, &wanted, Some(names[last])).unwrap();
+        assert!(steps[..3].iter().all(|step| step.to_string().contains("allowed_cidrs")), "{steps:?}");
+        let members = steps[3..].iter().map(|step| match step {
+            Step::SetMembers { name, .. } => name.as_str(),
+            _ => "",
+        });
+        let expected = [1, 2, 3].map(|next| names[(last + next) % 3]);
+        assert_eq!(members.collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Clients that are admitted besides can wait, members cannot.
+#[test]
+fn only_ranges_that_are_taken_away_are_urgent() {
+    let ranges = |texts: &[&str]| LoadBalancer {
+        source_ranges: texts.iter().map(|text| text.parse().unwrap()).collect(),
+        ..planned(&[WEB], &[1])
+    };
+    for (from, to, is_first) in [
+        (&[][..], &["10.0.0.0/8"][..], true),
+        (&["10.0.0.0/8"], &["10.1.0.0/16"], true),
+        (&["10.0.0.0/8", "192.0.2.0/24"], &["192.0.2.0/24", "198.51.100.0/24"], true),
+        (&["10.1.0.0/16"], &["10.0.0.0/8"], false),
+        (&["10.0.0.0/8"], &[], false),
+    ] {
+        let tree = made(&ranges(from));
+        let to = LoadBalancer { source_ranges: ranges(to).source_ranges, ..planned(&[WEB], &[1, 2]) };
+        let steps: Vec<String> =
+            diff(&owner(), &tree, &wanted(&to), None).unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(steps.len(), 2, "{steps:?}");
+        assert_eq!(steps[0].contains("allowed_cidrs"), is_first, "{from:?}: {steps:?}");
+    }
 }
 
 #[test]
@@ -219,6 +278,9 @@ fn every_difference_is_one_change_and_nothing_else() {
         ("a listener without its pool", "default_pool_id changes", |tree| {
             tree.listeners[0].default_pool_id = None;
         }),
+        ("a disabled load balancer", "load balancer: admin_state_up changes", |tree| {
+            tree.balancer.admin_state_up = false;
+        }),
         ("a tag of the load balancer", "load balancer: tags changes", |tree| drop(tree.balancer.tags.pop())),
     ] {
         let mut tree = whole.clone();
@@ -251,11 +313,27 @@ fn others_listeners_stay_and_block_their_port() {
     let before = tree.clone();
     assert!(converge(&mut tree, &wanted(&lb), |_| {}).is_empty());
     assert_eq!(tree, before);
-    let error = diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1]))).unwrap_err();
+    let error =
+        diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1])), None).unwrap_err();
     assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains("theirs"), "{error}");
+    // An HTTP listener takes the TCP port.
+    "HTTP".clone_into(&mut tree.listeners[1].protocol);
+    let error =
+        diff(&owner(), &tree, &wanted(&planned(&[(Protocol::Tcp, 81, 30081)], &[1])), None).unwrap_err();
+    assert_eq!(error.reason(), "ObjectNotOwned");
     // The pool that their listener uses stays, too.
     converge(&mut tree, &wanted(&planned(&[(Protocol::Tcp, 443, 30443)], &[1])), |_| {});
     assert_eq!((tree.listeners.len(), tree.pools.len()), (2, 2));
+}
+
+/// Somebody gave it Steerage's tag.
+#[test]
+fn own_listener_of_another_protocol_is_replaced() {
+    let lb = planned(&[WEB], &[1]);
+    let mut tree = made(&lb);
+    "HTTP".clone_into(&mut tree.listeners[0].protocol);
+    let steps = converge(&mut tree, &wanted(&lb), |_| {});
+    assert_eq!(steps, ["listener HTTP 80: deleted", "listener TCP 80: created"]);
 }
 
 fn any_plan() -> impl Strategy<Value = LoadBalancer> {
@@ -287,7 +365,7 @@ proptest! {
     fn every_change_ends_and_serves_meanwhile(from in any_plan(), to in any_plan(), cut in 0..20_usize) {
         let (first, second) = (wanted(&from), wanted(&to));
         let mut tree = made(&from);
-        prop_assert_eq!(diff(&owner(), &tree, &first).unwrap(), []);
+        prop_assert_eq!(diff(&owner(), &tree, &first, None).unwrap(), []);
         let before = served(&tree);
         let nodes = |lb: &LoadBalancer| -> BTreeSet<IpAddr> {
             lb.nodes().targets.iter().map(|target| target.addresses[0]).collect()
@@ -300,7 +378,7 @@ proptest! {
             }
         };
         for _ in 0..cut {
-            let Some(step) = diff(&owner(), &tree, &second).unwrap().into_iter().next() else { break };
+            let Some(step) = diff(&owner(), &tree, &second, None).unwrap().into_iter().next() else { break };
             make(&mut tree, &step);
             check(&tree);
         }

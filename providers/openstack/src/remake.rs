@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Replaces a load balancer that failed, and decides between several of one owner. What serves clients goes last.
+
+use std::net::IpAddr;
+
+use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner};
+
+use crate::apply::again;
+use crate::desired::{Desired, WantedAddress};
+use crate::provider::OpenStack;
+use crate::state::{SERVING_REMAKE_WAIT, ServiceState};
+use crate::types::{Balancer, FloatingIp, Provisioning};
+use crate::{observe, reasons};
+
+impl OpenStack {
+    /// Replaces a load balancer in `ERROR`, which Octavia changes no more. The new one comes first where a floating IP can move to it;
+    /// else the old one goes, and its address stays if it can.
+    pub(crate) async fn remake(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        balancer: Balancer,
+        entry: &mut ServiceState,
+    ) -> Result<Outcome, Error> {
+        let id = &balancer.id;
+        let is_serving = balancer.is_serving();
+        if is_serving && entry.is_kept(id) {
+            return Err(Error::Unavailable(format!(
+                "Octavia reports ERROR for the load balancer {id}, and changes it no more, but it still serves. It is kept for {} minutes, and \
+                 then made anew. To repair it: openstack loadbalancer failover {id}.",
+                SERVING_REMAKE_WAIT.as_secs() / 60
+            )));
+        }
+        if !entry.may_remake() {
+            return Err(Error::Unavailable(format!(
+                "Octavia reports ERROR for the load balancer {id}, which Steerage made anew a moment ago. It is made anew again later. \
+                 Look at the load balancer and at Octavia's logs."
+            )));
+        }
+        if !self.may_remake(&lb.owner.service) {
+            return Err(Error::Unavailable(format!(
+                "Octavia reports ERROR for the load balancer {id}. Steerage makes load balancers anew one after the other, and another one \
+                 is not complete yet."
+            )));
+        }
+        // One that replaced it before, and failed.
+        if let Some(failed) =
+            entry.spare.iter().find(|spare| spare.provisioning_status != Provisioning::Deleting)
+        {
+            tracing::warn!(id = failed.id, "load balancer in ERROR; deleting it");
+            entry.changing.get_or_insert_with(tokio::time::Instant::now);
+            self.delete_balancer(&failed.id).await?;
+            entry.note_remade();
+            entry.sent();
+            return Ok(again(entry, self));
+        }
+        if !matches!(wanted.address, WantedAddress::Internal(_)) {
+            tracing::warn!(id, "load balancer in ERROR; creating another one");
+            match self.create(lb, wanted, entry).await {
+                Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) if !is_serving => {}
+                result => {
+                    entry.note_remade();
+                    return result;
+                }
+            }
+        }
+        tracing::warn!(id, "load balancer in ERROR; deleting it and creating another one");
+        if matches!(wanted.address, WantedAddress::Internal(_)) {
+            entry.kept_vip = balancer.vip_address;
+        }
+        entry.begin();
+        self.delete_balancer(id).await?;
+        entry.note_remade();
+        entry.sent();
+        Ok(again(entry, self))
+    }
+
+    /// Looks once for other load balancers of the owner: the answer to a creation may have been lost.
+    pub(crate) async fn look_for_others(
+        &self,
+        owner: &Owner,
+        balancer: &Balancer,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        if !entry.is_listed {
+            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
+            let others = all.into_iter().filter(|(of, found)| of == owner && found.id != balancer.id);
+            (entry.spare, entry.is_listed) = (others.map(|(_, found)| found).collect(), true);
+        }
+        Ok(())
+    }
+
+    /// Deletes the owner's other load balancers. One that cannot be deleted now goes at a later resync.
+    pub(crate) async fn remove_others(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        for other in std::mem::take(&mut entry.spare) {
+            self.remove(owner, &other, false).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Which of several load balancers of an owner is the one: what serves clients, and not an empty one that only came first.
+pub(crate) fn preference(
+    balancer: &Balancer,
+    published: &[IpAddr],
+    ours: &[FloatingIp],
+) -> (bool, bool, bool, Option<String>, String) {
+    let has_floating = ours.iter().any(|ip| ip.port_id.is_some() && ip.port_id == balancer.vip_port_id);
+    let is_known = has_floating || balancer.vip_address.is_some_and(|vip| published.contains(&vip));
+    (
+        balancer.provisioning_status == Provisioning::Deleting,
+        balancer.provisioning_status == Provisioning::Error,
+        !is_known,
+        balancer.created_at.clone(),
+        balancer.id.clone(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+    use steerage_model::Protocol;
+    use steerage_provider_api::{Compare, Progress, Provider as _};
+
+    use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, ids, settle};
+
+    const WEB: (Protocol, u16, u16) = (Protocol::Tcp, 80, 30080);
+
+    fn in_error(cloud: &Scripted, id: &str, operating: &str) {
+        let changes = json!({ "provisioning_status": "ERROR", "operating_status": operating });
+        cloud.set("loadbalancers", ("id", id), &changes);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn load_balancer_in_error_that_serves_is_kept_for_a_while() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[WEB], &[1]);
+        let before = settle(&provider, &lb).await.unwrap();
+        let old = ids(&cloud);
+        in_error(&cloud, &old[0], "DEGRADED");
+        cloud.writes();
+        for _ in 0..9 {
+            let error = provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+            assert!(error.to_string().contains(&old[0]), "{error}");
+            tokio::time::advance(Duration::from_mins(1)).await;
+        }
+        assert!(cloud.writes().is_empty());
+        tokio::time::advance(Duration::from_mins(1)).await;
+        assert!(matches!(provider.apply(&lb, Compare::InPlace).await.unwrap().progress, Progress::Again(_)));
+        assert_eq!(settle(&provider, &lb).await.unwrap().ingress, before.ingress);
+        // The address moves before the old one goes.
+        assert_eq!(cloud.writes(), ["POST loadbalancers", "PUT floatingips", "DELETE loadbalancers"]);
+        assert!(ids(&cloud).len() == 1 && ids(&cloud) != old);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn load_balancers_are_made_anew_one_after_the_other() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lbs = ["a", "b"].map(|name| {
+            let owner = Owner { service: steerage_model::Key::new("shop", name), uid: name.to_owned() };
+            LoadBalancer { owner, ..planned(&[WEB], &[1]) }
+        });
+        for lb in &lbs {
+            settle(&provider, lb).await.unwrap();
+        }
+        for id in ids(&cloud) {
+            in_error(&cloud, &id, "OFFLINE");
+        }
+        cloud.writes();
+        provider.apply(&lbs[0], Compare::InPlace).await.unwrap();
+        let error = provider.apply(&lbs[1], Compare::InPlace).await.unwrap_err();
+        assert!(error.to_string().contains("one after the other"), "{error}");
+        assert_eq!(cloud.writes(), ["POST loadbalancers"]);
+        settle(&provider, &lbs[0]).await.unwrap();
+        settle(&provider, &lbs[1]).await.unwrap();
+    }
+
+    /// The new one fails too: the old one has the address, and stays.
+    #[tokio::test(start_paused = true)]
+    async fn failed_replacement_is_deleted_and_not_the_one_with_the_address() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[WEB], &[1]);
+        settle(&provider, &lb).await.unwrap();
+        let old = ids(&cloud)[0].clone();
+        in_error(&cloud, &old, "OFFLINE");
+        provider.apply(&lb, Compare::InPlace).await.unwrap();
+        let new = ids(&cloud)[1].clone();
+        in_error(&cloud, &new, "OFFLINE");
+        for _ in 0..3 {
+            let _ = provider.apply(&lb, Compare::Remembered).await;
+            tokio::time::advance(Duration::from_secs(10)).await;
+        }
+        assert_eq!(ids(&cloud), [old]);
+        tokio::time::advance(Duration::from_mins(1)).await;
+        let _ = provider.apply(&lb, Compare::Remembered).await;
+        settle(&provider, &lb).await.unwrap();
+        assert_eq!(ids(&cloud).len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_answer_of_a_creation_leaves_one_load_balancer() {
+        for is_restarted in [false, true] {
+            for annotations in [&[][..], &[(crate::annotations::INTERNAL, "true")]] {
+                let cloud = Scripted::new();
+                let mut provider = cloud.provider();
+                let mut lb = planned(&[WEB], &[1]);
+                let pairs = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+                lb.annotations = pairs.collect();
+                cloud.lose("POST loadbalancers");
+                cloud.hide("loadbalancers");
+                settle(&provider, &lb).await.unwrap_err();
+                // The list does not have it yet.
+                assert!(matches!(
+                    provider.apply(&lb, Compare::Remembered).await.unwrap().progress,
+                    Progress::Again(_)
+                ));
+                let made = ids(&cloud);
+                assert_eq!(made.len(), 2);
+                cloud.show();
+                let first = settle(&provider, &lb).await.unwrap();
+                assert_eq!(ids(&cloud), made[1..]);
+                // Another one turns up, older than the one that serves.
+                let mut lost = cloud.all("loadbalancers")[0].clone();
+                for (key, value) in
+                    [("id", "old"), ("vip_port_id", "x"), ("vip_address", "10.0.0.9"), ("created_at", "2025")]
+                {
+                    lost[key] = value.into();
+                }
+                cloud.add("loadbalancers", &lost);
+                if is_restarted {
+                    provider = cloud.provider();
+                }
+                lb.published = vec![first.ingress[0].ip.unwrap()];
+                let preview = provider.preview(&lb).await.unwrap().unwrap();
+                assert_eq!(preview, ["load balancer old, a second one: deleted"]);
+                provider.apply(&lb, Compare::InPlace).await.unwrap();
+                assert_eq!(settle(&provider, &lb).await.unwrap().ingress, first.ingress);
+                assert_eq!(ids(&cloud), made[1..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cloud in memory for tests of what the real services never do on request: failures at a chosen call, `ERROR` while serving, and
+//! objects that others change in between.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{Method, Response, StatusCode};
+use serde_json::{Map, Value, json};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _};
+
+use crate::client::{Call, Calls};
+use crate::config::Config;
+use crate::error::{CallError, Result};
+use crate::options::tests::config;
+use crate::provider::OpenStack;
+
+/// The project of the credentials.
+const PROJECT: &str = "p1";
+
+/// What happens to the next request of an action.
+pub(crate) struct Fault {
+    action: &'static str,
+    /// The error; without one, the answer is lost.
+    answer: Option<(u16, String)>,
+    is_done: bool,
+}
+
+#[derive(Default)]
+struct Objects {
+    next: usize,
+    all: Vec<(String, Map<String, Value>)>,
+    writes: Vec<String>,
+    calls: Vec<String>,
+    faults: VecDeque<Fault>,
+    /// A floating IP that cannot be attached.
+    unattachable: Option<String>,
+    /// A kind whose lists are empty.
+    hidden: Option<&'static str>,
+    hanging: Option<&'static str>,
+}
+
+/// The cloud.
+#[derive(Clone, Default)]
+pub(crate) struct Scripted(Arc<Mutex<Objects>>);
+
+impl Scripted {
+    /// One with the subnets of VIPs and of nodes.
+    pub(crate) fn new() -> Self {
+        let cloud = Self::default();
+        for id in ["subnet", "members"] {
+            cloud.add("subnets", &json!({ "id": id, "cidr": "10.0.0.0/24", "ip_version": 4 }));
+        }
+        cloud
+    }
+
+    pub(crate) fn provider(&self) -> OpenStack {
+        self.provider_with(|_| {})
+    }
+
+    pub(crate) fn provider_with(&self, change: impl FnOnce(&mut Config)) -> OpenStack {
+        let mut config = config("amphora");
+        config.floating_network = Some("net".to_owned());
+        config.poll = Duration::ZERO;
+        change(&mut config);
+        OpenStack::over(config, Arc::new(self.clone()))
+    }
+
+    /// The next request of this action fails; if `is_done`, it was made nevertheless.
+    pub(crate) fn fail(&self, action: &'static str, status: u16, message: &str) {
+        let answer = Some((status, message.to_owned()));
+        self.0.lock().unwrap().faults.push_back(Fault { action, answer, is_done: false });
+    }
+
+    /// The next request of this action is made, and nobody answers.
+    pub(crate) fn hang(&self, action: &'static str) {
+        self.0.lock().unwrap().hanging = Some(action);
+    }
+
+    pub(crate) fn remove(&self, kind: &str, id: &str) {
+        self.0.lock().unwrap().delete(kind, id);
+    }
+
+    /// The next request of this action is made, and its answer is lost.
+    pub(crate) fn lose(&self, action: &'static str) {
+        self.0.lock().unwrap().faults.push_back(Fault { action, answer: None, is_done: true });
+    }
+
+    /// Refuses to attach a floating IP.
+    pub(crate) fn break_connecting(&self, id: &str) {
+        self.0.lock().unwrap().unattachable = Some(id.to_owned());
+    }
+
+    /// Lists of a kind do not show what was just created.
+    pub(crate) fn hide(&self, kind: &'static str) {
+        self.0.lock().unwrap().hidden = Some(kind);
+    }
+
+    pub(crate) fn show(&self) {
+        self.0.lock().unwrap().hidden = None;
+    }
+
+    pub(crate) fn mend(&self) {
+        self.0.lock().unwrap().unattachable = None;
+    }
+
+    /// Objects of a kind, such as `floatingips`.
+    pub(crate) fn all(&self, kind: &str) -> Vec<Value> {
+        let objects = self.0.lock().unwrap();
+        objects.all.iter().filter(|(of, _)| of == kind).map(|(_, found)| found.clone().into()).collect()
+    }
+
+    /// Changes the objects of a kind whose field has this value.
+    pub(crate) fn set(&self, kind: &str, (key, value): (&str, &str), changes: &Value) {
+        let mut objects = self.0.lock().unwrap();
+        for (_, found) in
+            objects.all.iter_mut().filter(|(of, it)| of == kind && it.get(key) == Some(&json!(value)))
+        {
+            found.extend(changes.as_object().unwrap().clone());
+        }
+    }
+
+    pub(crate) fn add(&self, kind: &str, body: &Value) -> String {
+        self.0.lock().unwrap().create(kind, body)
+    }
+
+    /// The writes since the last question.
+    pub(crate) fn writes(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().writes)
+    }
+
+    fn answers_never(&self, call: &Call) -> bool {
+        let mut objects = self.0.lock().unwrap();
+        let is_it = objects.hanging.take_if(|action| *action == call.action).is_some();
+        if is_it {
+            let _ = objects.answer(call);
+        }
+        is_it
+    }
+
+    /// All calls since the last question.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+}
+
+/// Applies until it is complete.
+pub(crate) async fn settle(provider: &OpenStack, lb: &LoadBalancer) -> Result<Outcome, Error> {
+    for _ in 0..60 {
+        let outcome = provider.apply(lb, Compare::Remembered).await?;
+        if outcome.progress == Progress::Done {
+            return Ok(outcome);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    panic!("it does not end");
+}
+
+/// The IDs of the load balancers.
+pub(crate) fn ids(cloud: &Scripted) -> Vec<String> {
+    cloud.all("loadbalancers").iter().map(|found| found["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Deletes until it is complete.
+pub(crate) async fn deleted(provider: &OpenStack, owner: &Owner) {
+    for _ in 0..60 {
+        if provider.delete(owner).await.unwrap() == Progress::Done {
+            return;
+        }
+    }
+    panic!("it does not end");
+}
+
+impl Objects {
+    fn create(&mut self, kind: &str, body: &Value) -> String {
+        self.next += 1;
+        let id = format!("{kind}-{}", self.next);
+        let mut object = body.as_object().unwrap().clone();
+        let id = object.entry("id").or_insert_with(|| id.clone().into()).as_str().unwrap_or(&id).to_owned();
+        let mut defaults = json!({ "project_id": PROJECT, "provisioning_status": "ACTIVE", "operating_status": "ONLINE", "admin_state_up": true });
+        match kind {
+            "loadbalancers" => {
+                defaults["vip_address"] = format!("10.0.0.{}", 100 + self.next).into();
+                defaults["vip_port_id"] = format!("port-of-{id}").into();
+                defaults["created_at"] = format!("2026-01-01T00:00:{:02}", self.next).into();
+            }
+            "floatingips" => {
+                defaults["floating_ip_address"] = format!("203.0.113.{}", self.next).into();
+                defaults["port_id"] = Value::Null;
+            }
+            "listeners" => defaults["default_pool_id"] = Value::Null,
+            "pools" => defaults["session_persistence"] = Value::Null,
+            _ => {}
+        }
+        for (key, value) in defaults.as_object().unwrap() {
+            object.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+        for listener in take(&mut object, "listeners") {
+            let mut listener = listener;
+            listener["loadbalancer_id"] = id.clone().into();
+            if let Some(mut pool) = listener.as_object_mut().unwrap().remove("default_pool") {
+                pool["loadbalancer_id"] = id.clone().into();
+                let monitor = pool.as_object_mut().unwrap().remove("healthmonitor");
+                let pool = self.create("pools", &pool);
+                if let Some(mut monitor) = monitor {
+                    monitor["pool_id"] = pool.clone().into();
+                    self.create("healthmonitors", &monitor);
+                }
+                listener["default_pool_id"] = pool.into();
+            }
+            self.create("listeners", &listener);
+        }
+        if let Some(pool) = object.get("pool_id").cloned() {
+            object.insert("pools".to_owned(), json!([{ "id": pool }]));
+            let pool = self.find("pools", pool.as_str().unwrap()).unwrap();
+            pool.insert("healthmonitor_id".to_owned(), id.clone().into());
+        }
+        self.all.push((kind.to_owned(), object));
+        id
+    }
+
+    fn find(&mut self, kind: &str, id: &str) -> Option<&mut Map<String, Value>> {
+        let is_it = |(of, found): &&mut (String, Map<String, Value>)| {
+            of == kind && found.get("id") == Some(&json!(id))
+        };
+        self.all.iter_mut().find(is_it).map(|(_, found)| found)
+    }
+
+    /// Octavia's and Neutron's filters.
+    fn list(&self, kind: &str, query: &str) -> Vec<Value> {
+        let filter: Vec<(String, String)> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
+        let passes = |found: &Map<String, Value>| {
+            filter.iter().all(|(key, value)| match key.as_str() {
+                "tags" => value.split(',').all(|tag| {
+                    found.get("tags").and_then(Value::as_array).is_some_and(|tags| tags.contains(&json!(tag)))
+                }),
+                key => found.get(key) == Some(&json!(value)),
+            })
+        };
+        let found = self.all.iter().filter(|(of, found)| of == kind && passes(found));
+        found.map(|(_, found)| found.clone().into()).collect()
+    }
+
+    fn delete(&mut self, kind: &str, id: &str) {
+        let of = |found: &Map<String, Value>, key: &str| found.get(key) == Some(&json!(id));
+        if kind == "loadbalancers" {
+            let ports: Vec<Value> = self
+                .all
+                .iter()
+                .filter(|(_, found)| of(found, "id"))
+                .map(|(_, it)| it["vip_port_id"].clone())
+                .collect();
+            for (_, ip) in self
+                .all
+                .iter_mut()
+                .filter(|(kind, ip)| kind == "floatingips" && ports.contains(&ip["port_id"]))
+            {
+                ip.insert("port_id".to_owned(), Value::Null);
+            }
+        }
+        self.all.retain(|(_, found)| !of(found, "id") && !of(found, "loadbalancer_id"));
+    }
+
+    fn answer(&mut self, call: &Call) -> std::result::Result<Value, (u16, String)> {
+        let path = call.path.trim_start_matches("/v2.0/lbaas/").trim_start_matches("/v2.0/");
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let parts: Vec<&str> = path.split('/').collect();
+        let singular = |kind: &str| kind.strip_suffix('s').unwrap_or(kind).to_owned();
+        let missing = || (404, "not found".to_owned());
+        let changes =
+            call.body.as_ref().map(|body| body.as_object().unwrap().values().next().unwrap().clone());
+        match (&call.method, parts.as_slice()) {
+            (&Method::GET, [kind]) if self.hidden == Some(*kind) => Ok(json!({ *kind: [] })),
+            (&Method::GET, [kind]) => Ok(json!({ *kind: self.list(kind, query) })),
+            (&Method::GET, [_, id, "members"]) => {
+                let members = self.find("pools", id).ok_or_else(missing)?.get("members").cloned();
+                Ok(json!({ "members": members.unwrap_or_else(|| json!([])) }))
+            }
+            (&Method::GET, [kind, id]) => {
+                Ok(json!({ singular(kind): self.find(kind, id).ok_or_else(missing)? }))
+            }
+            (&Method::PUT, [_, id, "members"]) => {
+                let pool = self.find("pools", id).ok_or_else(missing)?;
+                pool.insert("members".to_owned(), changes.unwrap());
+                Ok(Value::Null)
+            }
+            (&Method::PUT, [kind, id]) => {
+                if *kind == "floatingips" {
+                    let port = &changes.as_ref().unwrap()["port_id"];
+                    let used =
+                        self.list(kind, "").into_iter().any(|ip| ip["port_id"] == *port && ip["id"] != **id);
+                    let is_broken = self.unattachable.as_deref() == Some(*id);
+                    if (used || is_broken) && !port.is_null() {
+                        return Err((409, "that fixed IP already has a floating IP".to_owned()));
+                    }
+                }
+                let found = self.find(kind, id).ok_or_else(missing)?;
+                found.extend(changes.unwrap().as_object().unwrap().clone());
+                Ok(json!({ singular(kind): found }))
+            }
+            (&Method::POST, [kind]) => {
+                let changes = changes.unwrap();
+                if *kind == "floatingips" && !changes["port_id"].is_null() {
+                    let port = &changes["port_id"];
+                    if self.list(kind, "").into_iter().any(|ip| ip["port_id"] == *port) {
+                        return Err((409, "that fixed IP already has a floating IP".to_owned()));
+                    }
+                }
+                let id = self.create(kind, &changes);
+                Ok(json!({ singular(kind): self.find(kind, &id).unwrap() }))
+            }
+            (&Method::DELETE, [kind, id]) => {
+                self.find(kind, id).ok_or_else(missing)?;
+                self.delete(kind, id);
+                Ok(Value::Null)
+            }
+            _ => Err((400, format!("{} {}", call.method, call.path))),
+        }
+    }
+}
+
+fn take(object: &mut Map<String, Value>, key: &str) -> Vec<Value> {
+    object.remove(key).and_then(|found| found.as_array().cloned()).unwrap_or_default()
+}
+
+#[async_trait]
+impl Calls for Scripted {
+    async fn send(&self, call: Call) -> Result<Value> {
+        let failed = |(status, message): (u16, String)| {
+            let body = json!({ "faultstring": message }).to_string();
+            let status = StatusCode::from_u16(status).unwrap();
+            CallError::answered(call.name(), &Response::builder().status(status).body(body).unwrap())
+        };
+        if self.answers_never(&call) {
+            std::future::pending::<()>().await;
+        }
+        let mut objects = self.0.lock().unwrap();
+        objects.calls.push(call.action.to_owned());
+        if call.method != Method::GET {
+            objects.writes.push(call.action.to_owned());
+        }
+        let index = objects.faults.iter().position(|fault| fault.action == call.action);
+        let Some(fault) = index.and_then(|index| objects.faults.remove(index)) else {
+            return objects.answer(&call).map_err(failed);
+        };
+        if fault.is_done {
+            let _ = objects.answer(&call);
+        }
+        Err(match fault.answer {
+            Some(answer) => failed(answer),
+            None => CallError::unusable(call.name(), "no answer in time"),
+        })
+    }
+
+    async fn project(&self) -> Result<Option<String>> {
+        Ok(Some(PROJECT.to_owned()))
+    }
+}
