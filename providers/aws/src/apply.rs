@@ -34,7 +34,8 @@ pub(crate) enum Stepped {
     Done(Option<Refused>),
     /// AWS does not show the tags of a created resource yet.
     Unproven,
-    /// All other steps were made, but the listeners of these ports would lose their last target: their new groups have none yet.
+    /// The listeners of these ports would lose their last target: their new groups have none yet. The other steps were made, but for those
+    /// that AWS refused, or that must wait for these.
     Empty(Vec<u16>, Option<Refused>),
 }
 
@@ -156,12 +157,11 @@ impl Aws {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
-        let waiting: Vec<u16> = refused.waiting().iter().copied().collect();
-        let refused = refused.conclude(wanted, targets, resources)?;
+        let stepped = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(if waiting.is_empty() { Stepped::Done(refused) } else { Stepped::Empty(waiting, refused) })
+        Ok(stepped)
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while

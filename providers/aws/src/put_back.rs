@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Compare, Error, Owner};
+use steerage_provider_cloud::failure::is_of_credentials;
 use tokio::time::Instant;
 
 use crate::client::{Balancer, Tags};
@@ -25,7 +26,58 @@ pub(crate) struct Room {
 
 /// Whether AWS refused a step.
 pub(crate) fn is_refused(done: &Result<(), Error>) -> bool {
-    matches!(done, Err(Error::Invalid { .. } | Error::Denied(_)))
+    done.as_ref().is_err_and(is_refusal)
+}
+
+/// Whether the error is AWS's answer to one step. That it does not accept the credentials says nothing of any.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Invalid { .. } | Error::Denied(_)) && !is_of_credentials(error)
+}
+
+/// Listeners that left for others which are not there yet.
+#[derive(Debug, Default)]
+pub(crate) struct LeftListeners {
+    /// The change for which they left.
+    wanted: Option<Desired>,
+    /// By the port of the listener for which each left.
+    all: BTreeMap<u16, ObservedListener>,
+}
+
+impl LeftListeners {
+    /// This listener is about to leave for the one of a port.
+    pub(crate) fn note(&mut self, wanted: &Desired, port: u16, listener: ObservedListener) {
+        self.wanted = Some(wanted.clone());
+        self.all.insert(port, listener);
+    }
+
+    /// Whether they left for another change than this one.
+    fn are_of_other(&self, wanted: &Desired) -> bool {
+        self.wanted.as_ref().is_some_and(|before| before != wanted)
+    }
+
+    /// Whether the target group must stay for one of them.
+    pub(crate) fn need(&self, group: &str) -> bool {
+        self.all.values().any(|listener| listener.group_arn.as_deref() == Some(group))
+    }
+
+    /// Drops those that are replaced or there again, or that AWS could not take back: its load balancer has changed since.
+    fn drop_settled(&mut self, resources: &Resources) {
+        let is_dual_stack = resources
+            .balancer
+            .as_ref()
+            .is_some_and(|found| found.ip_address_type == IpAddressType::DualStack);
+        let is_possible = |listener: &ObservedListener| {
+            let group =
+                resources.groups.values().find(|group| listener.group_arn.as_ref() == Some(&group.arn));
+            group.is_some_and(|group| {
+                if is_dual_stack { group.is_ipv6 || !has_udp(&listener.protocol) } else { !group.is_ipv6 }
+            })
+        };
+        let is_taken = |port: u16| {
+            has_port(resources, port) || resources.foreign_listeners.iter().any(|found| found.port == port)
+        };
+        self.all.retain(|port, left| !is_taken(*port) && !is_taken(left.port) && is_possible(left));
+    }
 }
 
 impl Room {

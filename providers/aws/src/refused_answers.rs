@@ -5,7 +5,8 @@
 use steerage_provider_api::Error;
 
 use crate::desired::Desired;
-use crate::diff::Step;
+use crate::diff::{Step, Tagged};
+use crate::put_back::is_refusal;
 use crate::reasons;
 use crate::tls::Tls;
 
@@ -62,11 +63,18 @@ pub(crate) struct RefusedAnswers {
 }
 
 impl RefusedAnswers {
-    /// A try to make this change begins. The answers to another one say nothing of it.
-    pub(crate) fn begin(&mut self, wanted: &Desired) {
-        if self.wanted.as_ref() != Some(wanted) {
+    /// A try to make this change begins. The answers to another one say nothing of it. Returns whether the last try was for another one.
+    pub(crate) fn begin(&mut self, wanted: &Desired) -> bool {
+        let is_other = self.wanted.as_ref() != Some(wanted);
+        if is_other {
             *self = Self { wanted: Some(wanted.clone()), all: Vec::new() };
         }
+        is_other
+    }
+
+    /// AWS is asked again: it may answer in another way.
+    pub(crate) fn forget(&mut self) {
+        self.all.clear();
     }
 
     /// What AWS would answer: it gave the same answer to two that are alike.
@@ -82,7 +90,7 @@ impl RefusedAnswers {
 
     /// Keeps an answer, if it is a refusal.
     pub(crate) fn note(&mut self, asked: Asked, error: &Error) {
-        if matches!(error, Error::Invalid { .. } | Error::Denied(_)) {
+        if is_refusal(error) {
             self.all.push((asked, error.clone()));
         }
     }

@@ -129,6 +129,8 @@ pub(crate) struct ServiceState {
     pub(crate) refused_answers: RefusedAnswers,
     /// Tries in a row in which AWS refused something that it may accept later.
     pub(crate) refused_tries: u32,
+    /// When a structure is tried again that a quota refuses as a whole.
+    pub(crate) retry_rejected: Option<Instant>,
     /// Ports that wait for a first target before they change, and since when.
     pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
     /// What AWS refused of a change that waits for targets.
