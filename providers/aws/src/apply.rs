@@ -18,6 +18,7 @@ use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
+use crate::put_back::is_refused;
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{Refused, RefusedListeners};
 use crate::registered::RegisteredIds;
@@ -93,6 +94,7 @@ impl Aws {
         let mut tags = marks::of_owner(&self.config.cluster, owner);
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
+        self.put_back_of_other_change(owner, (wanted, targets), &tags, resources, entry).await?;
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
@@ -125,19 +127,28 @@ impl Aws {
         self.register(wanted, targets, resources, entry).instrument(span).await?;
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
-        let leaving: Vec<(u16, String)> = leaving.map(|found| (found.port, found.arn.clone())).collect();
-        if leaving.iter().any(|(port, _)| refused.has(*port)) {
+        let leaving: Vec<ObservedListener> = leaving.cloned().collect();
+        if leaving.iter().any(|found| refused.has(found.port)) {
             // No listener can change its family before UDP does.
             return refused.conclude_as_a_whole(wanted, targets, resources);
         }
-        for (_, arn) in &leaving {
-            let step = Step::DeleteListener { arn: arn.clone() };
-            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        let made_way = async {
+            for found in &leaving {
+                entry.left.note(wanted, found.port, found.clone());
+                let step = Step::DeleteListener { arn: found.arn.clone() };
+                self.step(owner, step, &balancer, &tags, resources, entry).await?;
+            }
+            // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+            if wanted.groups.iter().any(|group| group.family == Family::V6) {
+                self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
+            }
+            Ok(())
+        };
+        let made_way = made_way.await;
+        if is_refused(&made_way) {
+            self.put_back_all(owner, (&balancer, &tags), resources, entry).await?;
         }
-        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
-        if wanted.groups.iter().any(|group| group.family == Family::V6) {
-            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
-        }
+        made_way?;
         let rest;
         let others = if leaving.is_empty() {
             others
@@ -150,9 +161,10 @@ impl Aws {
             .await?;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         for step in others.iter().filter(deletes_group) {
-            // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
-            let is_kept =
-                |arn: &String| resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn));
+            // One that a refused listener keeps stays, or one that may come back. For a listener of others, its deletion is tried until they let it go.
+            let is_kept = |arn: &String| {
+                entry.left.need(arn) || resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn))
+            };
             if !matches!(step, Step::DeleteGroup { arn, .. } if is_kept(arn)) {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }

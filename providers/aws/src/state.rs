@@ -24,6 +24,7 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::put_back::LeftListeners;
 use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
 use crate::refused_listeners::{Refused, named};
@@ -135,6 +136,10 @@ pub(crate) struct ServiceState {
     pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
     /// What AWS refused of a change that waits for targets.
     pub(crate) refused_meanwhile: Option<Refused>,
+    /// When that is tried again.
+    pub(crate) retry_meanwhile: Option<Instant>,
+    /// Listeners that left for others which are not there yet.
+    pub(crate) left: LeftListeners,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -464,7 +469,10 @@ impl ServiceState {
         let groups =
             known.flat_map(|(_, resources)| resources.groups.iter().map(move |group| (resources, group)));
         let idle = groups.filter(|(resources, (name, group))| {
-            !group.has_pods && !resources.uses(&group.arn) && !self.leaving.contains_key(*name)
+            !group.has_pods
+                && !resources.uses(&group.arn)
+                && !self.left.need(&group.arn)
+                && !self.leaving.contains_key(*name)
         });
         idle.map(|(_, (name, _))| name.clone()).collect()
     }
