@@ -21,6 +21,8 @@ pub(crate) enum Asked {
     Switch(Option<&'static str>, Option<Tls>),
     /// A further certificate for a listener, by ARN.
     Certificate(String),
+    /// Other tags of a listener.
+    Tags,
 }
 
 impl Asked {
@@ -30,6 +32,8 @@ impl Asked {
             Step::CreateGroup(_) => Some(Self::Group),
             Step::CreateListener { protocol, tls, .. } => Some(Self::Create(protocol, tls.clone())),
             Step::SwitchListener { protocol, tls, .. } => Some(Self::Switch(*protocol, tls.clone())),
+            Step::AddTags { of: Tagged::Listener(_), .. }
+            | Step::RemoveTags { of: Tagged::Listener(_), .. } => Some(Self::Tags),
             _ => None,
         }
     }
@@ -49,7 +53,7 @@ impl Asked {
                 one == other && is_same(tls.as_ref(), of.as_ref())
             }
             (Self::Certificate(one), Self::Certificate(other)) => is_quota || one == other,
-            (Self::Group, Self::Group) => true,
+            (Self::Group, Self::Group) | (Self::Tags, Self::Tags) => true,
             _ => false,
         }
     }
@@ -80,8 +84,13 @@ impl RefusedAnswers {
     /// What AWS would answer: it gave the same answer to two that are alike.
     pub(crate) fn expected(&self, asked: &Asked) -> Option<Error> {
         let alike = self.all.iter().filter(|(other, answer)| asked.is_like(other, answer));
+        let text = |answer: &Error| match answer {
+            // IAM's text names the resource.
+            Error::Denied(_) => String::new(),
+            other => other.to_string(),
+        };
         let answers: Vec<(&Error, (&str, String))> =
-            alike.map(|(_, answer)| (answer, (answer.reason(), answer.to_string()))).collect();
+            alike.map(|(_, answer)| (answer, (answer.reason(), text(answer)))).collect();
         let is_repeated = |(_, told): &&(&Error, (&str, String))| {
             answers.iter().filter(|(_, other)| other == told).count() > 1
         };
