@@ -223,13 +223,18 @@ impl Aws {
         {
             let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            if entry.unfollowed.contains(name) {
-                // No listener may lead to a node that is no target any more.
-                targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
-                entry.unfollowed.remove(name);
-                continue;
-            }
-            match targets::add(&*self.client, &group.arn, known, targets, refused, limits).await {
+            let added = if entry.unfollowed.contains(name) || !resources.uses(&group.arn) {
+                // No listener may lead to a node that is no target any more. Another process may not have followed it.
+                let converged =
+                    targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await;
+                if converged.is_ok() {
+                    entry.unfollowed.remove(name);
+                }
+                converged.map(|_| ())
+            } else {
+                targets::add(&*self.client, &group.arn, known, targets, refused, limits).await
+            };
+            match added {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)
                     if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {

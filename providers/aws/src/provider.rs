@@ -365,10 +365,11 @@ impl Aws {
     /// Reads the resources of an owner, unless they are known.
     pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
         entry.adopt_list(owner);
-        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+        let is_early = entry.unsettled(self.config.settle).is_some();
+        if !entry.is_known(owner) || entry.is_read_early && !is_early {
             let seen = self.read(owner, entry).await?;
             entry.resources = Some((owner.clone(), seen.mine));
-            entry.complete = None;
+            (entry.complete, entry.is_read_early) = (None, is_early);
             entry.unproven.clear();
         }
         Ok(())
@@ -461,7 +462,8 @@ impl Provider for Aws {
             refused.report(&mut outcome);
         }
         let (refused, held) = converged?;
-        if let Some(wait) = held {
+        let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
+        for wait in held.into_iter().chain(again) {
             again_after(&mut outcome, wait);
         }
         Ok(Outcome { refused, ..outcome })

@@ -46,6 +46,9 @@ impl Aws {
             return Ok(Err(wait));
         }
         let unsettled = entry.unsettled(self.config.settle);
+        if unsettled.is_none() {
+            entry.must_read |= std::mem::take(&mut entry.is_read_early);
+        }
         if let Some(known) = entry.take_resources(owner) {
             if (compare == Compare::Remembered && !entry.must_read) || unsettled.is_some() {
                 return Ok(Ok(known));

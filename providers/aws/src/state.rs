@@ -92,6 +92,8 @@ pub(crate) struct ServiceState {
     pub(crate) complete: Option<Complete>,
     /// Whether one of `resources` is gone, or another one is there: they must be read.
     pub(crate) must_read: bool,
+    /// Whether `resources` were read when reads may not have shown every change.
+    pub(crate) is_read_early: bool,
     /// Whether `resources` come from a list: without listeners and attributes.
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
@@ -465,7 +467,13 @@ impl ServiceState {
     /// A try registers all nodes under `health-check` steering, and they would leave again after each one. Pods are followed: another
     /// one may get their address.
     pub(crate) fn idle_groups(&self) -> BTreeSet<String> {
-        let known = self.resources.iter().filter(|_| self.complete.is_none() && !self.is_partial);
+        // A listener that forwards to several groups may use any of them.
+        let is_clear = |(_, resources): &&(Owner, Resources)| {
+            let mut all = resources.listeners.iter().chain(&resources.foreign_listeners);
+            all.all(|listener| listener.group_arn.is_some())
+        };
+        let is_read = self.complete.is_none() && !self.is_partial && !self.is_read_early;
+        let known = self.resources.iter().filter(|_| is_read).filter(is_clear);
         let groups =
             known.flat_map(|(_, resources)| resources.groups.iter().map(move |group| (resources, group)));
         let idle = groups.filter(|(resources, (name, group))| {
