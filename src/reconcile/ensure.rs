@@ -69,7 +69,6 @@ impl Reconciler {
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
-        degraded.extend(applied.incomplete.as_ref().map(status::partly_programmed));
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
@@ -77,6 +76,16 @@ impl Reconciler {
         }
         // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
         let is_published = exists(service, applied);
+        let incomplete = applied.incomplete.as_ref().filter(|_| is_published);
+        degraded.extend(incomplete.map(status::partly_programmed));
+        if let Err(ReconcileError::Provider(error @ Error::Denied(_))) = &result
+            && is_published
+        {
+            degraded.push((
+                reasons::PARTLY_PROGRAMMED,
+                format!("A change of the Service is not in place. {error}"),
+            ));
+        }
         let rejected = rejected.map(|(reason, message)| {
             if is_published {
                 return (reason, message);

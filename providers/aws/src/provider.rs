@@ -455,7 +455,9 @@ impl Provider for Aws {
         let limits = self.limits(entry, Compare::Remembered);
         entry.unfollowed = entry.idle_groups();
         let converged = self.converge_targets(entry, &targets, limits).await;
-        let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
+        let rejected = entry.retry_rejected.map(|at| at.saturating_duration_since(Instant::now()));
+        let retry_refused = entry.retry_refused().into_iter().chain(rejected).min();
+        let mut outcome = Outcome { retry_refused, ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
         if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
