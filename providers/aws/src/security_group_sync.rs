@@ -427,9 +427,8 @@ pub(crate) fn retry_wait(failures: u32) -> Duration {
     RELEASE_POLL.saturating_mul(1 << failures.min(5)).min(MAX_RETRY)
 }
 
-/// Compares again after this time. Nothing that the Service's status should say.
-pub(crate) fn compare_soon(entry: &mut ServiceState, outcome: &mut Outcome, wait: Duration) {
-    entry.must_compare_again = true;
+/// Calls again after this time for a comparison that waits. Nothing that the Service's status should say.
+pub(crate) fn compare_soon(outcome: &mut Outcome, wait: Duration) {
     outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
 }
 

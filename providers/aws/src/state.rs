@@ -69,8 +69,6 @@ pub(crate) struct ServiceState {
     pub(crate) uses: BTreeMap<Owner, LoadBalancerUse>,
     /// Whether everything must be compared as soon as no other Service changes the shared load balancer.
     pub(crate) must_compare: bool,
-    /// Whether the present call must be followed by such a comparison: reads do not show the changes of others yet.
-    pub(crate) must_compare_again: bool,
     /// Why a part of a Service at a shared load balancer is not in place, from its last change.
     pub(crate) incomplete: Option<(&'static str, String)>,
     /// Listeners that the last change deleted, with their ports.
