@@ -12,7 +12,6 @@ use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::partial_read::Reader;
 use crate::provider::Aws;
-use crate::refused_listeners::retry_after;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
@@ -190,15 +189,7 @@ impl Aws {
         let is_used =
             |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
         entry.leaving.retain(|name, _| !is_used(name));
-        if entry.refused_answers.begin(&wanted) {
-            entry.refused_tries = 0;
-        }
-        entry.retry_rejected = None;
-        let is_compared = compare != Compare::Remembered && entry.waiting_ports.is_some();
-        if is_compared || entry.retry_meanwhile.is_some_and(|at| at <= Instant::now()) {
-            entry.refused_answers.forget();
-            entry.retry_meanwhile = None;
-        }
+        entry.begin_try(&wanted, compare);
         let stepped = self.apply_steps(owner, &wanted, targets, &mut resources, entry).await;
         // A change that continues soon.
         if !matches!(stepped, Err(Error::Throttled { .. }) | Ok(Stepped::Empty(..) | Stepped::Unproven)) {
@@ -215,15 +206,7 @@ impl Aws {
                 return Ok(Some(VISIBLE_POLL));
             }
             Ok(Stepped::Empty(ports, refused)) => {
-                let since = entry.waiting_ports.take().filter(|(before, _)| *before == ports);
-                entry.waiting_ports = Some((ports, since.map_or_else(Instant::now, |(_, since)| since)));
-                if entry.retry_meanwhile.is_none()
-                    && let Some(wait) = refused.as_ref().and_then(|found| found.retry(entry.refused_tries))
-                {
-                    entry.retry_meanwhile = Some(Instant::now() + wait);
-                    entry.refused_tries = entry.refused_tries.saturating_add(1);
-                }
-                entry.refused_meanwhile = refused;
+                entry.note_waiting(ports, refused);
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
                 self.follow_meanwhile(owner, entry, targets).await;
@@ -231,10 +214,7 @@ impl Aws {
             }
             Err(error) => {
                 entry.put_back(owner, resources, &error);
-                if error.reason() == reasons::QUOTA_EXCEEDED {
-                    entry.retry_rejected = Some(Instant::now() + retry_after(entry.refused_tries));
-                    entry.refused_tries = entry.refused_tries.saturating_add(1);
-                }
+                entry.note_rejected(&error);
                 return Err(error);
             }
         };

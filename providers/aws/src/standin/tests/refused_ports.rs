@@ -243,3 +243,18 @@ async fn credentials_that_are_not_accepted_refuse_no_port() {
     apply(&aws, &more, Compare::Remembered).await.unwrap();
     assert_eq!(served(&cloud).len(), 3);
 }
+
+/// No port is served. Where the controller sets targets alone, it learns when to try again.
+#[tokio::test(start_paused = true)]
+async fn service_that_a_quota_refuses_says_when_to_try_again() {
+    let cloud = standin_with(1, Quotas { listeners: 0, ..Quotas::default() });
+    let aws = provider(&cloud);
+    let waits = async |lb: &LoadBalancer| {
+        let error = apply(&aws, lb, Compare::Remembered).await.unwrap_err();
+        assert_eq!(error.reason(), reasons::QUOTA_EXCEEDED, "{error}");
+        aws.set_targets(&lb.owner, &lb.targets()).await.unwrap().retry_refused.unwrap().as_secs()
+    };
+    let lb = wanted(&[(80, 30080)], &[0]);
+    assert_eq!([waits(&lb).await, waits(&lb).await, waits(&lb).await], [30, 60, 120]);
+    assert_eq!(waits(&wanted(&[(81, 30081)], &[0])).await, 30, "another change");
+}
