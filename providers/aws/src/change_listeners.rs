@@ -12,7 +12,7 @@ use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
-use crate::put_back::{Room, is_refused};
+use crate::put_back::{LeftListeners, Room, is_refused};
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{RefusedListeners, has_port};
 use crate::source_nat_sync::{self, brings_udp};
@@ -197,7 +197,12 @@ impl Aws {
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
         }
-        note_back(self.put_back_all(owner, (balancer, tags), resources, entry).await, &mut not_put_back)?;
+        if refused.lacks_listener() {
+            note_back(self.put_back_all(owner, (balancer, tags), resources, entry).await, &mut not_put_back)?;
+        } else {
+            // Nothing is wanted of those that left for an earlier change.
+            entry.left = LeftListeners::default();
+        }
         // Somebody may have turned source NAT off.
         entry.source_nat.must_read |= is_udp_refused;
         Ok(())

@@ -180,6 +180,11 @@ impl RefusedListeners {
         self.waiting.insert(port);
     }
 
+    /// Whether a refused port has no listener.
+    pub(crate) fn lacks_listener(&self) -> bool {
+        self.lacks_listener
+    }
+
     /// Whether the listener of this port stays as it is.
     pub(crate) fn has(&self, port: u16) -> bool {
         self.ports.contains(&port) || self.waiting.contains(&port)
