@@ -406,6 +406,33 @@ mod tests {
         }
     }
 
+    /// Where nothing is published, `Programmed` alone says why.
+    #[tokio::test(start_paused = true)]
+    async fn denied_change_degrades_a_published_service() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "a");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let degraded = async |denies: bool| {
+            provider.denies.store(denies, Ordering::Release);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+            let bodies = bodies.lock().expect("lock");
+            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+            let written = written.next_back().expect("a status");
+            let found = written.iter().find(|found| found["type"] == json!(names::DEGRADED));
+            found.map(|found| found["message"].to_string()).unwrap_or_default()
+        };
+        let told = "A change of the Service is not in place.";
+        let new = degraded(true).await;
+        assert!(!new.contains(told), "{new}");
+        degraded(false).await;
+        let changed = degraded(true).await;
+        assert!(changed.contains(told) && changed.contains("AddTags"), "{changed}");
+    }
+
     /// Also where the provider has made a part, such as a load balancer whose only listener it rejects.
     #[tokio::test(start_paused = true)]
     async fn rejected_new_service_says_that_no_port_is_served() {
