@@ -187,10 +187,15 @@ impl AppliedState {
         self.hold = RemovalHold::default();
     }
 
-    /// Why the provider rejects this load balancer, if it is the one that it rejected last.
+    /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room when the provider says
+    /// that it is to be called again.
     pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
+        /// The reason of providers.
+        const QUOTA_EXCEEDED: &str = "QuotaExceeded";
+        let is_due = self.retry_refused_at.is_some_and(|at| at <= Instant::now());
         self.rejected
             .as_ref()
+            .filter(|(_, (reason, _))| *reason != QUOTA_EXCEEDED || !is_due)
             .filter(|(rejected, _)| rejected.has_structure_of(lb))
             .map(|(_, why)| why.clone())
     }

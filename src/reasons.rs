@@ -61,7 +61,8 @@ reasons! {
     "steerage.dev/Degraded" {
         /// No problem is known.
         AS_EXPECTED = "AsExpected";
-        /// A part of the Service is not in place, such as one of its ports, and the rest works. The message names the part and what to do.
+        /// A part of the Service is not in place, such as one of its ports, and the rest works; or the provider denies a change. The message
+        /// names the part and what to do.
         PARTLY_PROGRAMMED = "PartlyProgrammed";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";

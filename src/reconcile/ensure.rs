@@ -69,7 +69,6 @@ impl Reconciler {
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
             frozen.map(|message| (reasons::TARGETS_FROZEN, message)).into_iter().collect();
-        degraded.extend(applied.incomplete.as_ref().map(status::partly_programmed));
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
@@ -77,6 +76,16 @@ impl Reconciler {
         }
         // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
         let is_published = exists(service, applied);
+        let incomplete = applied.incomplete.as_ref().filter(|_| is_published);
+        degraded.extend(incomplete.map(status::partly_programmed));
+        if let Err(ReconcileError::Provider(error @ Error::Denied(_))) = &result
+            && is_published
+        {
+            degraded.push((
+                reasons::PARTLY_PROGRAMMED,
+                format!("A change of the Service is not in place. {error}"),
+            ));
+        }
         let rejected = rejected.map(|(reason, message)| {
             if is_published {
                 return (reason, message);
@@ -396,6 +405,33 @@ mod tests {
                 is_incomplete
             );
         }
+    }
+
+    /// Where nothing is published, `Programmed` alone says why.
+    #[tokio::test(start_paused = true)]
+    async fn denied_change_degrades_a_published_service() {
+        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "a");
+        set_endpoints(&reconciler, "a");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let degraded = async |denies: bool| {
+            provider.denies.store(denies, Ordering::Release);
+            bodies.lock().expect("lock").clear();
+            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+            let bodies = bodies.lock().expect("lock");
+            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+            let written = written.next_back().expect("a status");
+            let found = written.iter().find(|found| found["type"] == json!(names::DEGRADED));
+            found.map(|found| found["message"].to_string()).unwrap_or_default()
+        };
+        let told = "A change of the Service is not in place.";
+        let new = degraded(true).await;
+        assert!(!new.contains(told), "{new}");
+        degraded(false).await;
+        let changed = degraded(true).await;
+        assert!(changed.contains(told) && changed.contains("AddTags"), "{changed}");
     }
 
     /// Also where the provider has made a part, such as a load balancer whose only listener it rejects.

@@ -18,6 +18,7 @@ use crate::labels::Labels;
 use crate::observe::Resources;
 use crate::placement::Placed;
 use crate::provider::Aws;
+use crate::put_back::is_refused;
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{Refused, RefusedListeners};
 use crate::registered::RegisteredIds;
@@ -34,7 +35,8 @@ pub(crate) enum Stepped {
     Done(Option<Refused>),
     /// AWS does not show the tags of a created resource yet.
     Unproven,
-    /// All other steps were made, but the listeners of these ports would lose their last target: their new groups have none yet.
+    /// The listeners of these ports would lose their last target: their new groups have none yet. The other steps were made, but for those
+    /// that AWS refused, or that must wait for these.
     Empty(Vec<u16>, Option<Refused>),
 }
 
@@ -92,6 +94,7 @@ impl Aws {
         let mut tags = marks::of_owner(&self.config.cluster, owner);
         tags.extend(wanted.shared.iter().map(|shared| (marks::SHARED.to_owned(), shared.clone())));
         tags.extend(wanted.listener_labels().all());
+        self.put_back_of_other_change(owner, (wanted, targets), &tags, resources, entry).await?;
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
         if let Some(taken) =
             resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
@@ -124,19 +127,28 @@ impl Aws {
         self.register(wanted, targets, resources, entry).instrument(span).await?;
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
-        let leaving: Vec<(u16, String)> = leaving.map(|found| (found.port, found.arn.clone())).collect();
-        if leaving.iter().any(|(port, _)| refused.has(*port)) {
+        let leaving: Vec<ObservedListener> = leaving.cloned().collect();
+        if leaving.iter().any(|found| refused.has(found.port)) {
             // No listener can change its family before UDP does.
             return refused.conclude_as_a_whole(wanted, targets, resources);
         }
-        for (_, arn) in &leaving {
-            let step = Step::DeleteListener { arn: arn.clone() };
-            self.step(owner, step, &balancer, &tags, resources, entry).await?;
+        let made_way = async {
+            for found in &leaving {
+                entry.left.note(wanted, found.port, found.clone());
+                let step = Step::DeleteListener { arn: found.arn.clone() };
+                self.step(owner, step, &balancer, &tags, resources, entry).await?;
+            }
+            // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
+            if wanted.groups.iter().any(|group| group.family == Family::V6) {
+                self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
+            }
+            Ok(())
+        };
+        let made_way = made_way.await;
+        if is_refused(&made_way) {
+            self.put_back_all(owner, (&balancer, &tags), resources, entry).await?;
         }
-        // A listener takes a group with IPv6 only if the load balancer has IPv6. For any other reason it gets it last.
-        if wanted.groups.iter().any(|group| group.family == Family::V6) {
-            self.become_type(owner, IpAddressType::DualStack, resources, entry).await?;
-        }
+        made_way?;
         let rest;
         let others = if leaving.is_empty() {
             others
@@ -149,19 +161,19 @@ impl Aws {
             .await?;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         for step in others.iter().filter(deletes_group) {
-            // One that a refused listener keeps stays. For a listener of others, its deletion is tried until they let it go.
-            let is_kept =
-                |arn: &String| resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn));
+            // One that a refused listener keeps stays, or one that may come back. For a listener of others, its deletion is tried until they let it go.
+            let is_kept = |arn: &String| {
+                entry.left.need(arn) || resources.listeners.iter().any(|f| f.group_arn.as_ref() == Some(arn))
+            };
             if !matches!(step, Step::DeleteGroup { arn, .. } if is_kept(arn)) {
                 self.step(owner, step.clone(), &balancer, &tags, resources, entry).await?;
             }
         }
-        let waiting: Vec<u16> = refused.waiting().iter().copied().collect();
-        let refused = refused.conclude(wanted, targets, resources)?;
+        let stepped = refused.conclude(wanted, targets, resources)?;
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(if waiting.is_empty() { Stepped::Done(refused) } else { Stepped::Empty(waiting, refused) })
+        Ok(stepped)
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
@@ -211,13 +223,18 @@ impl Aws {
         {
             let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            if entry.unfollowed.contains(name) {
-                // No listener may lead to a node that is no target any more.
-                targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
-                entry.unfollowed.remove(name);
-                continue;
-            }
-            match targets::add(&*self.client, &group.arn, known, targets, refused, limits).await {
+            let added = if entry.unfollowed.contains(name) || !resources.uses(&group.arn) {
+                // No listener may lead to a node that is no target any more. Another process may not have followed it.
+                let converged =
+                    targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await;
+                if converged.is_ok() {
+                    entry.unfollowed.remove(name);
+                }
+                converged.map(|_| ())
+            } else {
+                targets::add(&*self.client, &group.arn, known, targets, refused, limits).await
+            };
+            match added {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)
                     if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {

@@ -8,11 +8,11 @@ use steerage_provider_api::{Error, Owner};
 
 use crate::client::{Balancer, Tags};
 use crate::desired::Desired;
-use crate::diff::{ObservedGroup, Step, steps};
+use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
-use crate::put_back::{Room, is_refused};
+use crate::put_back::{LeftListeners, Room, is_refused};
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{RefusedListeners, has_port};
 use crate::source_nat_sync::{self, brings_udp};
@@ -66,6 +66,16 @@ pub(crate) fn hold_emptied(
     Ok(())
 }
 
+/// Keeps why a listener could not come back. Any other error is returned.
+fn note_back(back: Result<(), Error>, not_put_back: &mut Option<Error>) -> Result<(), Error> {
+    let is_refused = is_refused(&back);
+    match back {
+        Err(error) if is_refused => *not_put_back = Some(error),
+        back => back?,
+    }
+    Ok(())
+}
+
 impl Aws {
     /// Creates the target groups that are missing, as far as AWS accepts them.
     pub(crate) async fn create_groups(
@@ -94,6 +104,20 @@ impl Aws {
         Ok(())
     }
 
+    /// Deletes a listener for the one of a port.
+    async fn make_way(
+        &self,
+        owner: &Owner,
+        (wanted, port, listener): (&Desired, u16, ObservedListener),
+        (balancer, tags): (&Balancer, &Tags),
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let step = Step::DeleteListener { arn: listener.arn.clone() };
+        entry.left.note(wanted, port, listener);
+        self.step(owner, step, balancer, tags, resources, entry).await
+    }
+
     /// Makes the steps of listeners, as far as AWS accepts them.
     pub(crate) async fn change_listeners(
         &self,
@@ -107,26 +131,47 @@ impl Aws {
         let mut is_udp_refused = false;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         let mut room = Room::of(others);
+        // Why a listener that left could not come back. No other one leaves then.
+        let mut not_put_back = None;
         for step in source_nat_sync::in_order(others, wanted, balancer).filter(|step| !deletes_group(step)) {
             if room.holds(step) || refused.holds(step, resources) {
                 continue;
             }
             let asked = Asked::of(step);
             if let Some(error) = asked.as_ref().and_then(|asked| entry.refused_answers.expected(asked)) {
+                if let Step::CreateListener { port, .. } = step {
+                    let back = self.put_back(owner, *port, (balancer, tags), resources, entry).await;
+                    note_back(back, &mut not_put_back)?;
+                }
                 refused.note(step, resources, Err(error))?;
                 continue;
             }
-            let left = room.before(step, resources).cloned();
-            if let Some(left) = &left {
-                let step = Step::DeleteListener { arn: left.arn.clone() };
-                self.step(owner, step, balancer, tags, resources, entry).await?;
+            let mut leaving: Vec<(u16, ObservedListener)> = Vec::new();
+            if let (Step::CreateListener { port, .. }, Some(found)) = (step, room.before(step, resources)) {
+                leaving.push((*port, found.clone()));
             }
+            if let Some(error) = not_put_back.clone().filter(|_| !leaving.is_empty()) {
+                refused.note(step, resources, Err(error))?;
+                continue;
+            }
+            // AWS takes IPv6 away only after the last listener whose targets need it.
+            let ends_ipv6 = brings_udp(step)
+                && wanted.ip_address_type == IpAddressType::Ipv4
+                && resources.balancer.as_ref().is_some_and(|f| f.ip_address_type == IpAddressType::DualStack);
+            let first = if ends_ipv6 { room.all_before(resources) } else { Vec::new() };
+            leaving.retain(|(port, _)| first.iter().all(|(other, _)| other != port));
             let done = async {
+                for (port, found) in first {
+                    self.make_way(owner, (wanted, port, found), (balancer, tags), resources, entry).await?;
+                }
                 if brings_udp(step) {
                     self.become_type(owner, wanted.ip_address_type, resources, entry).await?;
                     if wanted.ip_address_type == IpAddressType::DualStack {
                         self.enable_source_nat(owner, wanted, resources, entry).await?;
                     }
+                }
+                for (port, found) in leaving {
+                    self.make_way(owner, (wanted, port, found), (balancer, tags), resources, entry).await?;
                 }
                 self.step(owner, step.clone(), balancer, tags, resources, entry).await
             };
@@ -136,8 +181,9 @@ impl Aws {
                 entry.refused_answers.note(asked, error);
             }
             if is_refused(&done) {
-                if let Some(left) = left.filter(|_| !is_made) {
-                    self.put_back_listener(owner, left, (balancer, tags), resources, entry).await?;
+                if let (Step::CreateListener { port, .. }, false) = (step, is_made) {
+                    let back = self.put_back(owner, *port, (balancer, tags), resources, entry).await;
+                    note_back(back, &mut not_put_back)?;
                 }
                 if let Some((listener, certificates)) = room.certificates(step) {
                     let again = self.add_certificates(listener, certificates.clone(), resources, entry).await;
@@ -150,6 +196,12 @@ impl Aws {
             }
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
+        }
+        if refused.lacks_listener() {
+            note_back(self.put_back_all(owner, (balancer, tags), resources, entry).await, &mut not_put_back)?;
+        } else {
+            // Nothing is wanted of those that left for an earlier change.
+            entry.left = LeftListeners::default();
         }
         // Somebody may have turned source NAT off.
         entry.source_nat.must_read |= is_udp_refused;

@@ -252,7 +252,10 @@ pub(crate) fn steps(
         }
     }
     let unwanted = listeners.iter().filter(|s| desired.listeners.iter().all(|f| f.port != s.port));
-    let mut unwanted = unwanted.map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
+    let mut unwanted: Vec<&ObservedListener> = unwanted.collect();
+    // One that forwards to several groups could not be put back.
+    unwanted.sort_by_key(|seen| seen.group_arn.is_none());
+    let mut unwanted = unwanted.into_iter().map(|seen| Step::DeleteListener { arn: seen.arn.clone() });
     let mut room = MAX_LISTENERS.saturating_sub(others + listeners.len());
     for listener in &desired.listeners {
         let Some(seen) = listeners.iter().find(|f| f.port == listener.port) else {

@@ -44,6 +44,10 @@ impl Aws {
 impl ServiceState {
     /// What to remove while the structure changes; `None` if nothing is.
     pub(crate) fn leaving_sources(&mut self, owner: &Owner, wanted: &Desired) -> Option<Leaving> {
+        // A group that lost its tags may be another's now.
+        if self.security_group_taken.is_some() {
+            return None;
+        }
         let Security::Rules(rules) = wanted.security_of(self.balancer(owner)?) else { return None };
         let group = &self.security_groups.get(owner)?.group;
         let rules = leaving(&group.own, rules);

@@ -3,7 +3,7 @@
 //!
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
 //! `desired` with `annotations`, `attributes`, `health_check`, `ip_address_type`, `labels`, `named_groups`, `names`, `peers`, `placement`,
-//! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `refused_listeners`, `registered`, `shared_use`, `state` and `zones` what is missing. `client`
+//! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `refused_listeners`, `registered`, `shared_use`, `state`, `tries` and `zones` what is missing. `client`
 //! makes and counts the calls, `paced` at the rate that AWS takes. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
 //! `lookup` finds subnets and security groups by their names, `restructure` and `apply` with `change_listeners` and `put_back` bring the structure in place, `finish`, `targets`
 //! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
@@ -71,6 +71,7 @@ mod subnets;
 mod target_id;
 mod targets;
 mod tls;
+mod tries;
 mod wanted_targets;
 mod zones;
 

@@ -365,10 +365,11 @@ impl Aws {
     /// Reads the resources of an owner, unless they are known.
     pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
         entry.adopt_list(owner);
-        if entry.resources.as_ref().is_none_or(|(known, _)| known != owner) {
+        let is_early = entry.unsettled(self.config.settle).is_some();
+        if !entry.is_known(owner) || entry.is_read_early && !is_early {
             let seen = self.read(owner, entry).await?;
             entry.resources = Some((owner.clone(), seen.mine));
-            entry.complete = None;
+            (entry.complete, entry.is_read_early) = (None, is_early);
             entry.unproven.clear();
         }
         Ok(())
@@ -455,14 +456,17 @@ impl Provider for Aws {
         let limits = self.limits(entry, Compare::Remembered);
         entry.unfollowed = entry.idle_groups();
         let converged = self.converge_targets(entry, &targets, limits).await;
-        let mut outcome = Outcome { retry_refused: entry.retry_refused(), ..Outcome::done() };
+        let rejected = entry.retry_rejected.map(|at| at.saturating_duration_since(Instant::now()));
+        let retry_refused = entry.retry_refused().into_iter().chain(rejected).min();
+        let mut outcome = Outcome { retry_refused, ..Outcome::done() };
         // Also where the structure is refused, and where targets wait, a source may have to go.
         self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
         if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
             refused.report(&mut outcome);
         }
         let (refused, held) = converged?;
-        if let Some(wait) = held {
+        let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
+        for wait in held.into_iter().chain(again) {
             again_after(&mut outcome, wait);
         }
         Ok(Outcome { refused, ..outcome })

@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What leaves to make room at AWS's limits, and comes back if AWS refuses what takes its place. `apply` calls it. A listener or a
-//! certificate that is put back was missing for a moment; without that, it would be missing until AWS accepts the other.
+//! What leaves to make room at AWS's limits, or because nothing else lets its successor come, and comes back if AWS refuses what takes its
+//! place. `apply` calls it. A listener or a certificate that is put back was missing for a moment; without that, it would be missing until
+//! AWS accepts the other. Calls may fail between, so listeners are remembered until they are replaced or there again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Compare, Error, Owner};
+use steerage_provider_cloud::failure::is_of_credentials;
 use tokio::time::Instant;
 
 use crate::client::{Balancer, Tags};
+use crate::desired::Desired;
 use crate::diff::{ObservedListener, Step};
+use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
+use crate::refused_listeners::has_port;
+use crate::source_nat_sync::has_udp;
 use crate::state::ServiceState;
+use crate::targets;
 use crate::tls::Tls;
+use crate::wanted_targets::WantedTargets;
 
 /// What the steps remove for others.
 #[derive(Debug, Default)]
@@ -25,7 +33,58 @@ pub(crate) struct Room {
 
 /// Whether AWS refused a step.
 pub(crate) fn is_refused(done: &Result<(), Error>) -> bool {
-    matches!(done, Err(Error::Invalid { .. } | Error::Denied(_)))
+    done.as_ref().is_err_and(is_refusal)
+}
+
+/// Whether the error is AWS's answer to one step. That it does not accept the credentials says nothing of any.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Invalid { .. } | Error::Denied(_)) && !is_of_credentials(error)
+}
+
+/// Listeners that left for others which are not there yet.
+#[derive(Debug, Default)]
+pub(crate) struct LeftListeners {
+    /// The change for which they left.
+    wanted: Option<Desired>,
+    /// By the port of the listener for which each left.
+    all: BTreeMap<u16, ObservedListener>,
+}
+
+impl LeftListeners {
+    /// This listener is about to leave for the one of a port.
+    pub(crate) fn note(&mut self, wanted: &Desired, port: u16, listener: ObservedListener) {
+        self.wanted = Some(wanted.clone());
+        self.all.insert(port, listener);
+    }
+
+    /// Whether they left for another change than this one.
+    fn are_of_other(&self, wanted: &Desired) -> bool {
+        self.wanted.as_ref().is_some_and(|before| before != wanted)
+    }
+
+    /// Whether the target group must stay for one of them.
+    pub(crate) fn need(&self, group: &str) -> bool {
+        self.all.values().any(|listener| listener.group_arn.as_deref() == Some(group))
+    }
+
+    /// Drops those that are replaced or there again, or that AWS could not take back: its load balancer has changed since.
+    fn drop_settled(&mut self, resources: &Resources) {
+        let is_dual_stack = resources
+            .balancer
+            .as_ref()
+            .is_some_and(|found| found.ip_address_type == IpAddressType::DualStack);
+        let is_possible = |listener: &ObservedListener| {
+            let group =
+                resources.groups.values().find(|group| listener.group_arn.as_ref() == Some(&group.arn));
+            group.is_some_and(|group| {
+                if is_dual_stack { group.is_ipv6 || !has_udp(&listener.protocol) } else { !group.is_ipv6 }
+            })
+        };
+        let is_taken = |port: u16| {
+            has_port(resources, port) || resources.foreign_listeners.iter().any(|found| found.port == port)
+        };
+        self.all.retain(|port, left| !is_taken(*port) && !is_taken(left.port) && is_possible(left));
+    }
 }
 
 impl Room {
@@ -49,6 +108,15 @@ impl Room {
         resources.listeners.iter().find(|listener| listener.arn == *arn)
     }
 
+    /// The listeners that leave for others and are still there, by the port of the other.
+    pub(crate) fn all_before(&self, resources: &Resources) -> Vec<(u16, ObservedListener)> {
+        let found = |(port, arn): (&u16, &String)| {
+            let listener = resources.listeners.iter().find(|listener| listener.arn == *arn)?;
+            Some((*port, listener.clone()))
+        };
+        self.listeners.iter().filter_map(found).collect()
+    }
+
     /// Notes certificates that left.
     pub(crate) fn note(&mut self, step: &Step) {
         if let Step::RemoveCertificates { arn, certificates } = step {
@@ -64,8 +132,77 @@ impl Room {
 }
 
 impl Aws {
+    /// Creates the listeners again that left for another change than this one, before anything else: it may be refused as a whole.
+    pub(crate) async fn put_back_of_other_change(
+        &self,
+        owner: &Owner,
+        (wanted, targets): (&Desired, &WantedTargets),
+        tags: &Tags,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let Some(balancer) = resources.balancer.clone().filter(|_| entry.left.are_of_other(wanted)) else {
+            return Ok(());
+        };
+        let limits = self.limits(entry, Compare::Remembered);
+        let groups: Vec<_> =
+            resources.groups.iter().filter(|(_, group)| entry.left.need(&group.arn)).collect();
+        for (name, group) in groups {
+            let Some(targets) = targets.of(name, group) else { continue };
+            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
+            targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
+        }
+        let done = self.put_back_all(owner, (&balancer, tags), resources, entry).await;
+        // It is tried again after the change.
+        if is_refused(&done) { Ok(()) } else { done }
+    }
+
+    /// Creates all listeners again that left.
+    pub(crate) async fn put_back_all(
+        &self,
+        owner: &Owner,
+        of: (&Balancer, &Tags),
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let ports: Vec<u16> = entry.left.all.keys().copied().collect();
+        let mut refused = Ok(());
+        for port in ports {
+            let done = self.put_back(owner, port, of, resources, entry).await;
+            if is_refused(&done) {
+                refused = done;
+            } else {
+                done?;
+            }
+        }
+        refused
+    }
+
+    /// Creates the listener again that left for the one of this port.
+    pub(crate) async fn put_back(
+        &self,
+        owner: &Owner,
+        port: u16,
+        of: (&Balancer, &Tags),
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        entry.left.drop_settled(resources);
+        let Some(left) = entry.left.all.get(&port).cloned() else { return Ok(()) };
+        let limits = self.limits(entry, Compare::Remembered);
+        if let Some(arn) = &left.group_arn
+            && targets::known(&*self.client, arn, &mut entry.registered, limits).await?.is_empty()
+        {
+            // It would serve nobody.
+            return Ok(());
+        }
+        let done = self.put_back_listener(owner, left, of, resources, entry).await;
+        entry.left.drop_settled(resources);
+        done
+    }
+
     /// Creates a listener again as it was, in the place of one that AWS refused.
-    pub(crate) async fn put_back_listener(
+    async fn put_back_listener(
         &self,
         owner: &Owner,
         was: ObservedListener,

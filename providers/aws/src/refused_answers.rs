@@ -5,7 +5,8 @@
 use steerage_provider_api::Error;
 
 use crate::desired::Desired;
-use crate::diff::Step;
+use crate::diff::{Step, Tagged};
+use crate::put_back::is_refusal;
 use crate::reasons;
 use crate::tls::Tls;
 
@@ -20,6 +21,8 @@ pub(crate) enum Asked {
     Switch(Option<&'static str>, Option<Tls>),
     /// A further certificate for a listener, by ARN.
     Certificate(String),
+    /// Other tags of a listener.
+    Tags,
 }
 
 impl Asked {
@@ -29,6 +32,8 @@ impl Asked {
             Step::CreateGroup(_) => Some(Self::Group),
             Step::CreateListener { protocol, tls, .. } => Some(Self::Create(protocol, tls.clone())),
             Step::SwitchListener { protocol, tls, .. } => Some(Self::Switch(*protocol, tls.clone())),
+            Step::AddTags { of: Tagged::Listener(_), .. }
+            | Step::RemoveTags { of: Tagged::Listener(_), .. } => Some(Self::Tags),
             _ => None,
         }
     }
@@ -48,7 +53,7 @@ impl Asked {
                 one == other && is_same(tls.as_ref(), of.as_ref())
             }
             (Self::Certificate(one), Self::Certificate(other)) => is_quota || one == other,
-            (Self::Group, Self::Group) => true,
+            (Self::Group, Self::Group) | (Self::Tags, Self::Tags) => true,
             _ => false,
         }
     }
@@ -62,18 +67,30 @@ pub(crate) struct RefusedAnswers {
 }
 
 impl RefusedAnswers {
-    /// A try to make this change begins. The answers to another one say nothing of it.
-    pub(crate) fn begin(&mut self, wanted: &Desired) {
-        if self.wanted.as_ref() != Some(wanted) {
+    /// A try to make this change begins. The answers to another one say nothing of it. Returns whether the last try was for another one.
+    pub(crate) fn begin(&mut self, wanted: &Desired) -> bool {
+        let is_other = self.wanted.as_ref() != Some(wanted);
+        if is_other {
             *self = Self { wanted: Some(wanted.clone()), all: Vec::new() };
         }
+        is_other
+    }
+
+    /// AWS is asked again: it may answer in another way.
+    pub(crate) fn forget(&mut self) {
+        self.all.clear();
     }
 
     /// What AWS would answer: it gave the same answer to two that are alike.
     pub(crate) fn expected(&self, asked: &Asked) -> Option<Error> {
         let alike = self.all.iter().filter(|(other, answer)| asked.is_like(other, answer));
+        let text = |answer: &Error| match answer {
+            // IAM's text names the resource.
+            Error::Denied(_) => String::new(),
+            other => other.to_string(),
+        };
         let answers: Vec<(&Error, (&str, String))> =
-            alike.map(|(_, answer)| (answer, (answer.reason(), answer.to_string()))).collect();
+            alike.map(|(_, answer)| (answer, (answer.reason(), text(answer)))).collect();
         let is_repeated = |(_, told): &&(&Error, (&str, String))| {
             answers.iter().filter(|(_, other)| other == told).count() > 1
         };
@@ -82,7 +99,7 @@ impl RefusedAnswers {
 
     /// Keeps an answer, if it is a refusal.
     pub(crate) fn note(&mut self, asked: Asked, error: &Error) {
-        if matches!(error, Error::Invalid { .. } | Error::Denied(_)) {
+        if is_refusal(error) {
             self.all.push((asked, error.clone()));
         }
     }

@@ -11,6 +11,7 @@ use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
 use crate::observe::Resources;
+use crate::put_back::is_refusal;
 use crate::reasons;
 use crate::wanted_targets::WantedTargets;
 
@@ -28,10 +29,15 @@ pub(crate) struct Refused {
     pub(crate) may_pass: bool,
 }
 
+/// When to try again what AWS may accept later, after so many refused tries in a row before this one.
+pub(crate) fn retry_after(tries: u32) -> Duration {
+    FIRST_RETRY.saturating_mul(1 << tries.min(8)).min(MAX_RETRY)
+}
+
 impl Refused {
     /// When to try again after so many refused tries in a row before this one.
     pub(crate) fn retry(&self, tries: u32) -> Option<Duration> {
-        self.may_pass.then(|| FIRST_RETRY.saturating_mul(1 << tries.min(8)).min(MAX_RETRY))
+        self.may_pass.then(|| retry_after(tries))
     }
 
     /// Puts it before what else is not in place.
@@ -140,7 +146,7 @@ impl RefusedListeners {
         resources: &Resources,
         error: Error,
     ) -> Result<(), Error> {
-        if !matches!(error, Error::Invalid { .. } | Error::Denied(_)) {
+        if !is_refusal(&error) {
             return Err(error);
         }
         self.groups.insert(name.to_owned());
@@ -160,7 +166,7 @@ impl RefusedListeners {
         let may_pass = match &error {
             Error::Invalid { reason, .. } => *reason == reasons::QUOTA_EXCEEDED,
             // A permission may be missing for this protocol only.
-            Error::Denied(_) => true,
+            Error::Denied(_) if is_refusal(&error) => true,
             _ => return Err(error),
         };
         self.may_pass |= may_pass;
@@ -172,6 +178,11 @@ impl RefusedListeners {
     /// The target group to which the listener of this port is to switch has no target yet.
     pub(crate) fn wait_for_targets(&mut self, port: u16) {
         self.waiting.insert(port);
+    }
+
+    /// Whether a refused port has no listener.
+    pub(crate) fn lacks_listener(&self) -> bool {
+        self.lacks_listener
     }
 
     /// Whether the listener of this port stays as it is.
@@ -186,16 +197,12 @@ impl RefusedListeners {
         targets: &WantedTargets,
         resources: &Resources,
     ) -> Result<Stepped, Error> {
-        let waiting: Vec<u16> = self.waiting.iter().copied().collect();
+        let is_denied = matches!(self.first, Some((_, Error::Denied(_))));
         match self.conclude(wanted, targets, resources)? {
-            None => Ok(Stepped::Empty(waiting, None)),
-            Some(Refused { reason, message, .. }) => Err(Error::invalid(reason, message)),
+            Stepped::Done(Some(Refused { message, .. })) if is_denied => Err(Error::Denied(message)),
+            Stepped::Done(Some(Refused { reason, message, .. })) => Err(Error::invalid(reason, message)),
+            waiting => Ok(waiting),
         }
-    }
-
-    /// The ports that wait for targets.
-    pub(crate) fn waiting(&self) -> &BTreeSet<u16> {
-        &self.waiting
     }
 
     /// Whether the step is one of a target group that AWS refused.
@@ -211,14 +218,19 @@ impl RefusedListeners {
     }
 
     /// What users are told, when all steps were tried. An error if the Service as a whole is refused: none of its ports has a listener, or
-    /// one keeps a target group for which the wanted targets are not right.
+    /// one keeps a target group for which the wanted targets are not right. While a port waits for targets, nothing is refused as a whole:
+    /// its listener must switch as soon as there are some.
     pub(crate) fn conclude(
         self,
         wanted: &Desired,
         targets: &WantedTargets,
         resources: &Resources,
-    ) -> Result<Option<Refused>, Error> {
-        let Some((what, error)) = self.first else { return Ok(None) };
+    ) -> Result<Stepped, Error> {
+        let waiting: Vec<u16> = self.waiting.iter().copied().collect();
+        let stepped = |refused| {
+            if waiting.is_empty() { Stepped::Done(refused) } else { Stepped::Empty(waiting.clone(), refused) }
+        };
+        let Some((what, error)) = self.first else { return Ok(stepped(None)) };
         let (kept, missing): (Vec<u16>, Vec<u16>) =
             self.ports.iter().partition(|port| has_port(resources, **port));
         let is_wanted = |port: u16| wanted.listeners.iter().any(|wanted| wanted.port == port);
@@ -235,8 +247,8 @@ impl RefusedListeners {
         let message = format!("AWS rejects the {what}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
-        if !resources.listeners.is_empty() && are_followed {
-            return Ok(Some(Refused { reason: error.reason(), message, may_pass: self.may_pass }));
+        if !waiting.is_empty() || !resources.listeners.is_empty() && are_followed {
+            return Ok(stepped(Some(Refused { reason: error.reason(), message, may_pass: self.may_pass })));
         }
         Err(match error {
             Error::Denied(_) => Error::Denied(message),

@@ -12,7 +12,6 @@ use crate::desired::Desired;
 use crate::observe::{self, Resources};
 use crate::partial_read::Reader;
 use crate::provider::Aws;
-use crate::refused_answers::RefusedAnswers;
 use crate::state::{Complete, FirstLook, PendingDeletion, ServiceState};
 use crate::wanted_targets::WantedTargets;
 use crate::{reasons, shared};
@@ -46,6 +45,9 @@ impl Aws {
             return Ok(Err(wait));
         }
         let unsettled = entry.unsettled(self.config.settle);
+        if unsettled.is_none() {
+            entry.must_read |= std::mem::take(&mut entry.is_read_early);
+        }
         if let Some(known) = entry.take_resources(owner) {
             if (compare == Compare::Remembered && !entry.must_read) || unsettled.is_some() {
                 return Ok(Ok(known));
@@ -187,15 +189,15 @@ impl Aws {
         let is_used =
             |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
         entry.leaving.retain(|name, _| !is_used(name));
-        entry.refused_answers.begin(&wanted);
+        entry.begin_try(&wanted, compare);
         let stepped = self.apply_steps(owner, &wanted, targets, &mut resources, entry).await;
         // A change that continues soon.
         if !matches!(stepped, Err(Error::Throttled { .. }) | Ok(Stepped::Empty(..) | Stepped::Unproven)) {
-            entry.refused_answers = RefusedAnswers::default();
+            entry.refused_answers.forget();
         }
         entry.refused_meanwhile = None;
         if !matches!(stepped, Ok(Stepped::Empty(..))) {
-            entry.waiting_ports = None;
+            (entry.waiting_ports, entry.retry_meanwhile) = (None, None);
         }
         let refused = match stepped {
             Ok(Stepped::Done(refused)) => refused,
@@ -204,9 +206,7 @@ impl Aws {
                 return Ok(Some(VISIBLE_POLL));
             }
             Ok(Stepped::Empty(ports, refused)) => {
-                let since = entry.waiting_ports.take().filter(|(before, _)| *before == ports);
-                entry.waiting_ports = Some((ports, since.map_or_else(Instant::now, |(_, since)| since)));
-                entry.refused_meanwhile = refused;
+                entry.note_waiting(ports, refused);
                 entry.resources = Some((owner.clone(), resources));
                 // The present groups follow meanwhile.
                 self.follow_meanwhile(owner, entry, targets).await;
@@ -214,6 +214,7 @@ impl Aws {
             }
             Err(error) => {
                 entry.put_back(owner, resources, &error);
+                entry.note_rejected(&error);
                 return Err(error);
             }
         };

@@ -105,7 +105,8 @@ impl Aws {
         self.secure_after(None, owner, entry, compare, outcome).await;
     }
 
-    /// The same after sources were removed. If that failed, another call to EC2 would only keep the Service waiting.
+    /// The same after sources were removed. If EC2 did not answer, another call would only keep the Service waiting. If it refused that,
+    /// others may be added all the same.
     pub(crate) async fn secure_after(
         &self,
         failure: Option<Error>,
@@ -115,8 +116,11 @@ impl Aws {
         outcome: &mut Outcome,
     ) {
         let synced = match failure {
-            Some(error) => Err(error),
-            None => self.sync_security_group(owner, entry, compare).await,
+            Some(error @ Error::Unavailable(_)) => Err(error),
+            other => {
+                let synced = self.sync_security_group(owner, entry, compare).await;
+                synced.and(other.map_or(Ok(()), Err))
+            }
         };
         let cleaned = self.delete_spare_security_groups(owner, entry, outcome).await;
         let is_transient =
@@ -423,9 +427,8 @@ pub(crate) fn retry_wait(failures: u32) -> Duration {
     RELEASE_POLL.saturating_mul(1 << failures.min(5)).min(MAX_RETRY)
 }
 
-/// Compares again after this time. Nothing that the Service's status should say.
-pub(crate) fn compare_soon(entry: &mut ServiceState, outcome: &mut Outcome, wait: Duration) {
-    entry.must_compare_again = true;
+/// Calls again after this time for a comparison that waits. Nothing that the Service's status should say.
+pub(crate) fn compare_soon(outcome: &mut Outcome, wait: Duration) {
     outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |other| other.min(wait)));
 }
 

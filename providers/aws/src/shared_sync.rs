@@ -151,7 +151,6 @@ impl Aws {
         }
         used.is_over = true;
         entry.must_compare &= outcome.is_err();
-        entry.must_compare |= std::mem::take(&mut entry.must_compare_again);
         entry.incomplete = outcome.as_ref().ok().and_then(|outcome| outcome.incomplete.clone());
         used.zone_added = entry.subnets.added.map_or(used.zone_added, |own| own.max(used.zone_added));
         for (arn, port) in std::mem::take(&mut entry.freed) {

@@ -127,7 +127,8 @@ impl Aws {
                 if wish.change(&balancer.source_nat, &balancer.placed, &Prefixes::new()).is_some() {
                     again_after(outcome, self.config.settle);
                 }
-                return compare_soon(entry, outcome, self.config.settle);
+                entry.source_nat.tried = None;
+                return compare_soon(outcome, self.config.settle);
             }
             None => match self.given_prefixes(wanted).await {
                 Ok(prefixes) => self.change_source_nat(owner, &wish, &prefixes, &mut balancer, entry).await,

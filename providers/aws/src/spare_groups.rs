@@ -24,8 +24,9 @@ impl Aws {
         entry: &mut ServiceState,
     ) -> Result<bool, Error> {
         let is_wanted = |name: &String| wanted.groups.iter().any(|group| group.name == *name);
-        let spare =
-            resources.groups.iter().filter(|(name, group)| !is_wanted(name) && !resources.uses(&group.arn));
+        let spare = resources.groups.iter().filter(|(name, group)| {
+            !is_wanted(name) && !resources.uses(&group.arn) && !entry.left.need(&group.arn)
+        });
         let spare: Vec<(String, String)> =
             spare.map(|(name, group)| (name.clone(), group.arn.clone())).collect();
         if spare.iter().any(|(_, arn)| entry.unproven.contains(arn))

@@ -24,6 +24,7 @@ use crate::ip_address_type_sync::KnownIpAddressType;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
+use crate::put_back::LeftListeners;
 use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
 use crate::refused_listeners::{Refused, named};
@@ -68,8 +69,6 @@ pub(crate) struct ServiceState {
     pub(crate) uses: BTreeMap<Owner, LoadBalancerUse>,
     /// Whether everything must be compared as soon as no other Service changes the shared load balancer.
     pub(crate) must_compare: bool,
-    /// Whether the present call must be followed by such a comparison: reads do not show the changes of others yet.
-    pub(crate) must_compare_again: bool,
     /// Why a part of a Service at a shared load balancer is not in place, from its last change.
     pub(crate) incomplete: Option<(&'static str, String)>,
     /// Listeners that the last change deleted, with their ports.
@@ -91,6 +90,8 @@ pub(crate) struct ServiceState {
     pub(crate) complete: Option<Complete>,
     /// Whether one of `resources` is gone, or another one is there: they must be read.
     pub(crate) must_read: bool,
+    /// Whether `resources` were read when reads may not have shown every change.
+    pub(crate) is_read_early: bool,
     /// Whether `resources` come from a list: without listeners and attributes.
     pub(crate) is_partial: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
@@ -129,10 +130,16 @@ pub(crate) struct ServiceState {
     pub(crate) refused_answers: RefusedAnswers,
     /// Tries in a row in which AWS refused something that it may accept later.
     pub(crate) refused_tries: u32,
+    /// When a structure is tried again that a quota refuses as a whole.
+    pub(crate) retry_rejected: Option<Instant>,
     /// Ports that wait for a first target before they change, and since when.
     pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
     /// What AWS refused of a change that waits for targets.
     pub(crate) refused_meanwhile: Option<Refused>,
+    /// When that is tried again.
+    pub(crate) retry_meanwhile: Option<Instant>,
+    /// Listeners that left for others which are not there yet.
+    pub(crate) left: LeftListeners,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -458,11 +465,20 @@ impl ServiceState {
     /// A try registers all nodes under `health-check` steering, and they would leave again after each one. Pods are followed: another
     /// one may get their address.
     pub(crate) fn idle_groups(&self) -> BTreeSet<String> {
-        let known = self.resources.iter().filter(|_| self.complete.is_none() && !self.is_partial);
+        // A listener that forwards to several groups may use any of them.
+        let is_clear = |(_, resources): &&(Owner, Resources)| {
+            let mut all = resources.listeners.iter().chain(&resources.foreign_listeners);
+            all.all(|listener| listener.group_arn.is_some())
+        };
+        let is_read = self.complete.is_none() && !self.is_partial && !self.is_read_early;
+        let known = self.resources.iter().filter(|_| is_read).filter(is_clear);
         let groups =
             known.flat_map(|(_, resources)| resources.groups.iter().map(move |group| (resources, group)));
         let idle = groups.filter(|(resources, (name, group))| {
-            !group.has_pods && !resources.uses(&group.arn) && !self.leaving.contains_key(*name)
+            !group.has_pods
+                && !resources.uses(&group.arn)
+                && !self.left.need(&group.arn)
+                && !self.leaving.contains_key(*name)
         });
         idle.map(|(_, (name, _))| name.clone()).collect()
     }

@@ -58,7 +58,8 @@ impl Aws {
                 if !wanted.needs_lookup() {
                     again_after(outcome, self.config.settle);
                 }
-                return compare_soon(entry, outcome, self.config.settle);
+                entry.subnets.tried = None;
+                return compare_soon(outcome, self.config.settle);
             }
             None => self.place(owner, &all_wanted, balancer, entry).await,
         };

@@ -56,7 +56,8 @@ impl WantedTargets {
 
     /// Whether a group for which [`of`](Self::of) has no targets loses those whose pods ended.
     pub(crate) fn drops_ended(&self, group: &ObservedGroup) -> bool {
-        group.has_pods && !self.pods.is_empty()
+        // Where no group has any, slices may lack a changed port, and say nothing about addresses.
+        group.has_pods && self.pods.iter().any(|pods| !pods.is_empty())
     }
 
     /// Which of the registered targets of a group may stay for which [`of`](Self::of) has none: of pods, those whose address is still an
@@ -190,6 +191,9 @@ mod tests {
         let stays = wanted.staying(&of_pods, old.iter()).unwrap();
         assert_eq!(stays.keys().collect::<Vec<_>>(), [&old[0]], "the other address is no endpoint");
         assert_eq!(wanted.staying(&of_nodes, old.iter()), None);
+        let none = GroupTargets { nodes: None, pods: [(port, Arc::from([]))].into() };
+        let wanted = WantedTargets::new(&config(), &service, &none);
+        assert_eq!(wanted.staying(&of_pods, old.iter()), None, "all");
         let nodes = GroupTargets::of_nodes(TargetSet::own([target("a", Some("aws:///z/i-1"))]));
         let wanted = WantedTargets::new(&config(), &service, &nodes);
         assert_eq!(wanted.of("any", &of_nodes).map(BTreeMap::len), Some(1));

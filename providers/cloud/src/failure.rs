@@ -45,6 +45,14 @@ pub struct Failure<'a> {
     pub message: &'a str,
 }
 
+/// What [`Meaning::BadCredentials`] tells after the cloud's name, and no other error does.
+const NOT_ACCEPTED: &str = "does not accept the credentials";
+
+/// Whether the error tells that the cloud does not accept the credentials: it is one of every call.
+pub fn is_of_credentials(error: &Error) -> bool {
+    matches!(error, Error::Denied(message) if message.contains(NOT_ACCEPTED))
+}
+
 impl Failure<'_> {
     /// The provider's error.
     pub fn error(&self, meaning: Meaning) -> Error {
@@ -54,7 +62,7 @@ impl Failure<'_> {
             Meaning::Denied => Error::denied(self),
             // The cloud's message is left out: for a wrong signature AWS's quotes the signed request with the session token.
             Meaning::BadCredentials => Error::Denied(format!(
-                "{title} does not accept the credentials ({}: {}). Nothing is changed. Check the source of the credentials and the clock; \
+                "{title} {NOT_ACCEPTED} ({}: {}). Nothing is changed. Check the source of the credentials and the clock; \
                  Steerage retries.",
                 self.call, self.code
             )),
@@ -144,7 +152,9 @@ mod tests {
 
     #[test]
     fn refused_credentials_show_nothing_of_the_request() {
+        assert!(!super::is_of_credentials(&error(Meaning::Denied)));
         let told = error(Meaning::BadCredentials);
+        assert!(super::is_of_credentials(&told), "{told}");
         assert_eq!(
             told.to_string(),
             "AWS does not accept the credentials (ELBv2 CreateListener: Code). Nothing is changed. Check the source of the credentials and \

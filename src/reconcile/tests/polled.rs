@@ -130,7 +130,8 @@ impl Provider for Polled {
             self.take(nodes);
         }
         self.pods.store(targets.pods.values().map(|pods| pods.len()).sum(), Ordering::Release);
-        Ok(Outcome::done())
+        let retry_refused = self.rejects.load(Ordering::Acquire).then_some(Duration::from_mins(1));
+        Ok(Outcome { retry_refused, ..Outcome::done() })
     }
 
     async fn restrict_sources(&self, _: &Owner, requested: &RequestedSources) -> Restriction {

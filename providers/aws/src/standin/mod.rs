@@ -197,10 +197,15 @@ impl StandIn {
         }
         let mut inner = self.inner();
         inner.calls.extend((0..tokens).map(|_| MadeCall { name, kind }));
+        // IAM names the resource.
+        let denied = format!("not authorized to perform {name} on {body}");
         let fault = inner.next_fault(name, kind, body);
         let unanswered = || CallError::made_up(name, "", "connection closed");
         match fault {
             Some(Fault::Before) => return Err(unanswered()),
+            Some(Fault::Code("AccessDenied")) => {
+                return Err(CallError::made_up(name, "AccessDenied", denied));
+            }
             Some(Fault::Code(code)) => return Err(CallError::made_up(name, code, "made up")),
             Some(Fault::After) | None => {}
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Many listeners that AWS refuses for the same cause, each of which costs a call of a budget that all Services share.
 
-use steerage_provider_api::{Compare, LoadBalancer};
+use steerage_provider_api::{Compare, LoadBalancer, Provider as _};
 
 use super::driver::{apply, apply_now, changes, provider, standin, standin_with, wanted};
 use super::refused_listeners::{GOOD, MISSING, refusal, served, with_tls};
@@ -63,4 +63,37 @@ async fn throttled_change_does_not_repeat_what_aws_refused() {
             break;
         }
     }
+}
+
+/// IAM's answer names the resource, so no two are equal.
+#[tokio::test(start_paused = true)]
+async fn missing_permission_is_tried_twice() {
+    for call in ["CreateListener", "CreateTargetGroup"] {
+        let cloud = standin(1);
+        cloud.set_faults(Faults::Each(call, "", Fault::Code("AccessDenied")));
+        apply_now(&provider(&cloud), &many(), Compare::Remembered).await.unwrap_err();
+        assert_eq!(count(&cloud, call), 2);
+    }
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    apply(&aws, &many(), Compare::Remembered).await.unwrap();
+    let mut tagged = many();
+    tagged.annotations.insert(crate::annotations::TAGS.to_owned(), "a=1".to_owned());
+    apply(&aws, &tagged, Compare::Remembered).await.unwrap();
+    // Somebody takes them away.
+    cloud.change(|cloud| {
+        for listener in cloud.listeners.values_mut() {
+            listener.tags.remove("a");
+        }
+    });
+    tokio::time::sleep(std::time::Duration::from_mins(1)).await;
+    // A new process reads them at its second comparison.
+    let aws = provider(&cloud);
+    aws.apply(&tagged, Compare::InPlace).await.unwrap();
+    count(&cloud, "");
+    cloud.set_faults(Faults::Each("AddTags", "", Fault::Code("AccessDenied")));
+    let outcome = apply_now(&aws, &tagged, Compare::InPlace).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "ProviderDenied");
+    assert_eq!(count(&cloud, "AddTags"), 2);
 }

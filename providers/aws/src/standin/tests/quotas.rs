@@ -5,6 +5,7 @@ use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 
 use super::driver::{apply, pause, provider, standin_with, wanted};
 use super::refused_listeners::{GOOD, MISSING, refusal, served, with_tls};
+use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
 
 fn registered(cloud: &StandIn) -> Vec<Vec<String>> {
@@ -89,4 +90,73 @@ async fn listeners_are_replaced_at_the_quota() {
     let mut at: Vec<u16> = cloud.cloud().listeners.values().map(|listener| listener.port).collect();
     at.sort_unstable();
     assert_eq!(at, (26..76).collect::<Vec<_>>());
+}
+
+/// Ports 1 to 50, and the same with 443 instead of the last one.
+fn full() -> (LoadBalancer, LoadBalancer) {
+    let ports = |all: std::ops::Range<u16>| all.map(|port| (port, 30000 + port)).collect::<Vec<_>>();
+    let next = [ports(1..50), ports(443..444)].concat();
+    (wanted(&ports(1..51), &[0]), with_tls(wanted(&next, &[0]), "443", MISSING))
+}
+
+/// Calls fail between, or the user takes the change back.
+#[tokio::test(start_paused = true)]
+async fn listener_that_left_is_not_forgotten() {
+    for (fault, is_taken_back) in [
+        (Fault::Code("Throttling"), false),
+        (Fault::Code("Throttling"), true),
+        (Fault::Before, false),
+        (Fault::Before, true),
+    ] {
+        let cloud = standin_with(1, Quotas::default());
+        cloud.set_unlimited();
+        let aws = provider(&cloud);
+        let (before, next) = full();
+        apply(&aws, &before, Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Once("CreateListener", fault));
+        while cloud.has_faults() {
+            let _ = aws.apply(&next, Compare::Remembered).await;
+            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        }
+        assert_eq!(served(&cloud).len(), 49, "{fault:?}");
+        if is_taken_back {
+            // AWS refuses the next change as a whole, before any listener.
+            let mut refused = before.clone();
+            refused.annotations.insert(crate::annotations::SCHEME.to_owned(), "internet-facing".to_owned());
+            let error = apply(&aws, &refused, Compare::Remembered).await.unwrap_err();
+            assert_eq!(error.reason(), crate::reasons::SCHEME_IMMUTABLE, "{error}");
+        } else {
+            let outcome = apply(&aws, &next, Compare::Remembered).await.unwrap();
+            assert!(refusal(&outcome).1.contains("until AWS accepts the others: port 50."), "{outcome:?}");
+        }
+        assert!(served(&cloud).contains_key(&50), "{fault:?} {is_taken_back}");
+    }
+}
+
+/// It cannot come back, so no other one leaves.
+#[tokio::test(start_paused = true)]
+async fn no_listener_leaves_after_one_could_not_come_back() {
+    let cloud = standin_with(1, Quotas::default());
+    cloud.set_unlimited();
+    let aws = provider(&cloud);
+    let ports = |all: std::ops::Range<u16>| all.map(|port| (port, 30000 + port)).collect::<Vec<_>>();
+    apply(&aws, &wanted(&ports(1..51), &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("CreateListener", "", Fault::Code("AccessDenied")));
+    let next = wanted(&[ports(1..48), ports(443..446)].concat(), &[0]);
+    for compare in [Compare::Remembered, Compare::InPlace] {
+        let outcome = apply(&aws, &next, compare).await.unwrap();
+        assert_eq!(refusal(&outcome).0, "ProviderDenied", "{outcome:?}");
+        assert_eq!(served(&cloud).len(), 49, "{compare:?}");
+        pause().await;
+    }
+    cloud.set_faults(Faults::Each("CreateListener", " 443", Fault::Code("AccessDenied")));
+    let outcome = apply(&aws, &next, Compare::InPlace).await.unwrap();
+    assert!(refusal(&outcome).1.contains("Not served: port 443."), "{outcome:?}");
+    assert_eq!(served(&cloud).len(), 50, "the port of the last one that left, or another one");
+    cloud.set_faults(Faults::None);
+    pause().await;
+    assert_eq!(apply(&aws, &next, Compare::InPlace).await.unwrap().incomplete, None);
+    assert!((443..446).all(|port| served(&cloud).contains_key(&port)));
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_provider_api::{
-    Compare, Error, GroupTargets, HealthState, LoadBalancer, Outcome, Provider as _,
+    Compare, Error, GroupTargets, HealthState, LoadBalancer, Outcome, Progress, Provider as _,
 };
 
 use super::driver::{
@@ -142,6 +142,61 @@ async fn refused_tries_do_not_register_and_remove_nodes_in_turn() {
         assert_eq!(group.registered().collect::<Vec<_>>(), ["i-1", "i-2"]);
     }
     assert_eq!(cloud.violations(), Vec::<String>::new());
+}
+
+/// Another process does not know which groups were not followed.
+#[tokio::test(start_paused = true)]
+async fn restart_lets_no_listener_lead_to_a_node_that_left() {
+    let of = |certificate: &str, nodes: &[usize]| {
+        let mut lb = wanted(&[(443, 30443), (8443, 30444)], nodes);
+        lb.annotations.insert(SSL_CERT.to_owned(), certificate.to_owned());
+        lb
+    };
+    let cloud = unlimited();
+    apply_now(&provider(&cloud), &of("arn:aws:acm:::missing", &[0, 1, 2]), Compare::InPlace)
+        .await
+        .unwrap_err();
+    pause().await;
+    cloud.set_invariant(Box::new(|_, after| {
+        let used = after.listeners.values().filter_map(|found| after.groups.get(&found.group));
+        let stale = used.flat_map(Group::registered).find(|id| *id == "i-0");
+        stale.map(|id| format!("a listener forwards to {id}"))
+    }));
+    apply(&provider(&cloud), &of("arn:aws:acm:::a", &[1, 2]), Compare::Remembered).await.unwrap();
+    assert_eq!(cloud.violations(), Vec::<String>::new());
+}
+
+/// Nodes leave a group that a listener may use: a read a moment after the change does not show it, or the listener forwards to several.
+#[tokio::test(start_paused = true)]
+async fn group_that_a_read_does_not_show_in_use_is_followed() {
+    let of = |certificate: &str, nodes: &[usize]| {
+        let mut lb = wanted(&[(80, 30080), (443, 30443)], nodes);
+        lb.annotations.insert(SSL_CERT.to_owned(), certificate.to_owned());
+        lb.annotations.insert(crate::annotations::SSL_PORTS.to_owned(), "443".to_owned());
+        lb
+    };
+    for seed in 0..10 {
+        let cloud = standin(seed);
+        cloud.set_unlimited();
+        let aws = provider(&cloud);
+        let lb = of("arn:aws:acm:::a", &[0, 1]);
+        cloud.set_faults(Faults::Once("CreateListener", Fault::After));
+        while cloud.has_faults() {
+            let _ = aws.apply(&lb, Compare::Remembered).await;
+            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        }
+        let targets = GroupTargets::of_nodes(own_set(&[1]));
+        loop {
+            match aws.set_targets(&lb.owner, &targets).await {
+                Ok(outcome) if outcome.progress == Progress::Done => break,
+                _ => tokio::time::sleep(std::time::Duration::from_millis(500)).await,
+            }
+        }
+        let cloud = cloud.cloud();
+        for group in cloud.listeners.values().map(|found| &cloud.groups[&found.group]) {
+            assert_eq!(group.registered().collect::<Vec<_>>(), ["i-1"], "{seed}");
+        }
+    }
 }
 
 /// There is no room for another group while an old one waits to leave. The next try finds it.

@@ -145,3 +145,116 @@ async fn port_without_pods_holds_up_no_other() {
     assert_eq!(apply(&aws, &changed, Compare::Remembered).await.unwrap().incomplete, None);
     assert_eq!((behind(80), behind(81)), ((9090, 2), (9091, 2)));
 }
+
+/// The Service with pods, of which none has port 9090.
+fn without_pods_on_9090(lb: &LoadBalancer) -> LoadBalancer {
+    let mut targets = lb.targets();
+    for (port, pods) in &mut targets.pods {
+        if port.to_string() == "9090" {
+            *pods = [].into();
+        }
+    }
+    lb.clone().with_targets(&targets)
+}
+
+/// The waiting port keeps its pods, also where the controller sets targets alone, and switches when there are some.
+#[tokio::test(start_paused = true)]
+async fn port_without_pods_beside_a_refused_one_keeps_its_own() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let one = with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, 8080)]), &[0, 1]);
+    apply(&aws, &one, Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("CreateListener", " 443", Fault::Code("InvalidConfigurationRequest")));
+    let ports = [(Protocol::Tcp, 80, 9090), (Protocol::Tcp, 81, 8081), (Protocol::Tcp, 443, 8443)];
+    let changed = with_pods(&planned_with_pods(&ports), &[0, 1]);
+    let waiting = without_pods_on_9090(&changed);
+    let outcome = apply_now(&aws, &waiting, Compare::Remembered).await.unwrap();
+    let (_, message) = outcome.incomplete.as_ref().unwrap();
+    assert!(message.contains("Not served: port 443."), "{message}");
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (81, (8081, 2))]));
+    aws.set_targets(&waiting.owner, &waiting.targets()).await.unwrap();
+    assert_eq!(served(&cloud)[&80], (8080, 2));
+    let outcome = apply(&aws, &changed, Compare::Remembered).await.unwrap();
+    assert!(refusal(&outcome).1.contains("Not served: port 443."), "{outcome:?}");
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (9090, 2)), (81, (8081, 2))]));
+}
+
+/// No pod has the new target port, perhaps for ever.
+#[tokio::test(start_paused = true)]
+async fn only_port_without_pods_keeps_its_own() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let of = |port| with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, port)]), &[0, 1]);
+    apply(&aws, &of(8080), Compare::Remembered).await.unwrap();
+    pause().await;
+    let waiting = without_pods_on_9090(&of(9090));
+    for _ in 0..3 {
+        let outcome = apply_now(&aws, &waiting, Compare::Remembered).await.unwrap();
+        assert!(matches!(outcome.progress, Progress::Again(_)), "{outcome:?}");
+        assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2))]));
+        pause().await;
+    }
+    let outcome = aws.apply(&waiting, Compare::InPlace).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, reasons::NO_TARGETS_YET);
+    apply(&aws, &of(9090), Compare::Remembered).await.unwrap();
+    assert_eq!(served(&cloud), BTreeMap::from([(80, (9090, 2))]));
+}
+
+/// What AWS refused is tried again while another port waits for targets.
+#[tokio::test(start_paused = true)]
+async fn denied_port_is_retried_while_another_one_waits() {
+    for compare in [Compare::Remembered, Compare::InPlace] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        let one = with_pods(&planned_with_pods(&[(Protocol::Tcp, 80, 8080)]), &[0, 1]);
+        apply(&aws, &one, Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Each("CreateListener", "", Fault::Code("AccessDenied")));
+        let ports = [(Protocol::Tcp, 80, 9090), (Protocol::Tcp, 443, 8443), (Protocol::Tcp, 444, 8444)];
+        let waiting = without_pods_on_9090(&with_pods(&planned_with_pods(&ports), &[0, 1]));
+        apply_now(&aws, &waiting, Compare::Remembered).await.unwrap();
+        cloud.set_faults(Faults::None);
+        if compare == Compare::Remembered {
+            aws.apply(&waiting, compare).await.unwrap();
+            assert_eq!(served(&cloud).len(), 1, "not at once");
+            pause().await;
+        }
+        aws.apply(&waiting, compare).await.unwrap();
+        assert_eq!(served(&cloud), BTreeMap::from([(80, (8080, 2)), (443, (8443, 2)), (444, (8444, 2))]));
+    }
+}
+
+/// Nothing is known of any port.
+#[tokio::test(start_paused = true)]
+async fn credentials_that_are_not_accepted_refuse_no_port() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    changes(&cloud);
+    cloud.set_faults(Faults::Each("CreateListener", "", Fault::Code("ExpiredToken")));
+    let more = wanted(&[(80, 30080), (81, 30081), (82, 30082)], &[0]);
+    let error = apply_now(&aws, &more, Compare::Remembered).await.unwrap_err();
+    assert!(error.to_string().contains("does not accept the credentials"), "{error}");
+    assert!(!error.to_string().contains("port 81"), "{error}");
+    assert_eq!(changes(&cloud).iter().filter(|call| **call == "CreateListener").count(), 1);
+    cloud.set_faults(Faults::None);
+    apply(&aws, &more, Compare::Remembered).await.unwrap();
+    assert_eq!(served(&cloud).len(), 3);
+}
+
+/// No port is served. Where the controller sets targets alone, it learns when to try again.
+#[tokio::test(start_paused = true)]
+async fn service_that_a_quota_refuses_says_when_to_try_again() {
+    let cloud = standin_with(1, Quotas { listeners: 0, ..Quotas::default() });
+    let aws = provider(&cloud);
+    let waits = async |lb: &LoadBalancer| {
+        let error = apply(&aws, lb, Compare::Remembered).await.unwrap_err();
+        assert_eq!(error.reason(), reasons::QUOTA_EXCEEDED, "{error}");
+        aws.set_targets(&lb.owner, &lb.targets()).await.unwrap().retry_refused.unwrap().as_secs()
+    };
+    let lb = wanted(&[(80, 30080)], &[0]);
+    assert_eq!([waits(&lb).await, waits(&lb).await, waits(&lb).await], [30, 60, 120]);
+    assert_eq!(waits(&wanted(&[(81, 30081)], &[0])).await, 30, "another change");
+}

@@ -10,7 +10,9 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Pro
 use steerage_provider_cloud::marks;
 use tokio::time::Instant;
 
-use super::driver::{apply, changes, delete, own_set, pause, provider, set, standin, standin_with, wanted};
+use super::driver::{
+    apply, apply_now, changes, delete, own_set, pause, provider, set, standin, standin_with, wanted,
+};
 use crate::Aws;
 use crate::annotations::{DISABLE_SECURITY_GROUP, SSL_CERT, SSL_PORTS};
 use crate::client::Tags;
@@ -538,4 +540,40 @@ async fn group_of_others_with_the_name_is_left_alone() {
             assert_eq!(snapshot(&cloud.cloud()), before);
         }
     }
+}
+
+/// EC2 refuses to remove rules, and other ones are still added.
+#[tokio::test(start_paused = true)]
+async fn refused_removal_of_sources_does_not_hold_up_others() {
+    let (cloud, aws) = in_place(&from(&[OFFICE, "198.51.100.0/24"]), Quotas::default()).await;
+    cloud.set_faults(Faults::Each("RevokeSecurityGroupIngress", "", Fault::Code("UnauthorizedOperation")));
+    let more = LoadBalancer {
+        source_ranges: from(&[OFFICE]).source_ranges,
+        ..wanted(&[(80, 30080), (81, 30081)], &[0, 1])
+    };
+    let outcome = apply_now(&aws, &more, Compare::Remembered).await.unwrap();
+    assert!(group(&cloud).own.contains(&rule("tcp", 81, OFFICE)), "{:?}", group(&cloud).own);
+    assert_eq!(outcome.incomplete.unwrap().0, "ProviderDenied");
+    cloud.set_faults(Faults::None);
+    apply(&aws, &more, Compare::Remembered).await.unwrap();
+    assert_eq!(group(&cloud).own, BTreeSet::from([rule("tcp", 80, OFFICE), rule("tcp", 81, OFFICE)]));
+}
+
+/// Whose group it is, is not known any more.
+#[tokio::test(start_paused = true)]
+async fn sources_stay_in_a_group_without_its_tags() {
+    let (cloud, aws) = in_place(&from(&[OFFICE, "198.51.100.0/24"]), Quotas::default()).await;
+    let mut tags = Tags::new();
+    change_group(&cloud, |group| std::mem::swap(&mut group.tags, &mut tags));
+    pause().await;
+    let outcome = aws.apply(&from(&[OFFICE, "198.51.100.0/24"]), Compare::InPlace).await.unwrap();
+    pause().await;
+    assert_eq!(changes(&cloud), [""; 0], "{outcome:?}");
+    let outcome = aws.apply(&from(&[OFFICE]), Compare::Remembered).await.unwrap();
+    assert_eq!(outcome.incomplete.unwrap().0, "ObjectNotOwned");
+    assert_eq!(changes(&cloud), [""; 0]);
+    change_group(&cloud, |group| group.tags = tags);
+    pause().await;
+    apply(&aws, &from(&[OFFICE]), Compare::Remembered).await.unwrap();
+    assert_secured(&cloud, &web(&[OFFICE]), "with its tags");
 }

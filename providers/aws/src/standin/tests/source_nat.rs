@@ -368,3 +368,51 @@ async fn udp_of_targets_with_ipv4_is_refused_on_a_load_balancer_with_ipv6() {
     assert!(!is_on(&cloud));
     assert!(apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.is_ok());
 }
+
+/// AWS refuses what must come before the next UDP: the present one comes back, also if calls were throttled between.
+#[tokio::test(start_paused = true)]
+async fn udp_comes_back_if_its_load_balancer_cannot_change() {
+    let of_v4 = LoadBalancer { families: vec![Family::V4], ..service(&[TCP, UDP]) };
+    let ports = |cloud: &StandIn| {
+        let all = cloud.cloud().listeners.into_values().map(|found| (found.port, found.protocol));
+        all.collect::<BTreeMap<_, _>>()
+    };
+    for throttled in [false, true] {
+        let (cloud, aws) = in_place(&of_v4).await;
+        let before = ports(&cloud);
+        cloud.change(|cloud| cloud.keeps_ip_address_types = true);
+        if throttled {
+            cloud.set_faults(Faults::Once("SetIpAddressType", Fault::Code("Throttling")));
+            while cloud.has_faults() {
+                let _ = aws.apply(&service(&[TCP, UDP]), Compare::Remembered).await;
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            assert_ne!(ports(&cloud), before, "it has gone for a moment");
+        }
+        let error = apply(&aws, &service(&[TCP, UDP]), Compare::Remembered).await.unwrap_err();
+        assert_eq!((error.reason(), ports(&cloud)), (reasons::REJECTED_BY_PROVIDER, before), "{error}");
+        cloud.change(|cloud| cloud.keeps_ip_address_types = false);
+        pause().await;
+        apply(&aws, &service(&[TCP, UDP]), Compare::InPlace).await.unwrap();
+        settles(&cloud, &service(&[TCP, UDP]), "at last").await;
+    }
+}
+
+/// AWS takes IPv6 away only after the last listener for it, and there is no room for any other before.
+#[tokio::test(start_paused = true)]
+async fn udp_of_the_other_family_comes_at_the_limit_of_listeners() {
+    let of = |family, udp: &[u16], tcp: std::ops::Range<u16>| {
+        let tcp = tcp.map(|port| (Protocol::Tcp, port, 30000 + port));
+        let all: Vec<_> = udp.iter().map(|port| (Protocol::Udp, *port, 30000 + port)).chain(tcp).collect();
+        LoadBalancer { families: vec![family], ..planned(&all).with_nodes(set(&[0])) }
+    };
+    let cloud = standin(1);
+    cloud.set_unlimited();
+    zones::plant(&cloud);
+    let aws = provider(&cloud);
+    pause().await;
+    apply(&aws, &of(Family::V6, &[], 1..51), Compare::Remembered).await.unwrap();
+    pause().await;
+    let outcome = apply(&aws, &of(Family::V4, &[101, 102], 1..49), Compare::Remembered).await.unwrap();
+    assert_eq!((outcome.incomplete, cloud.cloud().listeners.len()), (None, 50));
+}
