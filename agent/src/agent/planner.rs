@@ -318,10 +318,12 @@ impl Planner {
         let planned = self.planned.entry(key.namespace().to_owned()).or_default();
         *planned += needs.min(self.budgets.limit(key));
         let is_too_much = *planned > local_node.element_limits.namespace;
-        if !is_settled && grows && is_too_much {
+        // One that changes again while it waits needs no more than was noted, and has not got it yet.
+        if !is_settled && (grows || self.later.contains(key)) && is_too_much {
             self.later.insert(key.clone());
             return None;
         }
+        self.later.remove(key);
         let plan = plan.unwrap_or_else(|| self.plan_one(key, local_node));
         Some(self.reduced(plan, key, round.seed))
     }

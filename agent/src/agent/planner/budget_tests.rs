@@ -184,6 +184,24 @@ fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
     assert!(!planner.is_waiting(deleted) && planner.has_waiting());
 }
 
+/// A tenant changes all its large Services again before the needs of all are known.
+#[test]
+fn services_that_change_again_keep_to_the_budget() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..20).map(|number| add(&mut planner, number)).collect();
+    let mut last: BTreeMap<Key, ServicePlan> = BTreeMap::new();
+    for _ in 0..100 {
+        planner.turns.extend(keys.iter().cloned());
+        last.extend(planner.plan_one_turn());
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
+    }
+    while planner.has_waiting() {
+        last.extend(planner.plan_one_turn());
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
+    }
+    assert_eq!(last.len(), keys.len());
+}
+
 /// An external IP moves between two Services of a namespace of which others wait: both plans are in one round, and as few others as
 /// possible.
 #[test]
