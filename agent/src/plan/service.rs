@@ -36,7 +36,7 @@ pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
 /// What this node should do for `service`.
 pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
     if !serves(service, local_node.kube_proxy_replacement) {
-        return ServicePlan { reserved: assigned(service, local_node), ..ServicePlan::default() };
+        return ServicePlan { reserved: assigned(service, local_node, |_| true), ..ServicePlan::default() };
     }
     let mut plan = ServicePlan {
         cluster_addresses: service.cluster_ips.clone(),
@@ -51,32 +51,6 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     let external = plan_external_ips(service, local_node, &mut plan);
     plan_frontends(service, &ports, &external, local_node, &mut plan);
     plan
-}
-
-/// What a frontend would be to a Service, if it claims it.
-pub fn role_at(service: &Service, frontend: &Frontend, local_node: &LocalNode) -> Option<Role> {
-    let Frontend { addr, protocol, port: number } = *frontend;
-    let has_port = |is_meant: &dyn Fn(&ServicePort) -> bool| {
-        service.ports.iter().any(|port| port.protocol == protocol && is_meant(port))
-    };
-    let has_number = has_port(&|port| port.port == number);
-    let is_vip =
-        || service.kind == ServiceKind::LoadBalancer && has_number && service.vips().any(|vip| vip == addr);
-    let is_node_port = || {
-        let is_meant = |port: &ServicePort| port.node_port == Some(number);
-        service.kind != ServiceKind::ClusterIp
-            && local_node.node_port_addresses.contains(&addr)
-            && has_port(&is_meant)
-    };
-    if !serves(service, local_node.kube_proxy_replacement) {
-        None
-    } else if has_number && service.cluster_ips.contains(&addr) {
-        Some(Role::ClusterIp)
-    } else if is_vip() || is_node_port() {
-        Some(Role::Assigned)
-    } else {
-        (has_number && service.external_ips.contains(&addr)).then_some(Role::ExternalIp)
-    }
 }
 
 /// The elements that the plan of a Service needs at least, without the plan: that of a Service with thousands of ports takes long.
@@ -270,17 +244,27 @@ fn peers(service: &Service, all: &[Backend<'_>], family: Family, local_node: &Lo
     peers.slots(all, family).filter(|_| is_forwarded)
 }
 
-/// What was assigned to a Service, as far as packets carry it.
-fn assigned(service: &Service, local_node: &LocalNode) -> Vec<Frontend> {
-    let is_real = service.kind != ServiceKind::ExternalName && !service.headless_label;
+/// What was assigned to a Service at addresses that are meant, as far as packets carry it.
+pub fn assigned(
+    service: &Service,
+    local_node: &LocalNode,
+    is_meant: impl Fn(&IpAddr) -> bool,
+) -> Vec<Frontend> {
+    if service.kind == ServiceKind::ExternalName || service.headless_label {
+        return Vec::new();
+    }
     let vips = service.vips().filter(|_| service.kind == ServiceKind::LoadBalancer);
-    let addresses: Vec<_> = service.cluster_ips.iter().copied().chain(vips).filter(|_| is_real).collect();
+    let addresses: Vec<_> = service.cluster_ips.iter().copied().chain(vips).filter(&is_meant).collect();
+    let of_node: Vec<_> = local_node.node_port_addresses.iter().copied().filter(&is_meant).collect();
     let mut frontends = Vec::new();
+    if addresses.is_empty() && of_node.is_empty() {
+        return frontends;
+    }
     for port in &service.ports {
         let at = |addr: &IpAddr, number: u16| Frontend { addr: *addr, protocol: port.protocol, port: number };
         frontends.extend(addresses.iter().map(|addr| at(addr, port.port)));
-        if let Some(number) = port.node_port.filter(|_| is_real) {
-            frontends.extend(local_node.node_port_addresses.iter().map(|addr| at(addr, number)));
+        if let Some(number) = port.node_port {
+            frontends.extend(of_node.iter().map(|addr| at(addr, number)));
         }
     }
     frontends
