@@ -131,19 +131,52 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The most endpoints that are looked at in a family, each once for each port, by the elements that the Service may have. One that needs
+/// The most endpoints that are looked at in a family, each once for each port that it has, by the elements that the Service may have. One that needs
 /// more, with thousands of ports and of endpoints, would keep the loop busy for seconds, and is served by a few of its endpoints in any
 /// case.
 fn most_looks(elements: usize) -> usize {
     elements.saturating_mul(2).clamp(1 << 18, 1 << 20)
 }
 
-/// The order in which endpoints are looked at: usable ones of this node first, which nobody can replace under policy Local, then other
-/// ready ones.
-fn look_rank(endpoint: &Endpoint, local_node: &LocalNode, seed: u32) -> (bool, bool, bool, u32) {
-    let is_usable = endpoint.ready || endpoint.is_serving_terminating();
-    let is_here = endpoint.is_on(&local_node.node) && is_usable;
-    (!is_here, !endpoint.ready, !is_usable, sample_rank(endpoint.addr, seed))
+/// Which lists a Service's frontends have.
+#[derive(Debug, Clone, Copy)]
+struct Lists {
+    /// Those of traffic policy Cluster.
+    cluster: bool,
+    /// Those of traffic policy Local.
+    local: bool,
+}
+
+impl Lists {
+    fn of(service: &Service) -> Self {
+        let is_internal_local = service.internal_policy == TrafficPolicy::Local;
+        let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
+        Self {
+            cluster: is_external || !is_internal_local,
+            local: is_internal_local || is_external && service.external_policy == TrafficPolicy::Local,
+        }
+    }
+
+    /// The order in which endpoints are looked at: ready ones of this node first, where nobody can replace them, and those that
+    /// terminate after all ready ones. See also [`Lists::is_spare`].
+    fn rank(self, endpoint: &Endpoint, local_node: &LocalNode, seed: u32) -> (u8, u32) {
+        let is_here = self.local && endpoint.is_on(&local_node.node);
+        let rank = match (endpoint.ready, endpoint.is_serving_terminating()) {
+            (true, _) if is_here => 0,
+            (true, _) if self.cluster => 1,
+            (_, true) if is_here => 2,
+            (true, _) => 3,
+            (_, true) => 4,
+            _ => 5,
+        };
+        (rank, sample_rank(endpoint.addr, seed))
+    }
+
+    /// Whether each port keeps one such endpoint in any case: clients outside may have nothing else here.
+    fn is_spare(self, endpoint: &Endpoint, local_node: &LocalNode) -> bool {
+        let is_usable = endpoint.ready || endpoint.is_serving_terminating();
+        self.local && is_usable && endpoint.is_on(&local_node.node)
+    }
 }
 
 /// The endpoints of all ports, as far as they can fit into the Service's budget.
@@ -153,20 +186,21 @@ fn plan_endpoints<'a>(
     local_node: &LocalNode,
     plan: &mut ServicePlan,
 ) -> Vec<FamilyPort<'a>> {
-    let is_internal_local = service.internal_policy == TrafficPolicy::Local;
-    let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
-    let cluster = is_external || !is_internal_local;
-    let local = is_internal_local || is_external && service.external_policy == TrafficPolicy::Local;
+    let lists = Lists::of(service);
     let seed = flow_seed(&local_node.node);
     let mut collected = Collected::new(local_node.element_limits.service, seed);
-    let most = (most_looks(local_node.element_limits.service) / service.ports.len().max(1)).max(1);
+    let most = most_looks(local_node.element_limits.service);
+    let names: Vec<_> = service.ports.iter().map(|port| (port.name.as_str(), port.protocol)).collect();
     let mut left_out = 0;
     let mut ports = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
         let mut slices = SlicePorts::new(index.slices(&service.key), family);
-        let rank = |endpoint: &Endpoint| look_rank(endpoint, local_node, seed);
-        left_out += slices.keep(most, rank) * service.ports.len();
+        let rank = |endpoint: &Endpoint| lists.rank(endpoint, local_node, seed);
+        let is_spare = |endpoint: &Endpoint| lists.is_spare(endpoint, local_node);
+        // Those of other nodes are in no list then.
+        let counts = |endpoint: &Endpoint| lists.cluster || endpoint.is_on(&local_node.node);
+        left_out += slices.keep(&names, most, rank, is_spare, counts);
         let mut last: Option<(Group<'_>, PortEndpoints, Peers)> = None;
         for port in &service.ports {
             let group = Group::new(&slices, port);
@@ -178,6 +212,7 @@ fn plan_endpoints<'a>(
                 let all = slices.backends(&port.name, port.protocol);
                 let here = all.iter().filter(|b| b.endpoint.is_on(&local_node.node));
                 hairpins.extend(here.map(|b| b.endpoint.addr));
+                let Lists { cluster, local } = lists;
                 let port = PortUse { protocol: port.protocol, cluster, local };
                 let endpoints = PortEndpoints::new(&all, port, local_node);
                 let to_peers = peers(service, &all, family, local_node);
