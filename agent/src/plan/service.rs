@@ -61,19 +61,48 @@ pub fn least_needs(service: &Service, index: &Index, local_node: &LocalNode) -> 
     if !serves(service, local_node.kube_proxy_replacement) || ports.len() < service.ports.len() {
         return 0;
     }
-    if frontends >= most || service.internal_policy == TrafficPolicy::Local {
+    // A small one is planned at once: looking its ports up in all slices would take as long as the plan.
+    let endpoints: usize = index.slices(&service.key).map(|slice| slice.endpoints.len()).sum();
+    if frontends >= most || frontends + ports.len() * endpoints < most {
         return frontends;
     }
-    let lists = families(service).into_iter().map(|family| {
+    let (mut needs, mut looks) = (frontends, most_looks(most));
+    for family in
+        families(service).into_iter().filter(|family| has_cluster_lists(service, *family, local_node))
+    {
         let slices = SlicePorts::new(index.slices(&service.key), family);
-        let Some(first) = service.ports.first() else { return 0 };
-        let group = Group::new(&slices, first);
-        let alike = service.ports.iter().filter(|port| Group::new(&slices, port).number_as(&group).is_some());
-        let all = slices.backends(&first.name, first.protocol);
-        let length = cluster_backends(&all, &local_node.node, local_node.zone.as_deref()).len();
-        alike.count() * length.min(MOST_ENDPOINTS)
-    });
-    frontends + lists.sum::<usize>()
+        let mut last: Option<(Group<'_>, usize)> = None;
+        for port in &service.ports {
+            let group = Group::new(&slices, port);
+            let known = last.as_ref().filter(|(of, _)| group.number_as(of).is_some());
+            let length = known.map_or_else(
+                || {
+                    let all = slices.backends(&port.name, port.protocol);
+                    looks = looks.saturating_sub(all.len());
+                    cluster_backends(&all, &local_node.node, local_node.zone.as_deref()).len()
+                },
+                |(_, length)| *length,
+            );
+            needs += length.min(MOST_ENDPOINTS);
+            if needs >= most || looks == 0 {
+                return needs;
+            }
+            last = Some((group, length));
+        }
+    }
+    needs
+}
+
+/// Whether frontends of all ports lead to all endpoints of a family.
+fn has_cluster_lists(service: &Service, family: Family, local_node: &LocalNode) -> bool {
+    let is_of = |addr: &IpAddr| Family::of(*addr) == family;
+    let has_vip = || service.kind == ServiceKind::LoadBalancer && service.vips().any(|vip| is_of(&vip));
+    let has_node_ports = || {
+        service.kind != ServiceKind::ClusterIp
+            && local_node.node_port_addresses.iter().any(is_of)
+            && service.ports.iter().all(|port| port.node_port.is_some())
+    };
+    service.internal_policy == TrafficPolicy::Cluster || has_vip() || has_node_ports()
 }
 
 /// The external IPs that are served, but for ports of API servers. Those that are not served at one port at least go to `refused`.

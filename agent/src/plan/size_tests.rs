@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use proptest::prelude::*;
 use steerage_model::{
-    Backend, Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServiceKind, ServicePort,
-    TrafficPolicy, names,
+    Backend, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
+    ServicePort, TrafficPolicy, names,
 };
 use steerage_watch::{Event, Index};
 
@@ -300,6 +300,47 @@ fn endpoints_of_other_nodes_make_no_local_service_too_large() {
     assert_eq!(plan.omitted, Omitted::default());
     assert_eq!(plan.reduce(100_000, 0), None);
     assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == 2));
+}
+
+/// What is too large in any case is known without the plan, and a small Service is no reason to look.
+#[test]
+fn least_needs_are_known_without_the_plan() {
+    let limit = 10_000;
+    let least = |service: &Service, index: &Index| {
+        let (least, plan) =
+            (least_needs(service, index, &place(limit)), plan_service(service, index, &place(limit)));
+        assert!(least <= plan.cost(), "{least}, {}", plan.cost());
+        least
+    };
+    let vip = Ingress { ip: Some(IpAddr::from([192, 0, 2, 1])), hostname: None, ip_mode: None };
+    let of_kind = |kind, internal_policy, external_policy| Service {
+        kind,
+        internal_policy,
+        ingress: vec![vip.clone()],
+        ..service(Protocol::Tcp, 100, 0, external_policy)
+    };
+    use ServiceKind::{ClusterIp, LoadBalancer};
+    use TrafficPolicy::{Cluster, Local};
+    for (kind, internal, external, is_too_large) in [
+        (ClusterIp, Cluster, Cluster, true),
+        (ClusterIp, Local, Cluster, false),
+        (LoadBalancer, Local, Cluster, true),
+        (LoadBalancer, Local, Local, true),
+    ] {
+        let service = of_kind(kind, internal, external);
+        let needs = least(&service, &index(&service, endpoints(200, 100, u32::MAX)));
+        assert_eq!(needs >= limit, is_too_large, "{kind:?} {internal:?} {external:?}: {needs}");
+    }
+    // The first port has a slice of its own.
+    let service = of_kind(ClusterIp, Cluster, Cluster);
+    let mut index = index(&service, endpoints(200, 100, u32::MAX));
+    let port = EndpointPort { name: "1".to_owned(), protocol: Protocol::Tcp, port: 1 };
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: [port].into(),
+        endpoints: endpoints(1, 1, u32::MAX),
+        ..EndpointSlice::new(Key::new("shop", "web-2"), service.key.clone(), Family::V4)
+    }));
+    assert!(least(&service, &index) >= limit);
 }
 
 /// All ports usually have the same endpoints, which are chosen once; here each second port is not in one of the slices, or has another
