@@ -305,6 +305,9 @@ fn endpoints_of_other_nodes_make_no_local_service_too_large() {
 /// What is too large in any case is known without the plan, and a small Service is no reason to look.
 #[test]
 fn least_needs_are_known_without_the_plan() {
+    use ServiceKind::{ClusterIp, LoadBalancer};
+    use TrafficPolicy::{Cluster, Local};
+
     let limit = 10_000;
     let least = |service: &Service, index: &Index| {
         let (least, plan) =
@@ -319,8 +322,6 @@ fn least_needs_are_known_without_the_plan() {
         ingress: vec![vip.clone()],
         ..service(Protocol::Tcp, 100, 0, external_policy)
     };
-    use ServiceKind::{ClusterIp, LoadBalancer};
-    use TrafficPolicy::{Cluster, Local};
     for (kind, internal, external, is_too_large) in [
         (ClusterIp, Cluster, Cluster, true),
         (ClusterIp, Local, Cluster, false),

@@ -198,7 +198,8 @@ fn udp_frontends_of_a_repair_that_fails_halfway_are_known() {
         let mut proxy = open();
         let ports = 20;
         write(&mut proxy, large_of(Protocol::Udp, ports, 0, 2_500)).unwrap();
-        (proxy.ruleset, _) = (Ruleset::default(), proxy.dataplane.mark_out_of_sync());
+        proxy.ruleset = Ruleset::default();
+        proxy.dataplane.mark_out_of_sync();
         let before = Nft::open().unwrap().generation().unwrap();
         let refused = std::thread::scope(|scope| {
             scope.spawn(|| {
