@@ -332,9 +332,8 @@ impl Planner {
                 if self.is_waiting(&key) {
                     // It ends with the next plan, which has everything that this one has.
                     let plan = updates.entry(key).or_insert_with_key(|key| round.desired.plan(key));
-                    let new: Vec<_> =
-                        frontends.into_iter().filter(|at| !plan.reserved.contains(at)).collect();
-                    plan.reserved.extend(new);
+                    let known: BTreeSet<_> = plan.reserved.iter().copied().collect();
+                    plan.reserved.extend(frontends.into_iter().filter(|at| !known.contains(at)));
                 }
             }
         }
