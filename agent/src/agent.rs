@@ -233,7 +233,7 @@ impl Agent {
         if reconfigured || is_damaged {
             self.dataplane.mark_out_of_sync();
         }
-        state.pending.note(&updates);
+        state.pending.note(&updates, |service| state.planner.is_waiting(service));
         if state.planner.wants_cluster_nodes()
             && let Some(start) = self.cluster_nodes.take()
         {

@@ -4,7 +4,7 @@
 //! *Membership* decides which nodes a load balancer gets under `api` steering; the *backends* are the endpoints that a node
 //! forwards to. The rules are those of kube-proxy (`CategorizeEndpoints`), which the agent replaces.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::{Endpoint, EndpointSlice, Family, Protocol};
 
@@ -85,24 +85,90 @@ impl<'a> SlicePorts<'a> {
         self.numbers.get(&(port_name, protocol)).map_or(&[], Vec::as_slice)
     }
 
-    /// Keeps so many endpoints, those of the lowest rank, and returns the number of others.
-    pub fn keep<R: Ord>(&mut self, most: usize, rank: impl Fn(&Endpoint) -> R) -> usize {
-        let all = self.slices.iter().enumerate().flat_map(|(slice, endpoints)| {
-            let rank = &rank;
-            endpoints.iter().enumerate().map(move |(at, endpoint)| (rank(endpoint), slice, at))
-        });
-        let mut ranked: Vec<_> = all.collect();
-        if ranked.len() <= most {
+    /// Keeps endpoints of the lowest rank, so that [`SlicePorts::backends`] of these ports look at `most` endpoints together, each counted
+    /// once for each port that its slice has. Besides, each port keeps its first endpoint, and the first of its `spare` ones. Returns how
+    /// many others of those that `counts` are not looked at.
+    pub fn keep<R: Ord>(
+        &mut self,
+        ports: &[(&str, Protocol)],
+        most: usize,
+        rank: impl Fn(&Endpoint) -> R,
+        spare: impl Fn(&Endpoint) -> bool,
+        counts: impl Fn(&Endpoint) -> bool,
+    ) -> usize {
+        let mut of_slice: Vec<Vec<usize>> = vec![Vec::new(); self.slices.len()];
+        for (at, (name, protocol)) in ports.iter().enumerate() {
+            for (slice, _) in self.numbers(name, *protocol) {
+                if let Some(ports) = of_slice.get_mut(*slice) {
+                    ports.push(at);
+                }
+            }
+        }
+        let looks = self.slices.iter().zip(&of_slice).map(|(endpoints, ports)| endpoints.len() * ports.len());
+        if looks.sum::<usize>() <= most {
             return 0;
         }
-        let left_out = ranked.len() - most;
-        ranked.select_nth_unstable(most);
-        let kept: BTreeSet<_> = ranked.into_iter().take(most).map(|(_, slice, at)| (slice, at)).collect();
-        for (slice, endpoints) in self.slices.iter_mut().enumerate() {
+        let mut kept = self.first_of_ports(&of_slice, ports.len(), &rank, |_| true);
+        kept.extend(self.first_of_ports(&of_slice, ports.len(), &rank, spare));
+        let used = kept.iter().filter_map(|(slice, _)| of_slice.get(*slice)).map(Vec::len).sum();
+        let mut left = most.saturating_sub(used);
+        let mut others = Vec::new();
+        for (slice, (endpoints, ports)) in self.slices.iter().zip(&of_slice).enumerate() {
+            let cost = ports.len();
+            if (1..=left).contains(&cost) {
+                let not_kept = endpoints.iter().enumerate().filter(|(at, _)| !kept.contains(&(slice, *at)));
+                others.extend(not_kept.map(|(at, endpoint)| (rank(endpoint), slice, at, cost)));
+            }
+        }
+        // No more than these have room, whichever they are.
+        let room = left / others.iter().map(|(.., cost)| *cost).min().unwrap_or(1);
+        if room < others.len() {
+            others.select_nth_unstable(room);
+            others.truncate(room);
+        }
+        others.sort_unstable();
+        for (_, slice, at, cost) in others {
+            if cost <= left {
+                left -= cost;
+                kept.insert((slice, at));
+            }
+        }
+        let mut left_out = 0;
+        for (slice, (endpoints, ports)) in self.slices.iter_mut().zip(&of_slice).enumerate() {
             let mut at = 0..;
-            endpoints.retain(|_| at.next().is_some_and(|at| kept.contains(&(slice, at))));
+            endpoints.retain(|endpoint| {
+                let is_kept = at.next().is_some_and(|at| kept.contains(&(slice, at)));
+                left_out += if !is_kept && counts(endpoint) { ports.len() } else { 0 };
+                is_kept
+            });
         }
         left_out
+    }
+
+    /// The places of endpoints of which each port has one at least, if it has any that is meant: that of the lowest rank.
+    fn first_of_ports<R: Ord>(
+        &self,
+        of_slice: &[Vec<usize>],
+        ports: usize,
+        rank: impl Fn(&Endpoint) -> R,
+        is_meant: impl Fn(&Endpoint) -> bool,
+    ) -> HashSet<(usize, usize)> {
+        let first = |(slice, endpoints): (usize, &Vec<&Endpoint>)| {
+            let meant = endpoints.iter().enumerate().filter(|(_, endpoint)| is_meant(endpoint));
+            meant.map(|(at, endpoint)| (rank(endpoint), slice, at)).min()
+        };
+        let mut first: Vec<_> = self.slices.iter().enumerate().filter_map(first).collect();
+        first.sort_unstable();
+        let mut has_one = vec![false; ports];
+        let mut found = HashSet::new();
+        for (_, slice, at) in first {
+            for port in of_slice.get(slice).into_iter().flatten() {
+                if has_one.get_mut(*port).is_some_and(|has_one| !std::mem::replace(has_one, true)) {
+                    found.insert((slice, at));
+                }
+            }
+        }
+        found
     }
 
     /// All endpoints of one Service port, in any state, ordered by address and port. Where two slices have the same address and port, the

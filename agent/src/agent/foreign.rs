@@ -90,19 +90,20 @@ impl Agent {
         }
     }
 
-    /// Reports and counts lists that were not what their digests said.
+    /// Reports and counts lists that were not what their digests said. Who changed them is not known: see decision 37.
     pub(super) fn report_wrong_lists(&mut self, state: &mut LoopState) {
         let found = self.dataplane.take_found();
         if !found.is_empty() {
             let changed = found.to_string();
             tracing::warn!(
                 changed,
-                "lists of endpoints were changed by another program while no agent ran; repairing them"
+                "lists of endpoints were changed while no agent ran, by another program or by a write that was cut short; repairing them"
             );
             self.metrics.foreign_changes.count(&found);
             let note = format!(
-                "While no agent ran, another program changed lists of endpoints in the agent's nftables tables: {changed}. They are \
-                 repaired; until then packets to Services were lost, or reached endpoints that are gone."
+                "While no agent ran, lists of endpoints in the agent's nftables tables were not what was written last: {changed}. Another \
+                 program changed them, or an agent was killed while it repaired them. They are repaired; until then packets to \
+                 Services were lost, or reached endpoints that are gone."
             );
             self.publish(state, "TablesChanged", "Repair", note);
         }

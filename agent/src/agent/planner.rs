@@ -5,7 +5,7 @@ mod claimants;
 mod cluster_nodes;
 mod turns;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use steerage_model::{EndpointSlice, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
 
-use claimants::Claimants;
+use claimants::{Contested, Jumps};
 use cluster_nodes::ClusterNodes;
 
 use crate::local_node::{LocalNode, LocalPods};
@@ -270,39 +270,76 @@ impl Planner {
         deleted: BTreeMap<Key, ServicePlan>,
         mut is_over: impl FnMut() -> bool,
     ) -> BTreeMap<Key, ServicePlan> {
-        let mut updates = deleted;
-        let mut claimants = Claimants::new(round.desired);
+        let (mut updates, mut contested) = (deleted, Contested::default());
+        for (key, plan) in &updates {
+            contested.note(key, plan, round.desired);
+        }
         let mut has_completed = false;
         self.settle(round.now);
-        let of_deleted = updates
-            .iter()
-            .flat_map(|(key, plan)| claimants.of(key, plan, &self.turns, &self.index, round.local_node));
-        let mut first: VecDeque<Key> = of_deleted.collect();
-        loop {
-            // One that claims what two others leave comes twice.
-            let claimant = std::iter::from_fn(|| first.pop_front()).find(|key| self.turns.contains(key));
-            let Some(key) = claimant.or_else(|| self.turns.next()) else { break };
-            self.turns.remove(&key);
-            if let Some(plan) = self.plan_waiting(&key, round) {
-                // Others may have what it leaves.
-                first.extend(claimants.of(&key, &plan, &self.turns, &self.index, round.local_node));
-                updates.insert(key.clone(), plan);
-            }
-            if !self.turns.has(key.namespace()) {
-                self.planned.remove(key.namespace());
-                has_completed = true;
-            }
+        while let Some(key) = self.turns.next() {
+            has_completed |= self.take_turn(&key, round, &mut updates, &mut contested);
             let is_over = is_over();
             // Not after each namespace: it looks at all that changed.
             if has_completed && (is_over || self.turns.is_empty()) {
                 has_completed = false;
                 self.settle(round.now);
             }
-            if is_over && first.is_empty() {
+            if is_over {
                 break;
             }
         }
+        self.plan_claimants(round, &mut updates, contested);
         updates
+    }
+
+    /// Plans a Service that waits no more for its turn. Returns whether it was the last one of its namespace.
+    fn take_turn(
+        &mut self,
+        key: &Key,
+        round: &Round<'_>,
+        updates: &mut BTreeMap<Key, ServicePlan>,
+        contested: &mut Contested,
+    ) -> bool {
+        if let Some(plan) = self.plan_waiting(key, round) {
+            contested.note(key, &plan, round.desired);
+            updates.insert(key.clone(), plan);
+        }
+        let is_last = !self.turns.has(key.namespace());
+        if is_last {
+            self.planned.remove(key.namespace());
+        }
+        is_last
+    }
+
+    /// Plans Services before their turn that were assigned what others leave or take as an external IP: a few. For those that wait all
+    /// the same it is reserved.
+    fn plan_claimants(
+        &mut self,
+        round: &Round<'_>,
+        updates: &mut BTreeMap<Key, ServicePlan>,
+        mut contested: Contested,
+    ) {
+        let mut jumps = Jumps::default();
+        let mut has_completed = false;
+        // Each pass but the last one plans a Service: what that one leaves may be another one's.
+        while !contested.is_empty() {
+            let waiting = self.turns.all().chain(&self.later).filter_map(|key| self.index.service(key));
+            for (key, frontends) in contested.take(waiting, round.local_node) {
+                if self.turns.contains(&key) && jumps.take(&key) {
+                    self.turns.remove(&key);
+                    has_completed |= self.take_turn(&key, round, updates, &mut contested);
+                }
+                if self.is_waiting(&key) {
+                    // It ends with the next plan, which has everything that this one has.
+                    let plan = updates.entry(key).or_insert_with_key(|key| round.desired.plan(key));
+                    let known: BTreeSet<_> = plan.reserved.iter().copied().collect();
+                    plan.reserved.extend(frontends.into_iter().filter(|at| !known.contains(at)));
+                }
+            }
+        }
+        if has_completed {
+            self.settle(round.now);
+        }
     }
 
     /// The plan of a Service whose turn it is. `None` if it waits until the needs of all are known: a Service that needs no more than
@@ -318,10 +355,12 @@ impl Planner {
         let planned = self.planned.entry(key.namespace().to_owned()).or_default();
         *planned += needs.min(self.budgets.limit(key));
         let is_too_much = *planned > local_node.element_limits.namespace;
-        if !is_settled && grows && is_too_much {
+        // One that changes again while it waits needs no more than was noted, and has not got it yet.
+        if !is_settled && (grows || self.later.contains(key)) && is_too_much {
             self.later.insert(key.clone());
             return None;
         }
+        self.later.remove(key);
         let plan = plan.unwrap_or_else(|| self.plan_one(key, local_node));
         Some(self.reduced(plan, key, round.seed))
     }

@@ -344,9 +344,9 @@ impl Dataplane {
                 worked: result.is_ok(),
                 cleaned_up: table.is_cleaned_up(),
             });
+            ruleset.note_deleted(table.take_deleted());
             match result {
-                Ok(Synchronised { elements, generations: step, deleted, unread }) => {
-                    ruleset.note_deleted(deleted);
+                Ok(Synchronised { elements, generations: step, unread }) => {
                     self.unread.add(table.model(), unread);
                     written.elements += elements;
                     generations.push(step);

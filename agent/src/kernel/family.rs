@@ -34,12 +34,15 @@ pub struct FamilyTable {
     written: Option<ChainRules>,
     /// The last write replaced the table, and left chains that only the replacement needs.
     has_handover: bool,
+    /// What [`FamilyTable::take_deleted`] will return.
+    deleted: BTreeSet<Frontend>,
 }
 
 impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
-        Self { nft, model, family, table: Table::new(family, TABLE), written: None, has_handover: false }
+        let (table, deleted) = (Table::new(family, TABLE), BTreeSet::new());
+        Self { nft, model, family, table, written: None, has_handover: false, deleted }
     }
 
     /// Its address family.
@@ -154,14 +157,17 @@ impl FamilyTable {
             return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
         let (written, mut is_replaced, mut steps) = (self.written.as_ref(), false, Vec::new());
+        let mut frontends = BTreeSet::new();
         let repaired = self.nft.transact(|nft| {
             let repair = repair(nft, &table, &base_ruleset, wanted, written, scope)?;
             let Repair { batch, further, elements, deleted, unread, replaces } = repair;
-            steps = further;
-            done = Synchronised { elements, deleted, unread, ..Synchronised::default() };
+            (steps, frontends) = (further, deleted);
+            done = Synchronised { elements, unread, ..Synchronised::default() };
             is_replaced = replaces;
             Ok::<_, Error>(batch)
         });
+        // Also if a further transaction fails: the next comparison does not find them any more.
+        self.deleted.extend(frontends);
         done.generations = match repaired {
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
@@ -199,14 +205,22 @@ impl FamilyTable {
         let wanted = wanted(&damaged);
         let (written, scope) = (self.written.as_ref(), Scope::Damaged(&damaged));
         let (table, mut count, mut steps) = (self.table.clone(), 0, Vec::new());
+        let mut frontends = BTreeSet::new();
         self.nft.transact(|nft| {
             let repair = repair(nft, &table, &base_ruleset, &wanted, written, scope)?;
-            let Repair { batch, further, elements, .. } = repair;
-            (count, steps) = (elements, further);
+            let Repair { batch, further, elements, deleted, .. } = repair;
+            (count, steps, frontends) = (elements, further, deleted);
             Ok::<_, Error>(batch)
         })?;
+        self.deleted.extend(frontends);
         self.commit_further(&steps, 0)?;
         Ok(count)
+    }
+
+    /// The UDP frontends of which repairs deleted elements since the last call, also one that failed halfway. Not known where the table was
+    /// replaced.
+    pub fn take_deleted(&mut self) -> BTreeSet<Frontend> {
+        std::mem::take(&mut self.deleted)
     }
 
     /// Deletes the clients of maps of affinity that are not to be kept, for rules that cannot: see [`crate::rules::is_kept`].
@@ -263,8 +277,6 @@ pub struct Synchronised {
     /// The generations of the ruleset before the write and, if no other program wrote, after it; 0, which no ruleset has, where that
     /// is not known.
     pub generations: (u32, u32),
-    /// UDP frontends of which elements were deleted. Not known where the table was replaced.
-    pub deleted: BTreeSet<Frontend>,
     /// The long lists that were not read.
     pub unread: BTreeSet<u32>,
 }

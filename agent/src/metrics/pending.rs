@@ -30,10 +30,11 @@ impl PendingMetrics {
     }
 
     /// Notes the plans of changed Services.
-    pub fn note(&mut self, updates: &BTreeMap<Key, ServicePlan>) {
-        // Services that this agent does not serve are not counted.
-        self.triggers
-            .retain(|(service, ..)| updates.get(service).is_none_or(|plan| !plan.frontends.is_empty()));
+    pub fn note(&mut self, updates: &BTreeMap<Key, ServicePlan>, is_waiting: impl Fn(&Key) -> bool) {
+        // Services that this agent does not serve are not counted. The plan of one that waits only reserves something.
+        self.triggers.retain(|(service, ..)| {
+            updates.get(service).is_none_or(|plan| !plan.frontends.is_empty()) || is_waiting(service)
+        });
         for (key, plan) in updates {
             let gaps = plan.local_gaps();
             if gaps.is_empty() {

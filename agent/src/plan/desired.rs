@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use steerage_model::Key;
 
 use super::{
-    Action, Frontend, HealthPort, HealthPorts, Reduced, ReducedService, Refusal, RefusedExternalIp, Role,
-    ServicePlan,
+    Action, Frontend, HealthPort, HealthPorts, Omitted, Reduced, ReducedService, Refusal, RefusedExternalIp,
+    Role, ServicePlan,
 };
 
 /// Services that a frontend's owner leaves without it, and that are named.
@@ -92,6 +92,25 @@ impl Desired {
     /// The frontends of a Service.
     pub fn frontends(&self, service: &Key) -> &[Frontend] {
         self.services.get(service).map_or(&[], |record| &record.frontends)
+    }
+
+    /// The plan of a Service as it is, without what it omits; an empty one if there is none.
+    pub fn plan(&self, service: &Key) -> ServicePlan {
+        let Some(record) = self.services.get(service) else { return ServicePlan::default() };
+        let action = |frontend: &Frontend| {
+            let (_, action) = self.owners.get(frontend)?.iter().find(|(owner, _)| owner == service)?;
+            Some((*frontend, action.clone()))
+        };
+        ServicePlan {
+            frontends: record.frontends.iter().filter_map(action).collect(),
+            cluster_addresses: record.cluster_addresses.to_vec(),
+            hairpins: record.hairpins.to_vec(),
+            health: record.health.clone(),
+            reserved: record.reserved.to_vec(),
+            refused: record.refused.to_vec(),
+            omitted: Omitted::default(),
+            reduced: record.reduced,
+        }
     }
 
     /// Everything whose elements [`Desired::update`] with the same plans may change.

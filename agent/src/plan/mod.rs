@@ -29,7 +29,7 @@ pub use local_gaps::LocalGaps;
 pub use peers::{PEER_SLOTS, PeerAddresses, PeerNodes};
 pub use policy_transition::{POLICY_GRACE_PERIOD, PolicyTransitions, has_load_balancer};
 pub use port_endpoints::MOST_ENDPOINTS;
-pub use service::{least_needs, plan_service, role_at, serves};
+pub use service::{assigned, least_needs, plan_service, serves};
 
 /// An address, protocol and port that clients send to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,8 +132,9 @@ pub struct ServicePlan {
     pub hairpins: Vec<IpAddr>,
     /// Its health-check port.
     pub health: Option<HealthPort>,
-    /// Where no external IP is served: at its health-check port, because packets are translated before they reach a socket, and at the
-    /// frontends of a Service that another proxy serves, because that one comes later.
+    /// Where no external IP is served: at its health-check port, because packets are translated before they reach a socket; at the
+    /// frontends of a Service that another proxy serves, because that one comes later; and where it was assigned one and is not planned
+    /// yet.
     pub reserved: Vec<Frontend>,
     /// Its external IPs that are not served.
     pub refused: Vec<(IpAddr, Refusal)>,

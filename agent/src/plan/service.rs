@@ -36,7 +36,7 @@ pub fn serves(service: &Service, kube_proxy_replacement: bool) -> bool {
 /// What this node should do for `service`.
 pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) -> ServicePlan {
     if !serves(service, local_node.kube_proxy_replacement) {
-        return ServicePlan { reserved: assigned(service, local_node), ..ServicePlan::default() };
+        return ServicePlan { reserved: assigned(service, local_node, |_| true), ..ServicePlan::default() };
     }
     let mut plan = ServicePlan {
         cluster_addresses: service.cluster_ips.clone(),
@@ -53,32 +53,6 @@ pub fn plan_service(service: &Service, index: &Index, local_node: &LocalNode) ->
     plan
 }
 
-/// What a frontend would be to a Service, if it claims it.
-pub fn role_at(service: &Service, frontend: &Frontend, local_node: &LocalNode) -> Option<Role> {
-    let Frontend { addr, protocol, port: number } = *frontend;
-    let has_port = |is_meant: &dyn Fn(&ServicePort) -> bool| {
-        service.ports.iter().any(|port| port.protocol == protocol && is_meant(port))
-    };
-    let has_number = has_port(&|port| port.port == number);
-    let is_vip =
-        || service.kind == ServiceKind::LoadBalancer && has_number && service.vips().any(|vip| vip == addr);
-    let is_node_port = || {
-        let is_meant = |port: &ServicePort| port.node_port == Some(number);
-        service.kind != ServiceKind::ClusterIp
-            && local_node.node_port_addresses.contains(&addr)
-            && has_port(&is_meant)
-    };
-    if !serves(service, local_node.kube_proxy_replacement) {
-        None
-    } else if has_number && service.cluster_ips.contains(&addr) {
-        Some(Role::ClusterIp)
-    } else if is_vip() || is_node_port() {
-        Some(Role::Assigned)
-    } else {
-        (has_number && service.external_ips.contains(&addr)).then_some(Role::ExternalIp)
-    }
-}
-
 /// The elements that the plan of a Service needs at least, without the plan: that of a Service with thousands of ports takes long.
 pub fn least_needs(service: &Service, index: &Index, local_node: &LocalNode) -> usize {
     let ports: BTreeSet<_> = service.ports.iter().map(|port| (port.protocol, port.port)).collect();
@@ -87,19 +61,48 @@ pub fn least_needs(service: &Service, index: &Index, local_node: &LocalNode) -> 
     if !serves(service, local_node.kube_proxy_replacement) || ports.len() < service.ports.len() {
         return 0;
     }
-    if frontends >= most || service.internal_policy == TrafficPolicy::Local {
+    // A small one is planned at once: looking its ports up in all slices would take as long as the plan.
+    let endpoints: usize = index.slices(&service.key).map(|slice| slice.endpoints.len()).sum();
+    if frontends >= most || frontends + ports.len() * endpoints < most {
         return frontends;
     }
-    let lists = families(service).into_iter().map(|family| {
+    let (mut needs, mut looks) = (frontends, most_looks(most));
+    for family in
+        families(service).into_iter().filter(|family| has_cluster_lists(service, *family, local_node))
+    {
         let slices = SlicePorts::new(index.slices(&service.key), family);
-        let Some(first) = service.ports.first() else { return 0 };
-        let group = Group::new(&slices, first);
-        let alike = service.ports.iter().filter(|port| Group::new(&slices, port).number_as(&group).is_some());
-        let all = slices.backends(&first.name, first.protocol);
-        let length = cluster_backends(&all, &local_node.node, local_node.zone.as_deref()).len();
-        alike.count() * length.min(MOST_ENDPOINTS)
-    });
-    frontends + lists.sum::<usize>()
+        let mut last: Option<(Group<'_>, usize)> = None;
+        for port in &service.ports {
+            let group = Group::new(&slices, port);
+            let known = last.as_ref().filter(|(of, _)| group.number_as(of).is_some());
+            let length = known.map_or_else(
+                || {
+                    let all = slices.backends(&port.name, port.protocol);
+                    looks = looks.saturating_sub(all.len());
+                    cluster_backends(&all, &local_node.node, local_node.zone.as_deref()).len()
+                },
+                |(_, length)| *length,
+            );
+            needs += length.min(MOST_ENDPOINTS);
+            if needs >= most || looks == 0 {
+                return needs;
+            }
+            last = Some((group, length));
+        }
+    }
+    needs
+}
+
+/// Whether frontends of all ports lead to all endpoints of a family.
+fn has_cluster_lists(service: &Service, family: Family, local_node: &LocalNode) -> bool {
+    let is_of = |addr: &IpAddr| Family::of(*addr) == family;
+    let has_vip = || service.kind == ServiceKind::LoadBalancer && service.vips().any(|vip| is_of(&vip));
+    let has_node_ports = || {
+        service.kind != ServiceKind::ClusterIp
+            && local_node.node_port_addresses.iter().any(is_of)
+            && service.ports.iter().all(|port| port.node_port.is_some())
+    };
+    service.internal_policy == TrafficPolicy::Cluster || has_vip() || has_node_ports()
 }
 
 /// The external IPs that are served, but for ports of API servers. Those that are not served at one port at least go to `refused`.
@@ -157,19 +160,52 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The most endpoints that are looked at in a family, each once for each port, by the elements that the Service may have. One that needs
+/// The most endpoints that are looked at in a family, each once for each port that it has, by the elements that the Service may have. One that needs
 /// more, with thousands of ports and of endpoints, would keep the loop busy for seconds, and is served by a few of its endpoints in any
 /// case.
 fn most_looks(elements: usize) -> usize {
     elements.saturating_mul(2).clamp(1 << 18, 1 << 20)
 }
 
-/// The order in which endpoints are looked at: usable ones of this node first, which nobody can replace under policy Local, then other
-/// ready ones.
-fn look_rank(endpoint: &Endpoint, local_node: &LocalNode, seed: u32) -> (bool, bool, bool, u32) {
-    let is_usable = endpoint.ready || endpoint.is_serving_terminating();
-    let is_here = endpoint.is_on(&local_node.node) && is_usable;
-    (!is_here, !endpoint.ready, !is_usable, sample_rank(endpoint.addr, seed))
+/// Which lists a Service's frontends have.
+#[derive(Debug, Clone, Copy)]
+struct Lists {
+    /// Those of traffic policy Cluster.
+    cluster: bool,
+    /// Those of traffic policy Local.
+    local: bool,
+}
+
+impl Lists {
+    fn of(service: &Service) -> Self {
+        let is_internal_local = service.internal_policy == TrafficPolicy::Local;
+        let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
+        Self {
+            cluster: is_external || !is_internal_local,
+            local: is_internal_local || is_external && service.external_policy == TrafficPolicy::Local,
+        }
+    }
+
+    /// The order in which endpoints are looked at: ready ones of this node first, where nobody can replace them, and those that
+    /// terminate after all ready ones. See also [`Lists::is_spare`].
+    fn rank(self, endpoint: &Endpoint, local_node: &LocalNode, seed: u32) -> (u8, u32) {
+        let is_here = self.local && endpoint.is_on(&local_node.node);
+        let rank = match (endpoint.ready, endpoint.is_serving_terminating()) {
+            (true, _) if is_here => 0,
+            (true, _) if self.cluster => 1,
+            (_, true) if is_here => 2,
+            (true, _) => 3,
+            (_, true) => 4,
+            _ => 5,
+        };
+        (rank, sample_rank(endpoint.addr, seed))
+    }
+
+    /// Whether each port keeps one such endpoint in any case: clients outside may have nothing else here.
+    fn is_spare(self, endpoint: &Endpoint, local_node: &LocalNode) -> bool {
+        let is_usable = endpoint.ready || endpoint.is_serving_terminating();
+        self.local && is_usable && endpoint.is_on(&local_node.node)
+    }
 }
 
 /// The endpoints of all ports, as far as they can fit into the Service's budget.
@@ -179,20 +215,21 @@ fn plan_endpoints<'a>(
     local_node: &LocalNode,
     plan: &mut ServicePlan,
 ) -> Vec<FamilyPort<'a>> {
-    let is_internal_local = service.internal_policy == TrafficPolicy::Local;
-    let is_external = service.kind != ServiceKind::ClusterIp || !service.external_ips.is_empty();
-    let cluster = is_external || !is_internal_local;
-    let local = is_internal_local || is_external && service.external_policy == TrafficPolicy::Local;
+    let lists = Lists::of(service);
     let seed = flow_seed(&local_node.node);
     let mut collected = Collected::new(local_node.element_limits.service, seed);
-    let most = (most_looks(local_node.element_limits.service) / service.ports.len().max(1)).max(1);
+    let most = most_looks(local_node.element_limits.service);
+    let names: Vec<_> = service.ports.iter().map(|port| (port.name.as_str(), port.protocol)).collect();
     let mut left_out = 0;
     let mut ports = Vec::new();
     let mut hairpins = BTreeSet::new();
     for family in families(service) {
         let mut slices = SlicePorts::new(index.slices(&service.key), family);
-        let rank = |endpoint: &Endpoint| look_rank(endpoint, local_node, seed);
-        left_out += slices.keep(most, rank) * service.ports.len();
+        let rank = |endpoint: &Endpoint| lists.rank(endpoint, local_node, seed);
+        let is_spare = |endpoint: &Endpoint| lists.is_spare(endpoint, local_node);
+        // Those of other nodes are in no list then.
+        let counts = |endpoint: &Endpoint| lists.cluster || endpoint.is_on(&local_node.node);
+        left_out += slices.keep(&names, most, rank, is_spare, counts);
         let mut last: Option<(Group<'_>, PortEndpoints, Peers)> = None;
         for port in &service.ports {
             let group = Group::new(&slices, port);
@@ -204,6 +241,7 @@ fn plan_endpoints<'a>(
                 let all = slices.backends(&port.name, port.protocol);
                 let here = all.iter().filter(|b| b.endpoint.is_on(&local_node.node));
                 hairpins.extend(here.map(|b| b.endpoint.addr));
+                let Lists { cluster, local } = lists;
                 let port = PortUse { protocol: port.protocol, cluster, local };
                 let endpoints = PortEndpoints::new(&all, port, local_node);
                 let to_peers = peers(service, &all, family, local_node);
@@ -270,17 +308,27 @@ fn peers(service: &Service, all: &[Backend<'_>], family: Family, local_node: &Lo
     peers.slots(all, family).filter(|_| is_forwarded)
 }
 
-/// What was assigned to a Service, as far as packets carry it.
-fn assigned(service: &Service, local_node: &LocalNode) -> Vec<Frontend> {
-    let is_real = service.kind != ServiceKind::ExternalName && !service.headless_label;
+/// What was assigned to a Service at addresses that are meant, as far as packets carry it.
+pub fn assigned(
+    service: &Service,
+    local_node: &LocalNode,
+    is_meant: impl Fn(&IpAddr) -> bool,
+) -> Vec<Frontend> {
+    if service.kind == ServiceKind::ExternalName || service.headless_label {
+        return Vec::new();
+    }
     let vips = service.vips().filter(|_| service.kind == ServiceKind::LoadBalancer);
-    let addresses: Vec<_> = service.cluster_ips.iter().copied().chain(vips).filter(|_| is_real).collect();
+    let addresses: Vec<_> = service.cluster_ips.iter().copied().chain(vips).filter(&is_meant).collect();
+    let of_node: Vec<_> = local_node.node_port_addresses.iter().copied().filter(&is_meant).collect();
     let mut frontends = Vec::new();
+    if addresses.is_empty() && of_node.is_empty() {
+        return frontends;
+    }
     for port in &service.ports {
         let at = |addr: &IpAddr, number: u16| Frontend { addr: *addr, protocol: port.protocol, port: number };
         frontends.extend(addresses.iter().map(|addr| at(addr, port.port)));
-        if let Some(number) = port.node_port.filter(|_| is_real) {
-            frontends.extend(local_node.node_port_addresses.iter().map(|addr| at(addr, number)));
+        if let Some(number) = port.node_port {
+            frontends.extend(of_node.iter().map(|addr| at(addr, number)));
         }
     }
     frontends

@@ -6,8 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use proptest::prelude::*;
 use steerage_model::{
-    Backend, Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServiceKind, ServicePort,
-    TrafficPolicy, names,
+    Backend, Endpoint, EndpointPort, EndpointSlice, Family, Ingress, Key, Protocol, Service, ServiceKind,
+    ServicePort, TrafficPolicy, names,
 };
 use steerage_watch::{Event, Index};
 
@@ -224,6 +224,124 @@ fn unusable_endpoints_of_the_node_hide_no_ready_ones() {
     }
     let plan = plan_service(&service, &index(&service, all), &place(100_000));
     assert!(plan.frontends.iter().all(|(_, action)| !action.reject && !action.targets.is_empty()));
+}
+
+/// A Service without a selector whose ports have slices of their own.
+fn with_slices_of_ports(ports: u16, endpoints: impl Fn(u16) -> Vec<Endpoint>) -> (Service, Index) {
+    let service = service(Protocol::Tcp, ports, 0, TrafficPolicy::Cluster);
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(service.clone()));
+    for port in &service.ports {
+        index.apply_slice(Event::Apply(EndpointSlice {
+            ports: [EndpointPort { name: port.name.clone(), protocol: port.protocol, port: 80 }].into(),
+            endpoints: endpoints(port.port),
+            ..EndpointSlice::new(
+                Key::new("shop", format!("web-{}", port.port)),
+                service.key.clone(),
+                Family::V4,
+            )
+        }));
+    }
+    (service, index)
+}
+
+/// Each endpoint counts at the ports that its slice has, and each port keeps an endpoint.
+#[test]
+fn ports_with_slices_of_their_own_are_served() {
+    let of_port = |first: u16, count: u32| -> Vec<Endpoint> {
+        let addr = |n: u32| Ipv4Addr::from_bits(0x0af4_0000 + u32::from(first) * 1_000 + n).into();
+        (0..count).map(|n| Endpoint::ready(addr(n), "there")).collect()
+    };
+    let (service, index) = with_slices_of_ports(512, |port| of_port(port, 10));
+    let plan = plan_service(&service, &index, &place(100_000));
+    assert_eq!(plan.omitted, Omitted::default());
+    assert!(plan.frontends.iter().all(|(_, action)| !action.reject && action.targets.len() == 10));
+    // Far too many, but for the last port.
+    let (service, index) = with_slices_of_ports(600, |port| of_port(port, if port == 600 { 1 } else { 900 }));
+    let plan = plan_service(&service, &index, &place(100_000));
+    assert!(plan.frontends.iter().all(|(_, action)| !action.reject && !action.targets.is_empty()));
+    assert!((539_000..550_000).contains(&plan.cost()), "all are counted: {}", plan.cost());
+}
+
+/// Endpoints of this node that terminate are a last resort, and hide no ready ones of other nodes.
+#[test]
+fn terminating_endpoints_of_the_node_hide_no_ready_ones() {
+    let ports = 4_000;
+    for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
+        let service = service(Protocol::Tcp, ports, 1, policy);
+        let mut all = endpoints(200, u32::MAX, u32::MAX);
+        for endpoint in all.iter_mut().take(100) {
+            let here = Endpoint::ready(endpoint.addr, "here");
+            *endpoint = Endpoint { ready: false, terminating: true, ..here };
+        }
+        let is_terminating = |of: &SocketAddr| endpoint_number_of(of.ip()) < 100;
+        let plan = plan_service(&service, &index(&service, all), &place(100_000));
+        for (_, action) in &plan.frontends {
+            assert!(!action.targets.is_empty() && !action.targets.iter().any(is_terminating), "{policy:?}");
+            let local = action.local.as_ref();
+            assert!(local.is_none_or(|local| !local.is_empty() && local.iter().all(is_terminating)));
+        }
+        assert!(
+            plan.frontends.iter().any(|(_, action)| action.local.is_some())
+                == (policy == TrafficPolicy::Local)
+        );
+    }
+}
+
+/// Under internal policy Local, endpoints of other nodes are in no list.
+#[test]
+fn endpoints_of_other_nodes_make_no_local_service_too_large() {
+    let service = Service {
+        internal_policy: TrafficPolicy::Local,
+        ..service(Protocol::Tcp, 3_000, 0, TrafficPolicy::Cluster)
+    };
+    let all = endpoints(2_000, 1_000, u32::MAX);
+    let mut plan = plan_service(&service, &index(&service, all), &place(100_000));
+    assert_eq!(plan.omitted, Omitted::default());
+    assert_eq!(plan.reduce(100_000, 0), None);
+    assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == 2));
+}
+
+/// What is too large in any case is known without the plan, and a small Service is no reason to look.
+#[test]
+fn least_needs_are_known_without_the_plan() {
+    use ServiceKind::{ClusterIp, LoadBalancer};
+    use TrafficPolicy::{Cluster, Local};
+
+    let limit = 10_000;
+    let least = |service: &Service, index: &Index| {
+        let (least, plan) =
+            (least_needs(service, index, &place(limit)), plan_service(service, index, &place(limit)));
+        assert!(least <= plan.cost(), "{least}, {}", plan.cost());
+        least
+    };
+    let vip = Ingress { ip: Some(IpAddr::from([192, 0, 2, 1])), hostname: None, ip_mode: None };
+    let of_kind = |kind, internal_policy, external_policy| Service {
+        kind,
+        internal_policy,
+        ingress: vec![vip.clone()],
+        ..service(Protocol::Tcp, 100, 0, external_policy)
+    };
+    for (kind, internal, external, is_too_large) in [
+        (ClusterIp, Cluster, Cluster, true),
+        (ClusterIp, Local, Cluster, false),
+        (LoadBalancer, Local, Cluster, true),
+        (LoadBalancer, Local, Local, true),
+    ] {
+        let service = of_kind(kind, internal, external);
+        let needs = least(&service, &index(&service, endpoints(200, 100, u32::MAX)));
+        assert_eq!(needs >= limit, is_too_large, "{kind:?} {internal:?} {external:?}: {needs}");
+    }
+    // The first port has a slice of its own.
+    let service = of_kind(ClusterIp, Cluster, Cluster);
+    let mut index = index(&service, endpoints(200, 100, u32::MAX));
+    let port = EndpointPort { name: "1".to_owned(), protocol: Protocol::Tcp, port: 1 };
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: [port].into(),
+        endpoints: endpoints(1, 1, u32::MAX),
+        ..EndpointSlice::new(Key::new("shop", "web-2"), service.key.clone(), Family::V4)
+    }));
+    assert!(least(&service, &index) >= limit);
 }
 
 /// All ports usually have the same endpoints, which are chosen once; here each second port is not in one of the slices, or has another

@@ -65,20 +65,39 @@ pub fn repair_steps(changes: &Changes, largest: usize) -> Vec<Cow<'_, Changes>> 
     if is_whole && !gives_list_to_another(changes) { steps } else { vec![Cow::Borrowed(changes)] }
 }
 
-/// Whether a list changes to which a frontend leads that is going to leave it.
+/// Whether a frontend would lead to what a list holds for others between two steps: before the frontend leaves it, or after it joins it.
 fn gives_list_to_another(changes: &Changes) -> bool {
-    let is_left = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| match (op, id) {
-        (Op::Delete, SetId::Lists(_)) => Some((false, list_of_frontend(row.data?)?)),
-        (Op::Delete, SetId::Restricted) => Some((true, list_of_frontend(row.data?)?)),
-        _ => None,
+    let led_to = |wanted: Op| -> BTreeSet<(bool, u32)> {
+        let list = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| {
+            let is_sources = match id {
+                SetId::Lists(_) => false,
+                SetId::Restricted => true,
+                _ => return None,
+            };
+            (op == wanted).then_some((is_sources, list_of_frontend(row.data?)?))
+        };
+        all(changes).filter_map(list).collect()
     };
-    let left: BTreeSet<(bool, u32)> = all(changes).filter_map(is_left).collect();
-    let changed = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| match (op, id) {
-        (Op::Add, SetId::Endpoints) => Some((false, list_of_key(row.key)?)),
-        (Op::Add, SetId::Sources(_)) => Some((true, list_of_key(row.key)?)),
-        _ => None,
+    let (left, joined) = (led_to(Op::Delete), led_to(Op::Add));
+    if left.is_empty() && joined.is_empty() {
+        return false;
+    }
+    let lists = list_changes(changes);
+    let is_given = |(op, id, _, row): (Op, SetId, RowShape, Row<'_>)| {
+        let Some(list) = list_of_key(row.key) else { return false };
+        match id {
+            SetId::Endpoints => {
+                // All others change before the frontends.
+                let is_later = matches!(lists.get(&list), Some(ListChange::Shrinks | ListChange::Ends));
+                if is_later { &joined } else { &left }.contains(&(false, list))
+            }
+            // New ones come before the frontends change, and old ones go after that.
+            SetId::Sources(_) if op == Op::Add => left.contains(&(true, list)),
+            SetId::Sources(_) => joined.contains(&(true, list)),
+            _ => false,
+        }
     };
-    !left.is_empty() && all(changes).filter_map(changed).any(|list| left.contains(&list))
+    all(changes).any(is_given)
 }
 
 /// What happens to a long list.

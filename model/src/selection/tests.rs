@@ -172,13 +172,44 @@ fn health_counts_distinct_ready_addresses_of_the_node() {
 fn endpoints_of_the_lowest_rank_are_kept() {
     let one = slice("a", (1..=5).map(|n| endpoint(n, 'R', Some("a"))).collect());
     let other = slice("b", (6..=9).map(|n| endpoint(n, 'R', Some("b"))).collect());
+    let all = [&one, &other];
+    let ports = [("http", Protocol::Tcp)];
+    let found_by = |slices: &SlicePorts<'_>| -> Vec<IpAddr> {
+        slices.backends("http", Protocol::Tcp).iter().map(|b| b.endpoint.addr).collect()
+    };
+    let addresses = |of: &[u8]| -> Vec<IpAddr> { of.iter().map(|n| endpoint(*n, 'R', None).addr).collect() };
+    let rank = |endpoint: &Endpoint| std::cmp::Reverse(endpoint.addr);
     for (most, left_out, found) in
-        [(9, 0, vec![1, 2, 3, 4, 5, 6, 7, 8, 9]), (3, 6, vec![7, 8, 9]), (0, 9, vec![])]
+        [(9, 0, &[1, 2, 3, 4, 5, 6, 7, 8, 9][..]), (3, 6, &[7, 8, 9]), (0, 8, &[9])]
     {
-        let mut slices = SlicePorts::new([&one, &other].into_iter(), Family::V4);
-        assert_eq!(slices.keep(most, |endpoint| std::cmp::Reverse(endpoint.addr)), left_out);
-        let kept: Vec<_> = slices.backends("http", Protocol::Tcp).iter().map(|b| b.endpoint.addr).collect();
-        let found: Vec<IpAddr> = found.into_iter().map(|n| endpoint(n, 'R', None).addr).collect();
-        assert_eq!(kept, found);
+        let mut slices = SlicePorts::new(all.into_iter(), Family::V4);
+        assert_eq!(slices.keep(&ports, most, rank, |_| false, |_| true), left_out);
+        assert_eq!(found_by(&slices), addresses(found), "{most}");
+    }
+    // One of some stays in any case, and only those of the other node count.
+    let mut slices = SlicePorts::new(all.into_iter(), Family::V4);
+    let is_low = |endpoint: &Endpoint| endpoint.addr <= addresses(&[3])[0];
+    assert_eq!(slices.keep(&ports, 3, rank, is_low, |endpoint| endpoint.is_on("b")), 2);
+    assert_eq!(found_by(&slices), addresses(&[3, 8, 9]));
+}
+
+/// Endpoints count as often as they are looked at: once for each port that their slice has.
+#[test]
+fn endpoints_of_few_ports_take_less_room() {
+    let port = |n: usize| EndpointPort { name: n.to_string(), protocol: Protocol::Tcp, port: 80 };
+    let of_ports =
+        |name: &str, ports: std::ops::Range<usize>, endpoints: std::ops::Range<u8>| EndpointSlice {
+            ports: ports.map(port).collect(),
+            ..slice(name, endpoints.map(|n| endpoint(n, 'R', Some("a"))).collect())
+        };
+    let (many, one) = (of_ports("a", 0..10, 1..6), of_ports("b", 10..11, 10..20));
+    let names: Vec<_> = (0..11).map(|n| n.to_string()).collect();
+    let ports: Vec<_> = names.iter().map(|name| (name.as_str(), Protocol::Tcp)).collect();
+    for (most, left_out, found) in [(60, 0, [5, 10]), (59, 1, [5, 9]), (32, 28, [3, 2]), (0, 49, [1, 1])] {
+        let mut slices = SlicePorts::new([&many, &one].into_iter(), Family::V4);
+        let rank = |endpoint: &Endpoint| endpoint.addr;
+        assert_eq!(slices.keep(&ports, most, rank, |_| false, |_| true), left_out, "{most}");
+        let count = |port: &str| slices.backends(port, Protocol::Tcp).len();
+        assert_eq!([count("3"), count("10")], found, "{most}");
     }
 }

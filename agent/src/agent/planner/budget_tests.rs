@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use steerage_model::{Endpoint, EndpointPort, Family, Protocol, ServicePort};
+use steerage_model::{Endpoint, EndpointPort, Family, Ingress, Protocol, ServiceKind, ServicePort};
 
 use super::*;
 use crate::plan::{ElementLimits, FRONTEND_ELEMENTS, Frontend};
@@ -184,72 +184,174 @@ fn services_that_are_deleted_or_need_no_more_wait_for_no_budget() {
     assert!(!planner.is_waiting(deleted) && planner.has_waiting());
 }
 
-/// An external IP moves between two Services of a namespace of which others wait: both plans are in one round, and as few others as
-/// possible.
+/// A tenant changes all its large Services again before the needs of all are known.
+#[test]
+fn services_that_change_again_keep_to_the_budget() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..20).map(|number| add(&mut planner, number)).collect();
+    let mut last: BTreeMap<Key, ServicePlan> = BTreeMap::new();
+    for _ in 0..100 {
+        planner.turns.extend(keys.iter().cloned());
+        last.extend(planner.plan_one_turn());
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
+    }
+    while planner.has_waiting() {
+        last.extend(planner.plan_one_turn());
+        assert!(needs(&last) <= LIMITS.namespace, "{}", needs(&last));
+    }
+    assert_eq!(last.len(), keys.len());
+}
+
+/// A VIP.
+const MOVED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+impl Planner {
+    fn set_vips(&mut self, key: &Key, vips: impl IntoIterator<Item = IpAddr>) {
+        let service = self.index.service(key).unwrap().clone();
+        let vip = |ip| Ingress { ip: Some(ip), hostname: None, ip_mode: None };
+        let (kind, ingress) = (ServiceKind::LoadBalancer, vips.into_iter().map(vip).collect());
+        self.index.apply_service(Event::Apply(Service { kind, ingress, ..service }));
+    }
+
+    fn delete(&mut self, key: &Key) -> BTreeMap<Key, ServicePlan> {
+        self.index.apply_service(Event::Delete { key: key.clone(), version: String::new() });
+        self.plan_deleted(vec![key.clone()])
+    }
+
+    fn plan_one_turn_after(
+        &mut self,
+        deleted: BTreeMap<Key, ServicePlan>,
+        desired: &Desired,
+    ) -> BTreeMap<Key, ServicePlan> {
+        let local_node = local_node();
+        let round = Round { local_node: &local_node, seed: 0, now: Instant::now(), desired };
+        self.plan_in_turns(&round, deleted, || true)
+    }
+}
+
+fn at(addr: IpAddr) -> Frontend {
+    Frontend { addr, protocol: Protocol::Tcp, port: 1 }
+}
+
+fn served<'d>(desired: &'d Desired, frontend: &Frontend) -> Option<&'d Key> {
+    desired.served_at(frontend).map(|(owner, _)| owner)
+}
+
+/// A VIP moves between two Services of a namespace of which others wait: both plans are in one round, and as few others as possible.
 #[test]
 fn frontend_that_moves_is_planned_in_one_round() {
-    let moved = IpAddr::from([192, 0, 2, 1]);
     for is_deleted in [true, false] {
         let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
         let keys: Vec<_> = (0..20).map(|number| add_large(&mut planner, number, 2, 3)).collect();
-        let set = |planner: &mut Planner, key: &Key, external_ips: &[IpAddr]| {
-            let service = planner.index.service(key).unwrap().clone();
-            planner
-                .index
-                .apply_service(Event::Apply(Service { external_ips: external_ips.to_vec(), ..service }));
-        };
         // In the order of turns, which is that of names.
         let (old, new) = (&keys[1], &keys[3]);
-        set(&mut planner, old, &[moved]);
+        planner.set_vips(old, [MOVED]);
         let mut desired = Desired::default();
         desired.update(planner.plan_all(keys.iter().cloned()));
-        set(&mut planner, new, &[moved]);
+        planner.set_vips(new, [MOVED]);
         let mut deleted = BTreeMap::new();
         if is_deleted {
-            planner.index.apply_service(Event::Delete { key: old.clone(), version: String::new() });
-            deleted = planner.plan_deleted(vec![old.clone()]);
+            deleted = planner.delete(old);
         } else {
-            set(&mut planner, old, &[]);
+            planner.set_vips(old, []);
         }
         planner.turns.extend(keys.iter().filter(|key| !is_deleted || *key != old).cloned());
-        let frontend = Frontend { addr: moved, protocol: Protocol::Tcp, port: 1 };
         let mut rounds = 0;
-        while desired.served_at(&frontend).is_some_and(|(owner, _)| owner == old) {
-            let local_node = local_node();
-            let round = Round { local_node: &local_node, seed: 0, now: Instant::now(), desired: &desired };
-            let updates = planner.plan_in_turns(&round, std::mem::take(&mut deleted), || true);
+        while served(&desired, &at(MOVED)) == Some(old) {
+            let updates = planner.plan_one_turn_after(std::mem::take(&mut deleted), &desired);
             assert!(updates.len() <= 3, "{}", updates.len());
             desired.update(updates);
             rounds += 1;
         }
-        assert_eq!(desired.served_at(&frontend).map(|(owner, _)| owner), Some(new), "{is_deleted}");
+        assert_eq!(served(&desired, &at(MOVED)), Some(new), "{is_deleted}");
         assert_eq!(rounds, if is_deleted { 1 } else { 2 }, "it does not come before its turn");
         assert!(planner.has_waiting());
     }
 }
 
-/// Very many addresses move at once.
+/// Very many VIPs move at once, some of them to Services of another namespace: few Services come before their turn, each round takes a
+/// turn, and nobody's external IP is served in place of a VIP whose Service waits.
 #[test]
-fn few_services_are_planned_before_their_turn() {
+fn external_ips_take_no_vip_of_a_service_that_waits() {
     let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
     let keys: Vec<_> = (0..40).map(|number| add_large(&mut planner, number, 2, 3)).collect();
-    let service = |planner: &Planner, key: &Key| planner.index.service(key).unwrap().clone();
-    let addr = |n: u8| IpAddr::from([192, 0, 2, n]);
-    let first = Service { external_ips: (1..40).map(addr).collect(), ..service(&planner, &keys[0]) };
-    planner.index.apply_service(Event::Apply(first));
+    let vip = |n: u8| IpAddr::from([192, 0, 2, n]);
+    planner.set_vips(&keys[0], (1..40).map(vip));
+    let thief = Key::new("attacker", "thief");
+    planner.index.apply_service(Event::Apply(Service {
+        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
+        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
+        external_ips: (1..=40).map(vip).collect(),
+        ..Service::new(thief.clone())
+    }));
     let mut desired = Desired::default();
-    desired.update(planner.plan_all(keys.iter().cloned()));
+    desired.update(planner.plan_all(keys.iter().cloned().chain([thief.clone()])));
+    assert_eq!(served(&desired, &at(vip(40))), Some(&thief), "an external IP");
     for (n, key) in (1..).zip(&keys[1..]) {
-        let other = Service { external_ips: vec![addr(n)], ..service(&planner, key) };
-        planner.index.apply_service(Event::Apply(other));
+        planner.set_vips(key, [vip(n)]);
     }
-    planner.index.apply_service(Event::Delete { key: keys[0].clone(), version: String::new() });
-    let deleted = planner.plan_deleted(vec![keys[0].clone()]);
-    planner.turns.extend(keys[1..].iter().cloned());
-    let local_node = local_node();
-    let round = Round { local_node: &local_node, seed: 0, now: Instant::now(), desired: &desired };
-    let updates = planner.plan_in_turns(&round, deleted, || true);
-    assert_eq!(updates.len(), 9);
+    let mut deleted = planner.delete(&keys[0]);
+    // What never waited, and needs its turn.
+    let other = Key::new("ztenant", "other");
+    planner.turns.extend(keys[1..].iter().cloned().chain([other.clone()]));
+    let mut rounds = 0;
+    while planner.has_waiting() {
+        rounds += 1;
+        let updates = planner.plan_one_turn_after(std::mem::take(&mut deleted), &desired);
+        let is_planned = |(key, plan): &(&Key, &ServicePlan)| {
+            plan.frontends.iter().any(|(frontend, _)| {
+                keys.iter().zip(0..).any(|(of, n)| of == *key && frontend.addr == vip(n))
+            })
+        };
+        assert!(updates.iter().filter(is_planned).count() <= 3);
+        desired.update(updates);
+        let stolen: Vec<_> =
+            (1..40).map(vip).filter(|vip| served(&desired, &at(*vip)) == Some(&thief)).collect();
+        assert_eq!(stolen, Vec::<IpAddr>::new());
+        assert!(rounds > 2 || planner.turns.contains(&other) == (rounds < 2), "each round takes a turn");
+    }
+    for (n, key) in (1..).zip(&keys[1..]) {
+        assert_eq!(served(&desired, &at(vip(n))), Some(key));
+    }
+    // Nothing stays reserved.
+    for key in &keys[1..] {
+        planner.set_vips(key, []);
+    }
+    desired.update(planner.plan_all(keys[1..].iter().cloned()));
+    assert_eq!(served(&desired, &at(vip(7))), Some(&thief));
+}
+
+/// A Service waits for its namespace's budget, and another one takes its new VIP as an external IP meanwhile.
+#[test]
+fn external_ips_take_no_vip_of_a_service_that_waits_for_its_budget() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
+    let late = &keys[5];
+    planner.set_vips(late, [MOVED]);
+    planner.turns.extend(keys.iter().cloned());
+    let mut desired = Desired::default();
+    while !planner.later.contains(late) {
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+        // Others of the namespace go on changing.
+        planner.turns.extend([keys[0].clone()]);
+    }
+    let thief = Key::new("attacker", "thief");
+    planner.index.apply_service(Event::Apply(Service {
+        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
+        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
+        external_ips: vec![MOVED],
+        ..Service::new(thief.clone())
+    }));
+    planner.turns.extend([thief.clone()]);
+    while planner.turns.contains(&thief) {
+        planner.turns.extend([keys[0].clone(), keys[1].clone()]);
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    }
+    assert_eq!(served(&desired, &at(MOVED)), None);
+    while planner.has_waiting() {
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    }
+    assert_eq!(served(&desired, &at(MOVED)), Some(late));
 }
 
 /// `cargo test -p steerage-agent … -- --ignored --nocapture` prints the times; docs/known-limits.md has some.

@@ -1,98 +1,75 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting Services that claim what others leave: a VIP that moves is served in between only if both plans are in one write. Pure.
+//! Waiting Services that were assigned what others leave, or take as an external IP: a VIP that moves is served in between only if both
+//! plans are in one write. Where the new owner has to wait all the same, nobody's external IP is served in its place. Pure.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use steerage_model::{Key, Service};
-use steerage_watch::Index;
 
-use super::turns::Turns;
 use crate::local_node::LocalNode;
-use crate::plan::{Desired, Frontend, ServicePlan, role_at};
+use crate::plan::{Action, Desired, Frontend, Role, ServicePlan, assigned};
 
-/// Services that are planned before their turn, in each round. A tenant may move very many addresses at once.
+/// Services that are planned before their turn, in each round: others wait for that.
 const MOST: usize = 8;
-/// Ports of waiting Services that are compared in each round.
-const MOST_LOOKS: usize = 1 << 20;
+/// Of one namespace.
+const MOST_OF_NAMESPACE: usize = 2;
 
-/// The Services that wait at the beginning of a round, by what they claim.
-#[derive(Debug)]
-pub(super) struct Claimants<'d> {
-    desired: &'d Desired,
-    found: Option<Claims>,
-    /// Services that may still be planned before their turn.
-    left: usize,
-    /// Ports that may still be compared.
-    looks: usize,
-}
-
+/// The frontends that waiting Services may have been assigned.
 #[derive(Debug, Default)]
-struct Claims {
-    addresses: HashMap<IpAddr, Vec<Key>>,
-    node_ports: HashMap<u16, Vec<Key>>,
-}
+pub(super) struct Contested(BTreeSet<Frontend>);
 
-impl Claims {
-    fn new<'a>(services: impl Iterator<Item = &'a Service>) -> Self {
-        let mut claims = Self::default();
-        for service in services {
-            let addresses = service.cluster_ips.iter().chain(&service.external_ips).copied();
-            for addr in addresses.chain(service.vips()) {
-                claims.addresses.entry(addr).or_default().push(service.key.clone());
-            }
-            for port in service.ports.iter().filter_map(|port| port.node_port) {
-                claims.node_ports.entry(port).or_default().push(service.key.clone());
-            }
-        }
-        claims
+impl Contested {
+    /// Adds those where this plan ends what is served, or begins to serve an external IP.
+    pub(super) fn note(&mut self, service: &Key, plan: &ServicePlan, desired: &Desired) {
+        let before: HashSet<_> = desired.frontends(service).iter().copied().collect();
+        let after: HashSet<_> = plan.frontends.iter().map(|(frontend, _)| *frontend).collect();
+        let is_served = |at: &Frontend| desired.served_at(at).is_some_and(|(owner, _)| owner == service);
+        self.0.extend(before.difference(&after).filter(|at| is_served(at)));
+        let is_new =
+            |(at, action): &&(Frontend, Action)| action.role == Role::ExternalIp && !before.contains(at);
+        self.0.extend(plan.frontends.iter().filter(is_new).map(|(at, _)| *at));
     }
 
-    fn at(&self, frontend: &Frontend) -> impl Iterator<Item = &Key> {
-        let at_address = self.addresses.get(&frontend.addr);
-        [at_address, self.node_ports.get(&frontend.port)].into_iter().flatten().flatten()
-    }
-}
-
-impl<'d> Claimants<'d> {
-    /// For a round before which `desired` was planned.
-    pub(super) fn new(desired: &'d Desired) -> Self {
-        Self { desired, found: None, left: MOST, looks: MOST_LOOKS }
-    }
-
-    /// The waiting Services that are served, of those that wait, where `service` is not any more by its new plan.
-    pub(super) fn of(
+    /// Takes those of them that were assigned to these Services, by Service.
+    pub(super) fn take<'s>(
         &mut self,
-        service: &Key,
-        plan: &ServicePlan,
-        turns: &Turns,
-        index: &Index,
+        waiting: impl Iterator<Item = &'s Service>,
         local_node: &LocalNode,
-    ) -> Vec<Key> {
-        let mut claimants = Vec::new();
-        let before = self.desired.frontends(service);
-        if before.is_empty() || self.left == 0 || turns.is_empty() {
-            return claimants;
+    ) -> BTreeMap<Key, Vec<Frontend>> {
+        let contested = std::mem::take(&mut self.0);
+        let addresses: HashSet<IpAddr> = contested.iter().map(|frontend| frontend.addr).collect();
+        if addresses.is_empty() {
+            return BTreeMap::new();
         }
-        let kept: BTreeSet<_> = plan.frontends.iter().map(|(frontend, _)| *frontend).collect();
-        for frontend in before.iter().filter(|frontend| !kept.contains(frontend)) {
-            if self.left == 0 || self.looks == 0 {
-                break;
-            }
-            let waiting = || turns.all().filter_map(|key| index.service(key));
-            let claims = self.found.get_or_insert_with(|| Claims::new(waiting()));
-            let looks = &mut self.looks;
-            let rank = |key: &Key| {
-                let service = index.service(key).filter(|_| *looks > 0 && turns.contains(key))?;
-                *looks = looks.saturating_sub(1 + service.ports.len());
-                Some((role_at(service, frontend, local_node)?, service.created, key.clone()))
-            };
-            let first = claims.at(frontend).filter_map(rank).min();
-            if let Some((_, _, key)) = first.filter(|(_, _, key)| !claimants.contains(key)) {
-                claimants.push(key);
-                self.left -= 1;
-            }
-        }
-        claimants
+        let claims = waiting.filter_map(|service| {
+            let mut at = assigned(service, local_node, |addr| addresses.contains(addr));
+            at.retain(|frontend| contested.contains(frontend));
+            (!at.is_empty()).then(|| (service.key.clone(), at))
+        });
+        claims.collect()
+    }
+
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// How many Services were planned before their turn in a round.
+#[derive(Debug, Default)]
+pub(super) struct Jumps {
+    namespaces: BTreeMap<String, usize>,
+    all: usize,
+}
+
+impl Jumps {
+    /// Whether one more may be, which counts then.
+    pub(super) fn take(&mut self, service: &Key) -> bool {
+        let of_namespace = self.namespaces.entry(service.namespace().to_owned()).or_default();
+        let may = self.all < MOST && *of_namespace < MOST_OF_NAMESPACE;
+        self.all += usize::from(may);
+        *of_namespace += usize::from(may);
+        may
     }
 }

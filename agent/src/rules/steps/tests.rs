@@ -241,6 +241,33 @@ proptest! {
     }
 }
 
+/// Between two steps of a repair: a frontend leads to what its list held before the repair, or to what is wanted, and to the first only
+/// if it did so before.
+fn check_lists(now: &Tables, old: &Tables, new: &Tables) {
+    for id in Side::ALL.map(SetId::Lists).into_iter().chain([SetId::Restricted]) {
+        let [before, after] = [old, new].map(|tables| tables.set(id).collect::<BTreeMap<_, _>>());
+        for (frontend, data) in now.set(id) {
+            let number = list_of_frontend(data).unwrap();
+            let (was, will_be) = (before.get(frontend) == Some(&data), after.get(frontend) == Some(&data));
+            let content = |tables: &Tables| -> BTreeSet<(SetId, Vec<u8>, Vec<u8>)> {
+                let sources =
+                    tables.of_sources(number).into_iter().map(|(of, key)| (of, key.clone(), Vec::new()));
+                let of_list = tables.of_list(number);
+                let endpoints =
+                    of_list.iter().map(|(key, data)| (SetId::Endpoints, (*key).clone(), (*data).clone()));
+                if id == SetId::Restricted { sources.collect() } else { endpoints.collect() }
+            };
+            let [found, before, after] = [now, old, new].map(content);
+            if was && will_be {
+                // New sources come one by one, before old ones go.
+                assert!(found.is_subset(&(&before | &after)) && found.is_superset(&(&before & &after)));
+            } else {
+                assert_eq!(found, if was { before } else { after }, "{id:?}, list {number}");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -261,9 +288,15 @@ proptest! {
         for (id, rows) in kernel.sets() {
             let mut left = Rows::new(rows.shape());
             for (at, row) in rows.iter().enumerate().filter(|(at, _)| at % keep != keep - 1 || keep == 1) {
-                let other = row.data.map(|data| data.iter().map(|byte| byte ^ 1).collect::<Vec<_>>());
-                let is_other = at % exchange == 1 && matches!(id, SetId::Endpoints | SetId::Slots(_));
-                left.push_row(Row { data: if is_other { other.as_deref() } else { row.data }, ..row });
+                let other = |bytes: &[u8]| bytes.iter().map(|byte| byte ^ 1).collect::<Vec<_>>();
+                let is_other = at % exchange == 1;
+                let has_other_data = is_other && matches!(id, SetId::Endpoints | SetId::Slots(_));
+                let data = row.data.map(|data| if has_other_data { other(data) } else { data.to_vec() });
+                // What another program, or a Service that is gone, left in a list.
+                let (number, net) = row.key.split_at(4);
+                let has_other_key = is_other && matches!(id, SetId::Sources(_));
+                let key = if has_other_key { [number, &other(net)].concat() } else { row.key.to_vec() };
+                left.push_row(Row { key: &key, end: row.end, data: data.as_deref() });
             }
             damaged.listed(*id, left);
         }
@@ -277,6 +310,7 @@ proptest! {
                 let found = found.get(frontend);
                 prop_assert!(found == before.get(frontend) || found == after.get(frontend));
             }
+            check_lists(&now, &old, &new);
         }
         prop_assert_eq!(now, new);
     }
@@ -285,7 +319,7 @@ proptest! {
 /// The kernel's frontends lead to the numbers of lists that other Services have now.
 #[test]
 fn repair_that_exchanges_numbers_is_one_transaction() {
-    let elements = |first: u8, number: u8, source: &str| {
+    let with = |has_frontend: bool, first: u8, number: u8, source: &str| {
         let mut elements = Elements::new(Family::V4);
         let row = |id: SetId, key: &[u8], data: &[u8]| {
             let mut rows = Rows::new(id.row_shape(Family::V4));
@@ -304,16 +338,22 @@ fn repair_that_exchanges_numbers_is_one_transaction() {
             row(SetId::Sources(24), [[7, 0, 0, 0], net].as_flattened(), &[]),
         ] {
             assert_eq!(rows.len(), 1, "{id:?}");
-            elements.listed(id, rows);
+            if has_frontend || matches!(id, SetId::Endpoints | SetId::Sources(_)) {
+                elements.listed(id, rows);
+            }
         }
         elements
     };
+    let elements = |first, number, source| with(true, first, number, source);
     let steps = |old: &Elements, new: &Elements| repair_steps(&super::super::difference(old, new), 1).len();
     let old = elements(1, 7, "192.0.2.0");
     assert_eq!(steps(&old, &elements(1, 7, "192.0.2.0")), 1);
     assert_eq!(steps(&old, &elements(2, 8, "192.0.2.0")), 1, "endpoints of another Service");
     assert_eq!(steps(&old, &elements(1, 8, "198.51.100.0")), 1, "sources of another Service");
     assert!(steps(&old, &elements(2, 7, "198.51.100.0")) > 1, "the frontend keeps its lists");
+    let stale = with(false, 1, 7, "192.0.2.0");
+    assert!(steps(&stale, &elements(2, 7, "192.0.2.0")) > 1, "endpoints that a Service left go first");
+    assert_eq!(steps(&stale, &elements(1, 7, "198.51.100.0")), 1, "sources that a Service left");
 }
 
 /// The first of these that has the hash of an earlier one, after that one.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use steerage_agent::kernel::{Noticed, Written};
 use steerage_agent::local_node::LocalNode;
 use steerage_agent::plan::{ElementLimits, ServicePlan, plan_service};
-use steerage_agent::rules::{LARGEST_STEP, SetId, TABLE};
+use steerage_agent::rules::{LARGEST_STEP, Ruleset, SetId, TABLE};
 use steerage_model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServicePort, names,
 };
@@ -25,16 +25,17 @@ fn key() -> Key {
 
 /// A Service of so many ports and endpoints, whose addresses are counted from `first` on.
 fn large(ports: u16, first: u32, endpoints: u32) -> BTreeMap<Key, ServicePlan> {
+    large_of(Protocol::Tcp, ports, first, endpoints)
+}
+
+fn large_of(protocol: Protocol, ports: u16, first: u32, endpoints: u32) -> BTreeMap<Key, ServicePlan> {
     let service = Service {
         cluster_ips: vec![IpAddr::from([10, 96, 0, 1])],
-        ports: (1..=ports)
-            .map(|port| ServicePort::new(port.to_string(), Protocol::Tcp, port, None))
-            .collect(),
+        ports: (1..=ports).map(|port| ServicePort::new(port.to_string(), protocol, port, None)).collect(),
         proxy_name: Some(names::PROXY_NAME.to_owned()),
         ..Service::new(key())
     };
-    let port =
-        |port: u16| EndpointPort { name: port.to_string(), protocol: Protocol::Tcp, port: 8000 + port };
+    let port = |port: u16| EndpointPort { name: port.to_string(), protocol, port: 8000 + port };
     let endpoint = |n: u32| Endpoint::ready(Ipv4Addr::from_bits(0x0af4_0000 + n).into(), "other");
     let mut index = Index::default();
     index.apply_service(Event::Apply(service.clone()));
@@ -186,5 +187,33 @@ fn refused_step_is_repaired() {
         assert!(repaired.full && repaired.elements > 0, "{repaired:?}");
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}
+
+/// A Service is deleted while no agent runs, and the repair that deletes its elements fails halfway: its UDP flows end all the same.
+#[test]
+fn udp_frontends_of_a_repair_that_fails_halfway_are_known() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = open();
+        let ports = 20;
+        write(&mut proxy, large_of(Protocol::Udp, ports, 0, 2_500)).unwrap();
+        proxy.ruleset = Ruleset::default();
+        proxy.dataplane.mark_out_of_sync();
+        let before = Nft::open().unwrap().generation().unwrap();
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut nft, table) = (Nft::open().unwrap(), Table::new(steerage_nft::Family::Ip, TABLE));
+                while nft.generation().unwrap() == before {}
+                let mut batch = Batch::new();
+                batch.flush_set(&table, &SetId::Endpoints.name());
+                nft.commit(batch).unwrap();
+            });
+            write(&mut proxy, BTreeMap::new())
+        });
+        assert!(matches!(&refused, Err(Error::Kernel(error)) if error.errno == Errno::ENOENT), "{refused:?}");
+        let repaired = write(&mut proxy, BTreeMap::new()).unwrap();
+        assert!(repaired.full, "{repaired:?}");
+        assert_eq!(proxy.ruleset.take_stale_flows().udp.len(), usize::from(ports));
     });
 }

@@ -9,10 +9,11 @@ use socket2::{Domain, Socket, Type};
 
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_agent::rules::endpoint_hash;
-use steerage_model::{Family, Key, Protocol, Service};
+use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
 use steerage_requirements::requires;
 
 use crate::packets::cluster::{Cluster, FAMILIES, Way, key, local, place, service, with_affinity};
+use crate::packets::long_lists::{answer_on_ports, endpoints_of_flows, on_ports};
 use crate::world::{At, World, ask_on, ask_udp, udp_socket};
 
 /// Opens a connection.
@@ -54,6 +55,41 @@ fn client_keeps_endpoint_until_it_is_removed() {
             cluster.set(service.clone(), &pods);
             assert_eq!(answering(&world, At::Client, way, family), second);
         }
+    }
+}
+
+/// A pod that listens on two ports is two endpoints, where slices give a port two numbers.
+#[test]
+fn client_keeps_one_of_two_endpoints_on_one_address() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), Program("conntrack"));
+    let world = World::new();
+    answer_on_ports(&world);
+    let service = with_affinity(service(), LONG);
+    let mut cluster = Cluster::new(&world, service.clone(), &[]);
+    let both = on_ports(&[At::Far], 2);
+    for family in FAMILIES {
+        let flows = || {
+            world.sh_at(At::Node, "conntrack -F 2>/dev/null");
+            for _ in 0..20 {
+                world.ask(At::Client, Way::Vip.to(family), Protocol::Tcp).expect("an answer");
+            }
+            endpoints_of_flows(&world, family).into_keys().collect::<Vec<_>>()
+        };
+        cluster.set_slices(service.clone(), both.clone());
+        let first = flows();
+        assert_eq!(first.len(), 1, "{family}: {first:?}");
+        // It goes, and the other one stays.
+        let has_first = |slice: &&EndpointSlice| slice.ports.iter().all(|port| port.port == first[0]);
+        for slice in both.iter().filter(has_first) {
+            cluster.delete_slice(slice.key.clone());
+        }
+        cluster.apply();
+        let second = flows();
+        assert_eq!(second.len(), 1, "{family}: {second:?}");
+        assert_ne!(second, first);
+        // It is back, but the client has another one now.
+        cluster.set_slices(service.clone(), both.clone());
+        assert_eq!(flows(), second, "{family}");
     }
 }
 

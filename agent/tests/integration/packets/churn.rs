@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use socket2::{Domain, Socket, Type};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_agent::rules::LARGEST_STEP;
@@ -325,4 +326,28 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
         }
         cluster.apply();
     });
+}
+
+/// Lists of sources, some of them so large that they change in several transactions, are exchanged while an admitted network floods the
+/// VIP. A datagram of it must never meet a frontend whose list lacks the network.
+#[test]
+fn no_admitted_packet_of_flood_is_lost_while_source_ranges_change() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
+    let (mut cluster, _) = flooded(&world, *to.ip());
+    let slim = cluster.index.service(&key()).expect("the Service").clone();
+    // No two of these are one.
+    let other = |n: u32| IpNet::from(IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0000 + 2 * n)));
+    let mut counts = [20_000, 19_000, 3, 4, 18_000, 5, 6, 0].into_iter().cycle();
+    let mut most = 0;
+    under_flood(&world, to, || {
+        let count = counts.next().expect("a cycle");
+        let admitted = "10.1.64.0/24".parse().expect("a network");
+        let source_ranges =
+            if count == 0 { Vec::new() } else { (0..count).map(other).chain([admitted]).collect() };
+        cluster.index.apply_service(Event::Apply(Service { source_ranges, ..slim.clone() }));
+        most = most.max(cluster.apply().elements);
+    });
+    assert!(most > 4 * LARGEST_STEP, "{most} elements");
 }

@@ -39,7 +39,7 @@ pub(crate) fn answer_on_ports(world: &World) {
 }
 
 /// The flows at the node's VIP by the port of their endpoint.
-fn endpoints_of_flows(world: &World, family: Family) -> BTreeMap<u16, u32> {
+pub(crate) fn endpoints_of_flows(world: &World, family: Family) -> BTreeMap<u16, u32> {
     let nft = if family == Family::V4 { steerage_nft::Family::Ip } else { steerage_nft::Family::Ip6 };
     let to = Way::Vip.to(family);
     let flows = world.run(At::Node, || {
