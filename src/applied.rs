@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{AdmittedSources, GroupTargets, LoadBalancer, Owner, RequestedSources, Steering};
+use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
@@ -190,8 +191,6 @@ impl AppliedState {
     /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room when the provider says
     /// that it is to be called again.
     pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
-        /// The reason of providers.
-        const QUOTA_EXCEEDED: &str = "QuotaExceeded";
         let is_due = self.retry_refused_at.is_some_and(|at| at <= Instant::now());
         self.rejected
             .as_ref()

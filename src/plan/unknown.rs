@@ -3,8 +3,6 @@
 
 use steerage_model::{Service, annotations, names};
 
-/// All names of Steerage's own annotations begin with it.
-const PREFIX: &str = "steerage.dev/";
 /// Names that are looked at: whoever writes thousands gets no more attention.
 const SHOWN: usize = 5;
 
@@ -22,9 +20,10 @@ pub(crate) fn ignored_annotations(service: &Service) -> impl Iterator<Item = Str
 /// The unknown annotations of the Service, each with a known one that is near. They are ignored and not refused, because another version
 /// may know them: going back to this one must not stop changes.
 fn unknown_annotations(service: &Service) -> Vec<(&str, Option<&'static str>)> {
-    let known = || annotations::ALL.iter().map(|known| known.name).filter(|name| name.starts_with(PREFIX));
-    let names = service.annotations.keys().map(String::as_str);
-    let unknown = names.filter(|name| names::is_of_steerage(name) && known().all(|known| known != *name));
+    let known =
+        || annotations::ALL.iter().map(|known| known.name).filter(|name| name.starts_with(names::PREFIX));
+    let all = service.annotations.keys().map(String::as_str);
+    let unknown = all.filter(|name| names::is_of_steerage(name) && known().all(|known| known != *name));
     let last = |name: &str| name.split_once('/').map_or(String::new(), |(_, last)| last.to_owned());
     let distance = |name: &str, known: &str| strsim::levenshtein(&last(name), &last(known));
     let nearest = |name: &str| {

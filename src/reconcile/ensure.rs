@@ -353,7 +353,9 @@ mod tests {
     use steerage_watch::Event;
 
     use crate::cluster_index::owner_of;
-    use crate::reconcile::tests::{Polled, add_nodes, local_service, reconciler, recording, set_endpoints};
+    use crate::reconcile::tests::{
+        Polled, local_service, local_service_on_a, reconciled_conditions, reconciler, recording,
+    };
     use crate::request_queue::ReconcileRequest;
 
     /// Another controller's finalizer goes only when all of its load balancer is taken over; Steerage's stays.
@@ -381,19 +383,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn part_that_is_not_in_place_degrades_the_service_until_it_is() {
-        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
-        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
-        add_nodes(&reconciler, "a");
-        set_endpoints(&reconciler, "a");
-        let service = local_service();
-        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let provider = Arc::new(Polled::default());
+        let cluster = local_service_on_a(&provider);
         for is_incomplete in [true, false] {
             provider.is_incomplete.store(is_incomplete, Ordering::Release);
-            bodies.lock().expect("lock").clear();
-            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
-            let bodies = bodies.lock().expect("lock");
-            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
-            let written = written.next_back().expect("a status");
+            let written = reconciled_conditions(&cluster).await;
             let degraded = written.iter().find(|found| found["type"] == json!(names::DEGRADED));
             let degraded = degraded.expect("a condition");
             let (status, reason) =
@@ -410,19 +404,11 @@ mod tests {
     /// Where nothing is published, `Programmed` alone says why.
     #[tokio::test(start_paused = true)]
     async fn denied_change_degrades_a_published_service() {
-        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
-        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
-        add_nodes(&reconciler, "a");
-        set_endpoints(&reconciler, "a");
-        let service = local_service();
-        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let provider = Arc::new(Polled::default());
+        let cluster = local_service_on_a(&provider);
         let degraded = async |denies: bool| {
             provider.denies.store(denies, Ordering::Release);
-            bodies.lock().expect("lock").clear();
-            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
-            let bodies = bodies.lock().expect("lock");
-            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
-            let written = written.next_back().expect("a status");
+            let written = reconciled_conditions(&cluster).await;
             let found = written.iter().find(|found| found["type"] == json!(names::DEGRADED));
             found.map(|found| found["message"].to_string()).unwrap_or_default()
         };
@@ -437,19 +423,11 @@ mod tests {
     /// Also where the provider has made a part, such as a load balancer whose only listener it rejects.
     #[tokio::test(start_paused = true)]
     async fn rejected_new_service_says_that_no_port_is_served() {
-        let (provider, (client, bodies)) = (Arc::new(Polled::default()), recording());
-        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
-        add_nodes(&reconciler, "a");
-        set_endpoints(&reconciler, "a");
-        let service = local_service();
-        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let provider = Arc::new(Polled::default());
+        let cluster = local_service_on_a(&provider);
         let conditions = async |rejects: bool| {
             provider.set_rejecting(rejects);
-            bodies.lock().expect("lock").clear();
-            reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
-            let bodies = bodies.lock().expect("lock");
-            let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
-            let written = written.next_back().expect("a status").clone();
+            let written = reconciled_conditions(&cluster).await;
             let text =
                 |found: &serde_json::Value, field: &str| found[field].as_str().unwrap_or_default().to_owned();
             written.iter().map(|found| (text(found, "reason"), text(found, "message"))).collect::<Vec<_>>()

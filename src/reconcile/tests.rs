@@ -326,6 +326,28 @@ pub(super) fn set_endpoints(reconciler: &Reconciler, nodes: &str) {
     reconciler.cluster.on_slice(Event::Apply(slice));
 }
 
+/// A reconciler of [`local_service`] with an endpoint on node a, that Service, and the bodies of what is written.
+pub(super) fn local_service_on_a(provider: &Arc<Polled>) -> (Reconciler, Service, Arc<Mutex<Vec<Value>>>) {
+    let (client, bodies) = recording();
+    let reconciler = reconciler(Arc::<Polled>::clone(provider), client);
+    add_nodes(&reconciler, "a");
+    set_endpoints(&reconciler, "a");
+    let service = local_service();
+    reconciler.cluster.on_service(Event::Apply(service.clone()));
+    (reconciler, service, bodies)
+}
+
+/// The conditions of the last status that a full reconcile writes.
+pub(super) async fn reconciled_conditions(
+    (reconciler, service, bodies): &(Reconciler, Service, Arc<Mutex<Vec<Value>>>),
+) -> Vec<Value> {
+    bodies.lock().expect("lock").clear();
+    reconciler.reconcile(&owner_of(service), &ReconcileRequest::FULL).await;
+    let bodies = bodies.lock().expect("lock");
+    let mut written = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array());
+    written.next_back().expect("a status").clone()
+}
+
 /// A permission may be missing for a part of the structure only, such as its tags.
 #[tokio::test(start_paused = true)]
 async fn targets_follow_while_the_structure_is_denied() {

@@ -47,18 +47,9 @@ impl CallError {
 
     /// There is no answer.
     pub(crate) fn unanswered(call: String, why: NoAnswer) -> Self {
-        let message = match why {
-            NoAnswer::Timeout => "no answer in time".to_owned(),
-            NoAnswer::Connection(text) => text,
-        };
-        Self {
-            call,
-            status: None,
-            kind: String::new(),
-            message,
-            after: None,
-            is_used_up: false,
-            is_list: false,
+        match why {
+            NoAnswer::Timeout => Self::unusable(call, "no answer in time"),
+            NoAnswer::Connection(text) => Self::unusable(call, text),
         }
     }
 
@@ -79,17 +70,8 @@ impl CallError {
     /// A request that was not sent, because the cloud would refuse it.
     pub(crate) fn used_up(call: String, UsedUp { after }: UsedUp) -> Self {
         let message = "OpenStack's rate is reached; the request was not sent. Steerage retries. If this lasts, look at \
-                       steerage_controller_openstack_api_budget_rate."
-            .to_owned();
-        Self {
-            call,
-            status: None,
-            kind: String::new(),
-            message,
-            after: Some(after),
-            is_used_up: true,
-            is_list: false,
-        }
+                       steerage_controller_openstack_api_budget_rate.";
+        Self { after: Some(after), is_used_up: true, ..Self::unusable(call, message) }
     }
 
     pub(crate) fn status(&self) -> Option<StatusCode> {

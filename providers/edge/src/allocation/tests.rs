@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reservation, rest and waiting, over an index of objects.
 
+use kube::Client;
+use kube::client::Body;
 use serde_json::json;
 use steerage_edge_api::AddressPoolSpec;
 use steerage_model::Key;
@@ -30,6 +32,14 @@ pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     }
+}
+
+/// A client of an API server that cannot be reached, for what makes no call.
+pub(crate) fn unreachable_client() -> Client {
+    let service = tower::service_fn(|_: http::Request<Body>| async {
+        Err::<http::Response<Body>, _>(std::io::Error::other("no call is made"))
+    });
+    Client::new(service, "default")
 }
 
 fn pools(range: &str) -> [Pool; 1] {

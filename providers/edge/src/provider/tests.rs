@@ -10,7 +10,7 @@ use steerage_provider_api::{GroupKey, HealthCheck, HealthProtocol, Target, Targe
 use steerage_watch::Event;
 
 use super::*;
-use crate::allocation::tests::{ip, load_balancer};
+use crate::allocation::tests::{ip, load_balancer, unreachable_client};
 use crate::cache::Cache;
 
 const POOL: &str = r#"{"metadata": {"name": "default", "uid": "u", "resourceVersion": "1"}, "spec": {"addresses": ["10.9.0.0/24"]}}"#;
@@ -141,12 +141,7 @@ async fn address_of_a_write_without_an_answer_is_not_given_away() {
 /// Nothing changes in the minute after which the second load balancer gets another address.
 #[tokio::test(start_paused = true)]
 async fn load_balancer_with_the_address_of_another_is_reconciled_again_in_time() {
-    let client = Client::new(
-        tower::service_fn(|_: http::Request<Body>| async {
-            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
-        }),
-        "default",
-    );
+    let client = unreachable_client();
     let provider = with_pool(&client);
     let lbs = ["a", "b"].map(|name| with_group(load_balancer(name, &[])));
     for lb in &lbs {
@@ -167,12 +162,7 @@ async fn load_balancer_with_the_address_of_another_is_reconciled_again_in_time()
 /// Its clients would reach the pods of the Service that gets the address.
 #[tokio::test(start_paused = true)]
 async fn refused_service_keeps_its_published_address() {
-    let client = Client::new(
-        tower::service_fn(|_: http::Request<Body>| async {
-            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
-        }),
-        "default",
-    );
+    let client = unreachable_client();
     let address = |number: u32| IpAddr::from((0x0a00_0000 + 2 * number).to_be_bytes());
     let ranges: Vec<_> = (0..1001).map(|number| address(number).into()).collect();
     let refused = LoadBalancer { source_ranges: ranges, ..with_group(load_balancer("web", &[])) };

@@ -12,7 +12,7 @@ use serde_json::json;
 use steerage_watch::Event;
 
 use super::*;
-use crate::allocation::tests::{ip, load_balancer, owner};
+use crate::allocation::tests::{ip, load_balancer, owner, unreachable_client};
 
 fn pool(version: &str, range: &str) -> Value {
     json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool", "spec": {"addresses": [range]},
@@ -60,10 +60,7 @@ async fn edit_in_the_response_to_a_status_write_is_not_lost() {
 /// The object of a creation whose answer was lost never appeared.
 #[tokio::test]
 async fn ended_reservation_wakes_the_owner_that_waits_for_its_address() {
-    let service = tower::service_fn(|_: http::Request<Body>| async {
-        Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
-    });
-    let shared = Shared::new(&Client::new(service, "default"), "system");
+    let shared = Shared::new(&unreachable_client(), "system");
     let known = Entry::parse(&pool("100", "10.9.0.7").to_string()).expect("a pool");
     shared.pools.cache.apply(Event::Apply(known));
     shared.allocate(&load_balancer("a", &[])).expect("free");
@@ -95,12 +92,7 @@ fn balancer(version: &str, nodes: &[&str]) -> Entry<LoadBalancerContent> {
 /// Under load the watch is often faster. A notification would compare everything once more for every change.
 #[tokio::test]
 async fn own_write_that_the_watch_delivers_before_its_response_is_no_change_of_another_program() {
-    let client = Client::new(
-        tower::service_fn(|_: http::Request<Body>| async {
-            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
-        }),
-        "default",
-    );
+    let client = unreachable_client();
     let shared = Shared::new(&client, "system");
     let mut notified = shared.notifier.subscribe();
     let (old, new) = (balancer("1", &["a"]), balancer("2", &["b"]));
@@ -123,12 +115,7 @@ async fn own_write_that_the_watch_delivers_before_its_response_is_no_change_of_a
 /// The targets of a load balancer are written between the allocation and the write of its object, which may take long.
 #[tokio::test(start_paused = true)]
 async fn reservation_lasts_from_the_write_and_from_its_end_without_an_answer() {
-    let client = Client::new(
-        tower::service_fn(|_: http::Request<Body>| async {
-            Err::<http::Response<Body>, _>(io::Error::other("no call is made"))
-        }),
-        "default",
-    );
+    let client = unreachable_client();
     let shared = Shared::new(&client, "system");
     let known = Entry::parse(&pool("100", "10.9.0.0/24").to_string()).expect("a pool");
     shared.pools.cache.apply(Event::Apply(known));

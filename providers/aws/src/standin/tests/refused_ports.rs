@@ -180,7 +180,7 @@ async fn port_without_pods_beside_a_refused_one_keeps_its_own() {
     assert_eq!(served(&cloud), BTreeMap::from([(80, (9090, 2)), (81, (8081, 2))]));
 }
 
-/// No pod has the new target port, perhaps for ever.
+/// No pod has the new target port, and perhaps none ever will.
 #[tokio::test(start_paused = true)]
 async fn only_port_without_pods_keeps_its_own() {
     let cloud = standin(1);
