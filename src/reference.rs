@@ -24,7 +24,7 @@ const AGENT_EVENTS: &[(&str, &str, &str)] = &[
     ),
     (
         "ExternalIPNotServed",
-        "The agent does not serve an external IP, because it is reserved or denied",
+        "The agent does not serve an external IP, because it is reserved or denied, or because another Service was assigned it or is older",
         "[Use another address](../troubleshooting.md#an-external-ip-is-not-served)",
     ),
     (

@@ -25,10 +25,25 @@ pub struct HostFacts {
     pub features: Features,
     /// Kernel settings by name, of those that exist.
     pub settings: Vec<(&'static str, u64)>,
+    /// The interfaces, without the loopback interface.
+    pub interfaces: Vec<Interface>,
     /// Chains of other programs.
     pub chains: Vec<ForeignChain>,
     /// iptables of the old kind has tables, which nftables does not show.
     pub has_legacy_iptables: bool,
+}
+
+/// What is known of a network interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// The largest packet that it sends, in bytes; `None`: without IPv6 the kernel does not tell.
+    pub mtu: Option<u32>,
+    /// Its own `rp_filter`. The larger one of this and `net.ipv4.conf.all.rp_filter` decides.
+    pub rp_filter: u64,
+    /// It has a default route.
+    pub is_uplink: bool,
 }
 
 /// Kernel settings that [`HostFacts::settings`] may have.
@@ -88,6 +103,7 @@ impl HostFacts {
         found.extend(self.rules.iter().map(|(family, result)| rules(*family, result)));
         found.extend(self.features.missing().map(missing));
         found.extend(self.forwarding());
+        found.extend(self.mtu());
         found.extend(self.conntrack());
         found.extend(self.others());
         found
@@ -121,14 +137,7 @@ impl HostFacts {
                 None => {}
             }
         }
-        if self.setting("net.ipv4.conf.all.rp_filter") == Some(1) {
-            found.push(Finding {
-                level: Level::Warning,
-                text: "net.ipv4.conf.all.rp_filter is 1: a packet is dropped whose answer would leave by another interface. Set it to 2 \
-                       if the host has several"
-                    .to_owned(),
-            });
-        }
+        found.extend(self.strict_reverse_path());
         if self.setting("net.bridge.bridge-nf-call-iptables") == Some(0) {
             found.push(Finding {
                 level: Level::Warning,
@@ -138,6 +147,44 @@ impl HostFacts {
             });
         }
         found
+    }
+
+    fn strict_reverse_path(&self) -> Option<Finding> {
+        let of_all = self.setting("net.ipv4.conf.all.rp_filter").unwrap_or(0);
+        let is_strict = |interface: &&Interface| interface.rp_filter.max(of_all) == 1;
+        let strict = named(self.interfaces.iter().filter(is_strict));
+        if of_all != 1 && strict.is_empty() {
+            return None;
+        }
+        let at = if of_all == 1 { "all".to_owned() } else { strict };
+        Some(Finding {
+            level: Level::Warning,
+            text: format!(
+                "rp_filter is 1 at {at} (net.ipv4.conf): a packet is dropped whose answer would leave by another interface. Set it to 2 \
+                 if the host has several, as with a tunnel"
+            ),
+        })
+    }
+
+    /// Pods believe the MTU of their own interface, which is that of the network's device on the host.
+    fn mtu(&self) -> Option<Finding> {
+        let uplinks = self.interfaces.iter().filter(|interface| interface.is_uplink);
+        let (most, uplink) = uplinks.filter_map(|uplink| Some((uplink.mtu?, &uplink.name))).min()?;
+        let is_larger =
+            |interface: &&Interface| !interface.is_uplink && interface.mtu.is_some_and(|mtu| mtu > most);
+        let larger = named(self.interfaces.iter().filter(is_larger));
+        Some(if larger.is_empty() {
+            Finding {
+                level: Level::Good,
+                text: format!("no interface has a larger MTU than {uplink} ({most})"),
+            }
+        } else {
+            let text = format!(
+                "{larger}: the MTU is larger than {most}, that of {uplink}, which has the default route. If pods use it, large packets \
+                 to clients are lost where ICMP is filtered. Set the MTU of the pods' network to {most} at most, less with a tunnel"
+            );
+            Finding { level: Level::Warning, text }
+        })
     }
 
     fn conntrack(&self) -> Option<Finding> {
@@ -174,6 +221,16 @@ impl HostFacts {
     }
 }
 
+/// The names of the first three interfaces, and how many more there are.
+fn named<'a>(interfaces: impl Iterator<Item = &'a Interface>) -> String {
+    let names: Vec<_> = interfaces.map(|interface| interface.name.as_str()).collect();
+    let first = names.iter().take(3).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(3) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
 fn missing(feature: Feature) -> Finding {
     let (major, minor) = feature.since();
     let without = feature.without();
@@ -203,8 +260,19 @@ mod tests {
             kernel: "6.1.0-28-amd64".to_owned(),
             rules: vec![(Family::V4, Ok(())), (Family::V6, Ok(()))],
             settings: SETTINGS.into_iter().zip([1, 1, 0, 1, 100, 1000]).collect(),
+            interfaces: vec![interface("eth0", 1500, 0), interface("cni0", 1500, 2)],
             ..HostFacts::default()
         }
+    }
+
+    fn interface(name: &str, mtu: u32, rp_filter: u64) -> Interface {
+        Interface { name: name.to_owned(), mtu: Some(mtu), rp_filter, is_uplink: name == "eth0" }
+    }
+
+    fn with(interfaces: &[Interface]) -> HostFacts {
+        let mut facts = good();
+        facts.interfaces.extend_from_slice(interfaces);
+        facts
     }
 
     fn set(name: &str, value: u64) -> HostFacts {
@@ -236,7 +304,18 @@ mod tests {
             ),
             (set("net.ipv4.ip_forward", 0), Level::Error, "net.ipv4.ip_forward is 0"),
             (set("net.ipv6.conf.all.forwarding", 0), Level::Warning, "IPv6 packets"),
-            (set("net.ipv4.conf.all.rp_filter", 1), Level::Warning, "rp_filter is 1"),
+            (set("net.ipv4.conf.all.rp_filter", 1), Level::Warning, "rp_filter is 1 at all"),
+            (with(&[interface("vxlan0", 1450, 1)]), Level::Warning, "rp_filter is 1 at vxlan0 (net"),
+            (
+                with(&["a", "b", "c", "d", "e"].map(|name| interface(name, 1500, 1))),
+                Level::Warning,
+                "rp_filter is 1 at a, b, c and 2 more",
+            ),
+            (
+                with(&[interface("cni1", 9000, 0)]),
+                Level::Warning,
+                "cni1: the MTU is larger than 1500, that of eth0",
+            ),
             (set("net.bridge.bridge-nf-call-iptables", 0), Level::Warning, "bridge-nf-call-iptables is 0"),
             (set("net.netfilter.nf_conntrack_count", 800), Level::Warning, "800 of 1000"),
             (
@@ -264,6 +343,17 @@ mod tests {
             let found = facts.findings();
             let bad: Vec<_> = found.iter().filter(|finding| finding.level > Level::Good).collect();
             assert!(bad.len() == 1 && bad[0].level == level && bad[0].text.contains(part), "{part}: {bad:?}");
+        }
+        let mut loose = with(&[interface("vxlan0", 1450, 1)]);
+        loose
+            .settings
+            .iter_mut()
+            .find(|(of, _)| *of == "net.ipv4.conf.all.rp_filter")
+            .expect("a setting")
+            .1 = 2;
+        let unknown = with(&[Interface { mtu: None, ..interface("cni1", 0, 0) }]);
+        for facts in [loose, unknown] {
+            assert!(facts.findings().iter().all(|finding| finding.level == Level::Good), "{facts:?}");
         }
         assert!(
             HostFacts { chains: vec![chain("inet nat", false)], ..good() }.findings() == good().findings()

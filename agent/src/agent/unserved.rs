@@ -9,7 +9,7 @@ use steerage_watch::events::{NamespaceLimits, Notice, Recorder, Severity, Subjec
 use tokio::time::Instant;
 
 use super::log_lines::LogLines;
-use crate::plan::{Reduced, ReducedService, RefusedExternalIp, Shadowed};
+use crate::plan::{Frontend, Reduced, ReducedService, RefusedExternalIp, Shadowed};
 use crate::rules::Ruleset;
 
 /// Nodes publish within this time, and not all in one second.
@@ -28,6 +28,10 @@ impl UnservedReports {
         for Shadowed { service, by, frontend } in ruleset.take_shadowed() {
             if self.lines.may_write(service.namespace()) {
                 tracing::warn!(%service, %by, %frontend, "another Service is served at a frontend of this Service");
+            }
+            let service = index.service(&service);
+            if let Some(note) = service.and_then(|service| shadowed_note(node, service, &by, frontend)) {
+                self.publish(recorder, service, "ExternalIPNotServed", note);
             }
         }
         for RefusedExternalIp { service, addr, refusal } in ruleset.take_refused() {
@@ -69,6 +73,21 @@ impl UnservedReports {
     }
 }
 
+/// The note of an external IP at which another Service is served. A tenant learns no name of another namespace by trying addresses.
+fn shadowed_note(node: &str, service: &Service, by: &Key, frontend: Frontend) -> Option<String> {
+    let Frontend { addr, protocol, port } = frontend;
+    let is_external = service.external_ips.contains(&addr) && service.ports.iter().any(|of| of.port == port);
+    let by = match by.namespace() == service.key.namespace() {
+        true => format!("Service {}", by.name()),
+        false => "a Service of another namespace".to_owned(),
+    };
+    is_external.then(|| {
+        format!(
+            "Node {node} does not serve the external IP {addr} at port {port}/{protocol}: {by} was assigned it, or is older."
+        )
+    })
+}
+
 fn note(node: &str, service: &Key, reduced: Reduced) -> String {
     let Reduced { needs, limit, endpoints, sources, frontends } = reduced;
     if needs <= limit {
@@ -93,7 +112,27 @@ fn note(node: &str, service: &Key, reduced: Reduced) -> String {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::{Protocol, ServicePort};
+
     use super::*;
+
+    #[test]
+    fn external_ip_of_another_service_is_told_without_names_of_other_namespaces() {
+        let addr = "192.0.2.1".parse().expect("address");
+        let ports = vec![ServicePort::new("web", Protocol::Tcp, 80, Some(81))];
+        let service = Service { external_ips: vec![addr], ports, ..Service::new(Key::new("shop", "web")) };
+        let note =
+            |by, port| shadowed_note("a", &service, &by, Frontend { addr, protocol: Protocol::Tcp, port });
+        let start = "Node a does not serve the external IP 192.0.2.1 at port 80/TCP: ";
+        let same = note(Key::new("shop", "old"), 80).expect("an external IP");
+        assert_eq!(same, format!("{start}Service old was assigned it, or is older."));
+        let other = note(Key::new("bank", "vault"), 80).expect("an external IP");
+        assert_eq!(other, format!("{start}a Service of another namespace was assigned it, or is older."));
+        assert_eq!(note(Key::new("shop", "old"), 81), None, "its node port");
+        let assigned = Service { external_ips: Vec::new(), ..service.clone() };
+        let frontend = Frontend { addr, protocol: Protocol::Tcp, port: 80 };
+        assert_eq!(shadowed_note("a", &assigned, &Key::new("shop", "old"), frontend), None, "its own VIP");
+    }
 
     #[test]
     fn note_says_what_is_left_out() {

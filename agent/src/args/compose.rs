@@ -24,7 +24,7 @@ use steerage_agent::metrics::{Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
-use steerage_agent::rules::{Features, Ruleset, flow_seed};
+use steerage_agent::rules::{Feature, Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::Node;
 use steerage_process::admin::AdminPages;
@@ -54,7 +54,7 @@ impl Args {
             config_file::apply(&path, &mut agent, &mut client_args)?;
         }
         allow_many_connections();
-        let settings = settings(agent.clone(), &client_args)?;
+        let mut settings = settings(agent.clone(), &client_args)?;
         let AgentArgs { healthz_port, metrics_bind_address, max_watch_silence, .. } = agent;
         let AgentSettings { node, kube_proxy_replacement, .. } = settings.clone();
         let Component { name, version, .. } = process.component();
@@ -73,9 +73,10 @@ impl Args {
             FlowCleaner::start(move |walk| counted.walked(walk)).context("cannot reach conntrack")?;
         let mut dataplane = Dataplane::open().context("cannot reach nftables")?;
         metrics.kube_proxy.show(dataplane.families());
+        let features = report_features(&metrics);
+        settings.forward_to_peers = settings.forward_to_peers.filter(|_| can_forward(&features));
         let next_hops = settings.forward_to_peers.as_ref().map(|_| NextHops::open()).transpose();
         let next_hops = next_hops.context("cannot look routes up")?;
-        let features = report_features(&metrics);
         let ruleset = empty_ruleset(&settings, features);
         let (inputs, queue) = mpsc::unbounded_channel();
         tokio::spawn(debug_socket.serve(inputs.clone()));
@@ -241,6 +242,17 @@ fn report_features(metrics: &Metrics) -> Features {
             Features::default()
         }
     }
+}
+
+/// Without the feature the kernel would refuse all rules.
+fn can_forward(features: &Features) -> bool {
+    let can = features.has(Feature::Duplicates);
+    if !can {
+        tracing::warn!(
+            "the kernel cannot send packets another way; ignoring --forward-without-local-endpoints (steerage-agent check says more)"
+        );
+    }
+    can
 }
 
 /// The configuration of the rules as far as flags say it.

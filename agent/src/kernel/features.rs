@@ -139,6 +139,11 @@ fn try_rules(batch: &mut Batch, table: &Table, family: Family, feature: Feature)
             batch.add_counter(table, "counter").add_chain(table, &filter(Hook::Forward));
             Rule::new().count("counter")
         }
+        Feature::Duplicates => {
+            let map = Set::new(MAP, &[address]).maps_to(&[address]);
+            batch.add_set(table, &map).add_chain(table, &filter(Hook::Prerouting));
+            Rule::new().map(MAP, &clients).duplicate()
+        }
         Feature::Limits => {
             let set = Set::new(MAP, &[address]).expiring(None).dynamic().size(1);
             batch.add_set(table, &set).add_chain(table, &filter(Hook::Prerouting));

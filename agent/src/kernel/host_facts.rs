@@ -9,7 +9,7 @@ use steerage_nft::{Batch, Error, Nft, Table};
 use super::foreign_chains::foreign_chains;
 use super::load::add_chains;
 use super::{FAMILIES, KernelFeatures, kernel_features};
-use crate::check::{HostFacts, SETTINGS};
+use crate::check::{HostFacts, Interface, SETTINGS};
 use crate::rules::{BaseRuleset, Features, RulesetConfig};
 
 /// The table in which the rules are tried.
@@ -26,6 +26,7 @@ pub fn host_facts() -> Result<HostFacts, Error> {
         rules: FAMILIES.map(tried).into(),
         features: features.clone(),
         settings: SETTINGS.into_iter().filter_map(|name| Some((name, setting(name)?))).collect(),
+        interfaces: interfaces(),
         chains: foreign_chains(&mut nft)?,
         has_legacy_iptables: legacy.iter().any(|path| read(path).is_some_and(|names| !names.is_empty())),
     })
@@ -37,6 +38,43 @@ pub(super) fn read(path: impl AsRef<Path>) -> Option<String> {
 
 fn setting(name: &str) -> Option<u64> {
     read(Path::new("/proc/sys").join(name.replace('.', "/")))?.parse().ok()
+}
+
+/// The interfaces by name. `/proc/sys/net` and `/proc/thread-self` are those of the thread's network namespace, which `/sys` may not be.
+fn interfaces() -> Vec<Interface> {
+    let uplinks = uplinks();
+    let names = fs::read_dir("/proc/sys/net/ipv4/conf").into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut interfaces: Vec<_> = names
+        .filter(|name| !["all", "default", "lo"].contains(&name.as_str()))
+        .map(|name| Interface {
+            mtu: read(format!("/proc/sys/net/ipv6/conf/{name}/mtu")).and_then(|mtu| mtu.parse().ok()),
+            rp_filter: read(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"))
+                .and_then(|value| value.parse().ok())
+                .unwrap_or(0),
+            is_uplink: uplinks.contains(&name),
+            name,
+        })
+        .collect();
+    interfaces.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    interfaces
+}
+
+/// The interfaces with a default route: in these files the first columns are the interface, the destination and, of IPv6, its length
+/// and at the end the interface.
+fn uplinks() -> Vec<String> {
+    let (v4, v6) = (read("/proc/thread-self/net/route"), read("/proc/thread-self/net/ipv6_route"));
+    let v4 = v4.iter().flat_map(|routes| routes.lines()).filter_map(|line| {
+        let columns: Vec<_> = line.split_whitespace().collect();
+        (columns.get(1) == Some(&"00000000") && columns.get(7) == Some(&"00000000"))
+            .then(|| columns[0].to_owned())
+    });
+    let v6 = v6.iter().flat_map(|routes| routes.lines()).filter_map(|line| {
+        let mut columns = line.split_whitespace();
+        let is_default = columns.next()?.bytes().all(|byte| byte == b'0') && columns.next()? == "00";
+        columns.last().filter(|_| is_default).map(str::to_owned)
+    });
+    v4.chain(v6).collect()
 }
 
 /// Has the kernel check all sets, chains and rules as the agent writes them for these features, and keep none of them.
@@ -77,7 +115,7 @@ mod tests {
 
     #[test]
     fn facts_are_read_and_nothing_is_left() {
-        requires!(NetworkNamespace, Program("nft"));
+        requires!(NetworkNamespace, Program("nft"), Program("ip"));
         in_new_netns(|| {
             nft("add table inet firewall");
             nft("add chain inet firewall pass { type filter hook forward priority 0 ; policy drop ; }");
@@ -88,6 +126,36 @@ mod tests {
             nft(
                 "add table ip kube-proxy; add chain ip kube-proxy nat { type nat hook output priority -100 ; }",
             );
+            for line in [
+                "link set lo up",
+                "link add out0 mtu 1400 type veth peer name pods0 mtu 9000",
+                "link set out0 up",
+                "link set pods0 up",
+                "address add 192.0.2.2/24 dev out0",
+                "address add 2001:db8::2/64 dev pods0 nodad",
+                "route add default via 192.0.2.1",
+            ] {
+                let words = line.split(' ');
+                assert!(
+                    Command::new("ip").args(words).status().is_ok_and(|status| status.success()),
+                    "ip {line}"
+                );
+            }
+            fs::write("/proc/sys/net/ipv4/conf/pods0/rp_filter", "1").unwrap();
+            let interface = |name: &str, mtu, rp_filter, is_uplink| Interface {
+                name: name.to_owned(),
+                mtu: Some(mtu),
+                rp_filter,
+                is_uplink,
+            };
+            let rp_filter = setting("net.ipv4.conf.out0.rp_filter").unwrap();
+            assert_eq!(
+                interfaces(),
+                [interface("out0", 1400, rp_filter, true), interface("pods0", 9000, 1, false)]
+            );
+            let route = ["-6", "route", "add", "default", "via", "2001:db8::1"];
+            assert!(Command::new("ip").args(route).status().is_ok_and(|status| status.success()));
+            assert!(interfaces().iter().all(|interface| interface.is_uplink));
             let facts = host_facts().unwrap();
             assert!(facts.rules.iter().all(|(_, result)| result.is_ok()), "{:?}", facts.rules);
             assert!(!facts.kernel.is_empty() && facts.settings.iter().any(|(name, _)| *name == SETTINGS[0]));

@@ -66,8 +66,10 @@ pub enum Masquerade {
 pub enum Role {
     /// A cluster IP.
     ClusterIp,
-    /// An address of its load balancer, or a node port.
-    Assigned,
+    /// An address of its load balancer.
+    Vip,
+    /// A node port.
+    NodePort,
     /// An address of `externalIPs`.
     ExternalIp,
 }

@@ -272,7 +272,7 @@ fn plan_frontends(
     let sources: BTreeMap<_, _> =
         families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
     let mut seen = BTreeSet::new();
-    for role in [Role::ClusterIp, Role::Assigned, Role::ExternalIp] {
+    for role in [Role::ClusterIp, Role::Vip, Role::NodePort, Role::ExternalIp] {
         for of in ports {
             let room = most.saturating_sub(plan.frontends.len());
             if room == 0 && role == Role::ExternalIp {
@@ -286,12 +286,12 @@ fn plan_frontends(
                 continue;
             }
             let allowed = sources.get(&of.family).and_then(Option::as_ref);
-            for (addr, number, is_vip) in at.into_iter().take(room) {
+            for (addr, number) in at.into_iter().take(room) {
                 let frontend = Frontend { addr, protocol: of.port.protocol, port: number };
                 if seen.insert(frontend) {
-                    let sources = allowed.filter(|_| is_vip).cloned();
+                    let sources = allowed.filter(|_| role == Role::Vip).cloned();
                     // Only for VIPs: a packet to a node's address and node port is for that node alone.
-                    let peers = of.peers.clone().filter(|_| is_vip);
+                    let peers = of.peers.clone().filter(|_| role == Role::Vip);
                     let action = action(service, of, role, local_node);
                     plan.frontends.push((frontend, Action { peers, sources, ..action }));
                 }
@@ -348,32 +348,32 @@ fn health(service: &Service, index: &Index, local_node: &LocalNode) -> Option<He
     Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
 }
 
-/// The addresses of a port in one role, of which `external` are external IPs, each with the number of the port, and whether it is a VIP.
+/// The addresses of a port in one role, of which `external` are external IPs, each with the number of the port.
 fn addresses(
     service: &Service,
     of: &FamilyPort<'_>,
     role: Role,
     external: &[IpAddr],
     local_node: &LocalNode,
-) -> Vec<(IpAddr, u16, bool)> {
+) -> Vec<(IpAddr, u16)> {
     let of_family = |addr: &IpAddr| Family::of(*addr) == of.family;
     let port = of.port.port;
     match role {
         Role::ClusterIp => {
-            service.cluster_ips.iter().copied().filter(of_family).map(|addr| (addr, port, false)).collect()
+            service.cluster_ips.iter().copied().filter(of_family).map(|addr| (addr, port)).collect()
         }
-        Role::Assigned => {
+        Role::Vip => {
             let vips = service.vips().filter(|_| service.kind == ServiceKind::LoadBalancer);
+            vips.filter(of_family).map(|addr| (addr, port)).collect()
+        }
+        Role::NodePort => {
             let node_port = of.port.node_port.filter(|_| service.kind != ServiceKind::ClusterIp);
-            let at_node = node_port.into_iter().flat_map(|number| {
-                local_node.node_port_addresses.iter().map(move |addr| (*addr, number, false))
-            });
-            vips.map(|addr| (addr, port, true)).chain(at_node).filter(|(addr, ..)| of_family(addr)).collect()
+            let at = local_node.node_port_addresses.iter().copied().filter(of_family);
+            node_port.map_or_else(Vec::new, |number| at.map(|addr| (addr, number)).collect())
         }
         Role::ExternalIp => {
             let served = |addr: &IpAddr| !local_node.external_ips.is_api_server(*addr, port);
-            let served = external.iter().copied().filter(of_family).filter(served);
-            served.map(|addr| (addr, port, false)).collect()
+            external.iter().copied().filter(of_family).filter(served).map(|addr| (addr, port)).collect()
         }
     }
 }

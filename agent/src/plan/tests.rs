@@ -327,8 +327,8 @@ fn external_ip_takes_nothing_from_another_service() {
     let victim = Service { external_policy: TrafficPolicy::Local, ..service("web") };
     for (at, port, winner) in [
         ("10.96.0.1", 80, Some(Role::ClusterIp)),
-        ("192.0.2.1", 80, Some(Role::Assigned)),
-        ("10.0.0.1", 30080, Some(Role::Assigned)),
+        ("192.0.2.1", 80, Some(Role::Vip)),
+        ("10.0.0.1", 30080, Some(Role::NodePort)),
         ("10.0.0.1", 31000, None),
     ] {
         let thief = external("a", at, port);
@@ -359,6 +359,22 @@ fn oldest_service_with_a_frontend_is_served() {
     for order in [[a, b, c], [c, b, a], [b, a, c]] {
         let desired = desired_of(&order);
         assert_eq!(desired.owners(&frontend).map(Key::name).collect::<Vec<_>>(), ["b", "c", "a"]);
+    }
+}
+
+/// The address of a load balancer may be one of the node.
+#[test]
+fn load_balancer_comes_before_a_node_port_and_that_before_an_external_ip() {
+    let mut of_vip = Service { created: 30, ingress: vec![ingress("10.0.0.1", None)], ..service("vip") };
+    of_vip.ports = vec![ServicePort::new("web", Protocol::Tcp, 30080, None)];
+    let of_node_port = Service { created: 20, ingress: Vec::new(), ..service("node-port") };
+    let of_external_ip = Service { created: 10, ..external("external", "10.0.0.1", 30080) };
+    let frontend = Frontend { addr: addr("10.0.0.1"), protocol: Protocol::Tcp, port: 30080 };
+    let all = [&of_vip, &of_node_port, &of_external_ip];
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        let desired = desired_of(&order.map(|at| all[at]));
+        let owners: Vec<_> = desired.owners(&frontend).map(Key::name).collect();
+        assert_eq!(owners, ["vip", "node-port", "external"]);
     }
 }
 

@@ -25,6 +25,8 @@ pub enum Feature {
     OwnedTables,
     /// Counters that rules share.
     Counters,
+    /// Copies of packets that go another way.
+    Duplicates,
     /// Elements with limits of their own.
     Limits,
     /// Rules that delete elements, and a kernel that frees them.
@@ -49,7 +51,7 @@ impl fmt::Display for Without {
 
 impl Feature {
     /// All features.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Nat,
         Self::Reject,
         Self::Hashes,
@@ -58,6 +60,7 @@ impl Feature {
         Self::DynamicMaps,
         Self::OwnedTables,
         Self::Counters,
+        Self::Duplicates,
         Self::Limits,
         Self::Deletion,
     ];
@@ -73,6 +76,7 @@ impl Feature {
             Self::DynamicMaps => "dynamic-maps",
             Self::OwnedTables => "owned-tables",
             Self::Counters => "counters",
+            Self::Duplicates => "duplicates",
             Self::Limits => "limits",
             Self::Deletion => "deletion",
         }
@@ -88,7 +92,7 @@ impl Feature {
             Self::DynamicMaps => (4, 1),
             Self::OwnedTables => (5, 12),
             Self::AddressTypes | Self::Counters => (4, 10),
-            Self::Limits => (4, 3),
+            Self::Limits | Self::Duplicates => (4, 3),
             // And the 5.15 and 6.1 with the same change: see `crate::kernel_release`.
             Self::Deletion => (6, 5),
         }
@@ -107,8 +111,13 @@ impl Feature {
             }
             Self::ConnectionTuples => Without::Fails("no Service is served (CONFIG_NFT_CT)"),
             Self::DynamicMaps => Without::Fails("no Service is served"),
-            Self::OwnedTables => Without::Fails("the agent does not start"),
+            Self::OwnedTables => Without::Instead(
+                "the name of the socket for explain and dump is the lock, and another process that has it can prevent the agent from starting",
+            ),
             Self::Counters => Without::Instead("dropped packets are not counted"),
+            Self::Duplicates => Without::Instead(
+                "--forward-without-local-endpoints does nothing (CONFIG_NFT_DUP_IPV4, CONFIG_NFT_DUP_IPV6)",
+            ),
             Self::Limits => Without::Instead("one namespace's clients may fill the map of session affinity"),
             Self::Deletion => Without::Instead(
                 "after an endpoint is removed, the agent searches the map of session affinity for its clients",

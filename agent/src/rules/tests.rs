@@ -23,7 +23,7 @@ fn frontend(n: u8) -> Frontend {
 fn action(targets: &[u8], local: Option<&[u8]>) -> Action {
     let list = |numbers: &[u8]| -> Arc<[SocketAddr]> { numbers.iter().map(|n| target(*n)).collect() };
     Action {
-        role: Role::Assigned,
+        role: Role::Vip,
         created: 0,
         port: 80,
         targets: Endpoints { selection: Selection::Cluster, list: list(targets) },

@@ -31,7 +31,7 @@ fn plan(ports: u16, endpoints: usize, local: usize, affinity: bool, sources: usi
         let targets = Endpoints { selection: Selection::Cluster, list: Arc::clone(&list) };
         let local = Endpoints { selection: Selection::Local, list: addresses(local) };
         let external = Action {
-            role: Role::Assigned,
+            role: Role::Vip,
             created: 0,
             port,
             reject: list.is_empty() && local.is_empty(),

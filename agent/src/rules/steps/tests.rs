@@ -35,7 +35,7 @@ fn plan(spec: &Spec) -> ServicePlan {
     let local = spec.local.then(|| Endpoints { selection: Selection::Local, list: list(spec.endpoints / 2) });
     let sources: Vec<IpNet> = spec.sources.iter().map(|net| net.parse().unwrap()).collect();
     let action = Action {
-        role: if spec.is_cluster_ip { Role::ClusterIp } else { Role::Assigned },
+        role: if spec.is_cluster_ip { Role::ClusterIp } else { Role::Vip },
         created: 0,
         port: 80,
         targets: Endpoints { selection: Selection::Cluster, list: list(spec.endpoints) },
