@@ -263,6 +263,11 @@ impl Batch {
         })
     }
 
+    /// The requests to the kernel, without sequence numbers: equal operations give equal bytes.
+    pub fn requests(&self) -> &[u8] {
+        self.messages.bytes()
+    }
+
     pub(crate) fn overflowed(&self) -> bool {
         self.messages.overflowed()
     }

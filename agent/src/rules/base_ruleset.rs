@@ -3,7 +3,7 @@
 //!
 //! It depends on [`RulesetConfig`] alone. When that changes, the chains that mention it are rewritten in one transaction.
 
-use steerage_nft::{Family, RowShape, Set};
+use steerage_nft::{Batch, Family, RowShape, Set, Table};
 
 use super::affinity::{AFFINITY, BASE_CHAINS, SHARES, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
@@ -77,8 +77,23 @@ impl BaseRuleset {
             DropReason::ALL.into_iter().filter(has_counter).map(DropReason::name).collect();
         counters
             .extend((config.forward_to_peers && config.features.has(Feature::Counters)).then_some(TO_PEERS));
-        let version = digest("steerage layout", &(&sets, &counters, base_chains()));
+        let version = version(&sets, &counters);
         let chains = RuleBuilder { family, config }.chains();
         Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }
     }
+}
+
+/// Identifies the sets, counters and base chains.
+fn version(sets: &[(String, Set)], counters: &[&str]) -> String {
+    let (table, mut batch) = (Table::new(Family::Ip, ""), Batch::new());
+    for (_, set) in sets {
+        batch.add_set(&table, set);
+    }
+    for counter in counters {
+        batch.add_counter(&table, counter);
+    }
+    for chain in base_chains() {
+        batch.add_chain(&table, &chain);
+    }
+    digest("steerage layout", &batch)
 }

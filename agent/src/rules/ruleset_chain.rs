@@ -2,7 +2,7 @@
 //! A chain with its rules and their digest, the base chains, and what the rules depend on. [`super::chains`] makes the rules.
 
 use ipnet::IpNet;
-use steerage_nft::{Chain, ChainType, Hook, Rule};
+use steerage_nft::{Batch, Chain, ChainType, Family, Hook, Rule, Table};
 
 use super::features::Features;
 use crate::hash::jhash;
@@ -58,15 +58,19 @@ pub(super) fn base_chains() -> [Chain; 4] {
 
 /// A chain whose first rule carries the digest.
 pub(super) fn with_digest(name: &str, chain: Chain, mut rules: Vec<Rule>) -> RulesetChain {
-    let digest = digest(name, &rules);
+    let (table, mut batch) = (Table::new(Family::Ip, ""), Batch::new());
+    for rule in &rules {
+        batch.add_rule(&table, name, rule);
+    }
+    let digest = digest(name, &batch);
     if let Some(first) = rules.first_mut() {
         *first = first.clone().comment(digest.clone());
     }
     RulesetChain { name: name.to_owned(), chain, rules, digest }
 }
 
-/// Identifies a value. Compared for equality only.
-pub(super) fn digest(prefix: &str, value: &impl std::fmt::Debug) -> String {
-    let text = format!("{value:?}");
-    format!("{prefix} {:08x}{:08x}", jhash(text.as_bytes(), 1), jhash(text.as_bytes(), 2))
+/// Identifies operations by what the kernel is asked for. Compared for equality only.
+pub(super) fn digest(prefix: &str, batch: &Batch) -> String {
+    let requests = batch.requests();
+    format!("{prefix} {:08x}{:08x}", jhash(requests, 1), jhash(requests, 2))
 }
