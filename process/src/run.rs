@@ -107,6 +107,18 @@ impl Process {
             let _ = failed.send(error.context(name));
         });
     }
+
+    /// From now on a panic of any thread or task ends the process as failed: for a program whose next process takes over what it did,
+    /// and in which a part that has ended silently does more harm.
+    pub fn end_on_panic(&self) {
+        let failed = self.failed.clone();
+        std::panic::set_hook(Box::new(move |panic| {
+            let current = std::thread::current();
+            let thread = current.name().unwrap_or("without a name");
+            // The receiver is gone only when the process already ends.
+            let _ = failed.send(anyhow::anyhow!("thread {thread}: {panic}"));
+        }));
+    }
 }
 
 /// Runs a process: logs, administration server, signals, then `body`. Returns when the process may exit.

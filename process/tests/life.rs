@@ -64,6 +64,17 @@ async fn body(process: Process, case: String) -> anyhow::Result<()> {
             process.shutdown().cancelled().await;
             Ok(())
         }
+        "thread-panics" | "unnoticed-task-panics" => {
+            process.end_on_panic();
+            if case == "thread-panics" {
+                let thread = std::thread::Builder::new().name("monitor".to_owned());
+                drop(thread.spawn(|| panic!("deliberate"))?);
+            } else {
+                drop(tokio::spawn(async { panic!("deliberate") }));
+            }
+            process.shutdown().cancelled().await;
+            Ok(())
+        }
         "returns" => Ok(()),
         other => anyhow::bail!("unknown case {other}"),
     }
@@ -145,6 +156,8 @@ fn errors_fail_the_process_and_are_logged() {
         ("fails", vec!["no such pool"]),
         ("task-fails", vec!["watcher", "lost the lease"]),
         ("task-panics", vec!["watcher", "panic"]),
+        ("thread-panics", vec!["thread monitor", "panicked at", "life.rs", "deliberate"]),
+        ("unnoticed-task-panics", vec!["panicked at", "life.rs", "deliberate"]),
     ] {
         let (code, said) = Started::new(case, &[]).end();
         assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{case}: {said}");

@@ -53,6 +53,8 @@ impl Args {
         if let Some(path) = agent.config.take() {
             config_file::apply(&path, &mut agent, &mut client_args)?;
         }
+        // The next process adopts the rules, and no traffic fails.
+        process.end_on_panic();
         allow_many_connections();
         let mut settings = settings(agent.clone(), &client_args)?;
         let AgentArgs { healthz_port, metrics_bind_address, max_watch_silence, .. } = agent;

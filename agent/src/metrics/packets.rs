@@ -29,6 +29,7 @@ pub fn register_sample_counted_packets(registry: &mut Registry) {
         Ok(CountedPackets {
             dropped: vec![DroppedPackets { family: Family::V4, reason, packets: 0 }],
             forwarded: vec![(Family::V4, 0)],
+            not_remembered: vec![(Family::V4, 0)],
         })
     };
     registry.register_collector(Box::new(Counted { read }));
@@ -45,16 +46,10 @@ impl Collector for Counted {
             tracing::warn!(%error, "counters of packets not read; leaving them out of the metrics");
             CountedPackets::default()
         });
-        // A descriptor without a value is no metric.
-        if !counted.forwarded.is_empty() {
-            let help = "Packets to a load balancer's address that were forwarded to a node with an endpoint, because this one had none; starts anew when the tables are replaced";
-            let mut packets =
-                encoder.encode_descriptor("forwarded_packets", help, None, MetricType::Counter)?;
-            for (family, count) in counted.forwarded {
-                let labels = [("ip_family", family.to_string())];
-                ConstCounter::new(count).encode(packets.encode_family(&labels)?)?;
-            }
-        }
+        let help = "Packets to a load balancer's address that were forwarded to a node with an endpoint, because this one had none; starts anew when the tables are replaced";
+        encode_families(&mut encoder, "forwarded_packets", help, &counted.forwarded)?;
+        let help = "Packets of connections to Services with session affinity whose client was not remembered, because its namespace had added too many clients; starts anew when the tables are replaced";
+        encode_families(&mut encoder, "affinity_limited_packets", help, &counted.not_remembered)?;
         if counted.dropped.is_empty() {
             return Ok(());
         }
@@ -66,6 +61,24 @@ impl Collector for Counted {
         }
         Ok(())
     }
+}
+
+/// A counter by family, unless there is none: a descriptor without a value is no metric.
+fn encode_families(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    counts: &[(Family, u64)],
+) -> fmt::Result {
+    if counts.is_empty() {
+        return Ok(());
+    }
+    let mut packets = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (family, count) in counts {
+        let labels = [("ip_family", family.to_string())];
+        ConstCounter::new(*count).encode(packets.encode_family(&labels)?)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -87,11 +100,13 @@ mod tests {
             Ok(CountedPackets {
                 dropped: vec![DroppedPackets { family: Family::V6, reason: DropReason::Invalid, packets: 3 }],
                 forwarded: vec![(Family::V4, 5)],
+                not_remembered: vec![(Family::V6, 7)],
             })
         };
         for sample in [
             "dropped_packets_total{ip_family=\"IPv6\",reason=\"invalid\"} 3",
             "forwarded_packets_total{ip_family=\"IPv4\"} 5",
+            "affinity_limited_packets_total{ip_family=\"IPv6\"} 7",
         ] {
             assert!(text(read).contains(sample), "{}", text(read));
         }

@@ -26,6 +26,8 @@ use crate::plan::AFFINITY_TIMEOUTS;
 pub(super) const AFFINITY: &str = "affinity";
 /// The same for clients of connections that have just begun.
 pub(super) const CANDIDATES: &str = "candidates";
+/// The counter of packets whose client is not remembered, because its namespace has added too many.
+pub const NOT_REMEMBERED: &str = "not-remembered";
 /// Clients that are remembered.
 const AFFINITY_SIZE: u32 = 1 << 19;
 /// Clients whose connections have just begun. The shortest timeout of affinity is longer than theirs.
@@ -200,15 +202,15 @@ impl RuleBuilder<'_> {
     /// Goes on unless the namespace has too many new clients.
     fn new_client(&self, counted: Counted, shares: u32, next: &str) -> Vec<Rule> {
         let too_many = |seconds: u32| {
-            Rule::new()
+            let rule = Rule::new()
                 .in_set(&SetId::AffineFor(seconds).name(), &self.original_frontend())
                 .dynamic_limit(
                     &counted.counters(seconds),
                     &[self.namespace()],
                     timeout(seconds),
                     limit(counted.clients() / shares, seconds),
-                )
-                .return_()
+                );
+            self.count(rule, NOT_REMEMBERED).return_()
         };
         let limits = self.config.features.has(Feature::Limits).then(|| AFFINITY_TIMEOUTS.map(too_many));
         limits.into_iter().flatten().chain([Rule::new().goto(next)]).collect()

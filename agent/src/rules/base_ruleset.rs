@@ -5,6 +5,7 @@
 
 use steerage_nft::{Batch, Family, RowShape, Set, Table};
 
+use super::affinity::NOT_REMEMBERED;
 use super::affinity::{AFFINITY, BASE_CHAINS, SHARES, dynamic_sets};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
@@ -75,8 +76,10 @@ impl BaseRuleset {
         };
         let mut counters: Vec<_> =
             DropReason::ALL.into_iter().filter(has_counter).map(DropReason::name).collect();
-        counters
-            .extend((config.forward_to_peers && config.features.has(Feature::Counters)).then_some(TO_PEERS));
+        if config.features.has(Feature::Counters) {
+            counters.push(NOT_REMEMBERED);
+            counters.extend(config.forward_to_peers.then_some(TO_PEERS));
+        }
         let version = version(&sets, &counters);
         let chains = RuleBuilder { family, config }.chains();
         Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }

@@ -35,6 +35,7 @@ mod stale_flows;
 mod steps;
 
 pub use crate::hash::{endpoint_hash, flow_seed};
+pub use affinity::NOT_REMEMBERED;
 pub use base_ruleset::BaseRuleset;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};

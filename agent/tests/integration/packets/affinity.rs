@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
+use steerage_agent::kernel::{CountedPackets, counted_packets};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_agent::rules::endpoint_hash;
 use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
@@ -314,6 +315,12 @@ fn forged_datagrams_leave_room_for_clients_that_go_on() {
         forge(500);
     }
     forge(2000);
+    let CountedPackets { not_remembered, .. } = world.run(At::Node, || counted_packets().expect("readable"));
+    assert!(not_remembered.contains(&(Family::V6, 0)), "{not_remembered:?}");
+    assert!(
+        not_remembered.iter().any(|(family, packets)| *family == Family::V4 && *packets > 0),
+        "{not_remembered:?}"
+    );
     let socket = world.run(At::Client, || udp_socket(to));
     // The servers' queues may still be full of forged ones.
     let ask = || {

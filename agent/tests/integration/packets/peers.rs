@@ -41,7 +41,8 @@ fn apply(agents: &mut [Agent], pods: &[On]) {
 
 /// How many packets a node has forwarded, and dropped because another one had forwarded them.
 fn counted(link: &Link, on: On, family: Family) -> (u64, u64) {
-    let CountedPackets { dropped, forwarded } = link.run(on.name(), || counted_packets().expect("readable"));
+    let CountedPackets { dropped, forwarded, .. } =
+        link.run(on.name(), || counted_packets().expect("readable"));
     let of = |reason| dropped.iter().find(|dropped| (dropped.family, dropped.reason) == (family, reason));
     let forwarded = forwarded.into_iter().find(|(of, _)| *of == family).expect("a counter").1;
     (forwarded, of(DropReason::AlreadyForwarded).expect("a counter").packets)
