@@ -46,6 +46,8 @@ pub struct Cluster {
     /// By number.
     services: Vec<ServiceAddresses>,
     probe: ServiceAddresses,
+    /// Of the probe Service.
+    shape: Shape,
     health: ServiceAddresses,
     // Last, so that it is dropped after its users.
     _server: Server,
@@ -53,7 +55,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts an API server in the calling thread's namespace, with the node, the probe Service and the health Service.
-    pub fn start(folder: &Path) -> Result<Self> {
+    pub fn start(folder: &Path, shape: Shape) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let policy = json!({
             "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
@@ -86,9 +88,9 @@ impl Cluster {
             fs::write(kubeconfig_of(folder, who), kubeconfig.to_string())?;
         }
         let client = runtime.block_on(server.client())?;
-        let (probe, health) = runtime.block_on(create_fixtures(&client))?;
+        let (probe, health) = runtime.block_on(create_fixtures(&client, shape))?;
         let folder = folder.to_owned();
-        Ok(Self { runtime, client, folder, services: Vec::new(), probe, health, _server: server })
+        Ok(Self { runtime, client, folder, services: Vec::new(), probe, shape, health, _server: server })
     }
 
     /// Runs a future to its end.
@@ -107,9 +109,9 @@ impl Cluster {
     }
 
     /// Creates numbered Services until `count` exist.
-    pub fn fill(&mut self, count: u32, shape: Shape) -> Result<()> {
+    pub fn fill(&mut self, count: u32) -> Result<()> {
         let present = u32::try_from(self.services.len())?;
-        let client = &self.client;
+        let (client, shape) = (&self.client, self.shape);
         let made = stream::iter(present..count).map(|number| make(client, number, shape)).buffered(PARALLEL);
         let made: Vec<_> = self.runtime.block_on(made.try_collect())?;
         self.services.extend(made);
@@ -138,7 +140,7 @@ impl Cluster {
 
     /// Changes the endpoints of the probe Service. Returns the time of the API server's response.
     pub fn move_probe(&self, side: Side) -> Result<Instant> {
-        let endpoints = objects::endpoints(&objects::probe_addresses(side));
+        let endpoints = objects::endpoints(&objects::probe_addresses(side, self.shape));
         self.block_on(self.slices().change(objects::PROBE, endpoints))
     }
 
@@ -185,12 +187,12 @@ fn kubeconfig_of(folder: &Path, who: Who) -> PathBuf {
 }
 
 /// Creates the node, the probe Service and the health Service.
-async fn create_fixtures(client: &Client) -> Result<(ServiceAddresses, ServiceAddresses)> {
+async fn create_fixtures(client: &Client, shape: Shape) -> Result<(ServiceAddresses, ServiceAddresses)> {
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.create(&PostParams::default(), &objects::node()?).await.context("cannot make the node")?;
     let status = Patch::Merge(objects::node_status());
     nodes.patch_status(objects::NODE_NAME, &PatchParams::default(), &status).await?;
-    let (service, slice) = objects::probe()?;
+    let (service, slice) = objects::probe(shape)?;
     let probe = create(client, &service, &[slice], None).await?;
     let (service, slice) = objects::health()?;
     let health = create(client, &service, &[slice], Some(objects::vip(60_000))).await?;

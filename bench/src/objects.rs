@@ -15,6 +15,10 @@ pub const NODE_NAME: &str = "bench";
 pub const ENDPOINTS: u32 = 3;
 /// Endpoints of an EndpointSlice, as Kubernetes' controller makes them.
 const SLICE: usize = 100;
+/// Endpoints that the API server takes in one EndpointSlice: the probe Service's change all at once.
+const MOST_OF_A_SLICE: u32 = 1000;
+/// Where the addresses of the probe Service's endpoints begin, after those of all others.
+const PROBE_ADDRESSES: u32 = 1_040_000;
 /// A Service with more endpoints changes one at a time.
 const FEW: u32 = 8;
 /// Every hundredth Service has an endpoint on the node, because a node has some hundred pods however many Services exist.
@@ -117,9 +121,13 @@ pub fn vip(number: u32) -> Ipv4Addr {
 }
 
 /// The endpoints of the probe Service.
-pub fn probe_addresses(side: Side) -> Vec<Ipv4Addr> {
-    let first = if side == Side::A { 16 } else { 32 };
-    (0..ENDPOINTS).map(|index| offset(PODS.0, first + index)).collect()
+pub fn probe_addresses(side: Side, shape: Shape) -> Vec<Ipv4Addr> {
+    let endpoints = match shape {
+        Shape::Even(endpoints) => endpoints.min(MOST_OF_A_SLICE),
+        Shape::Tail => ENDPOINTS,
+    };
+    let first = PROBE_ADDRESSES + if side == Side::A { 0 } else { MOST_OF_A_SLICE };
+    (0..endpoints).map(|index| offset(PODS.0, first + index)).collect()
 }
 
 /// A numbered Service.
@@ -168,7 +176,7 @@ fn numbered_endpoints(number: u32, is_first: bool, addresses: &[Ipv4Addr]) -> Va
 }
 
 /// The Service for measuring first packets and throughput.
-pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
+pub fn probe(shape: Shape) -> Result<(Service, EndpointSlice), serde_json::Error> {
     let service = build(&json!({
         "metadata": { "name": PROBE },
         "spec": { "type": "ClusterIP", "ports": [
@@ -180,7 +188,7 @@ pub fn probe() -> Result<(Service, EndpointSlice), serde_json::Error> {
         { "name": "probe", "port": port::PROBE, "protocol": "UDP" },
         { "name": "sink", "port": port::SINK, "protocol": "TCP" },
     ]);
-    Ok((service, slice_of(PROBE, PROBE, &ports, &endpoints(&probe_addresses(Side::A)))?))
+    Ok((service, slice_of(PROBE, PROBE, &ports, &endpoints(&probe_addresses(Side::A, shape)))?))
 }
 
 /// The Service for measuring health checks.
@@ -272,7 +280,7 @@ mod tests {
         for (shape, services) in [(Shape::Even(3), 30_000), (Shape::Even(1000), 500), (Shape::Tail, 30_000)] {
             let of = |number| sides.map(|side| shape.addresses(number, side));
             let mut all: Vec<_> = (0..services).flat_map(of).collect();
-            all.extend(sides.map(probe_addresses));
+            all.extend(sides.map(|side| probe_addresses(side, shape)));
             let flat: Vec<_> = all.into_iter().flatten().collect();
             let unique: BTreeSet<_> = flat.iter().collect();
             assert_eq!(unique.len(), flat.len(), "{shape:?}");

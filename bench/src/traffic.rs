@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The servers in pods, and the traffic of clients. One clock measures both ends.
 
-use std::io::{ErrorKind, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -11,10 +12,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::errno::Errno;
+use nix::libc::in_pktinfo;
+use nix::sys::socket::sockopt::Ipv4PacketInfo;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::objects::{Side, port, probe_addresses};
+use crate::objects::{Shape, Side, port, probe_addresses};
 use crate::testbed::{At, Testbed};
 
 /// A new connection that takes longer has failed.
@@ -39,18 +43,12 @@ pub struct Pods {
 
 impl Pods {
     /// Starts the servers.
-    pub fn serve(testbed: &Testbed) -> Result<Self> {
+    pub fn serve(testbed: &Testbed, shape: Shape) -> Result<Self> {
         let (echoes, sink, probes) = testbed.inside(At::Pods, || -> Result<_> {
             let echoes: Result<Vec<_>> = (0..ACCEPTORS).map(|_| listen(port::ECHO)).collect();
-            let mut probes = Vec::new();
-            for side in [Side::A, Side::B] {
-                for address in probe_addresses(side) {
-                    let socket =
-                        UdpSocket::bind((address, port::PROBE)).context("the pods' addresses are missing")?;
-                    socket.set_nonblocking(true)?;
-                    probes.push((side, socket));
-                }
-            }
+            // One socket for all endpoints: the time of an arrival must not depend on their number.
+            let probes = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port::PROBE))?;
+            setsockopt(&probes, Ipv4PacketInfo, &true)?;
             Ok((echoes?, listen(port::SINK)?, probes))
         })??;
         for listener in echoes {
@@ -63,7 +61,9 @@ impl Pods {
         let record = Arc::<Mutex<Option<Vec<Instant>>>>::default();
         let (shared, (sender, arrivals)) = (Arc::clone(&expected), channel());
         let recording = Arc::clone(&record);
-        thread::spawn(move || record_arrivals(&probes, &shared, &recording, &sender));
+        let of = |side| probe_addresses(side, shape).into_iter().map(move |address| (address, side));
+        let sides: BTreeMap<_, _> = of(Side::A).chain(of(Side::B)).collect();
+        thread::spawn(move || record_arrivals(&probes, &sides, &shared, &recording, &sender));
         Ok(Self { expected, arrivals, received, record })
     }
 
@@ -129,31 +129,45 @@ fn sink_connections(listener: &TcpListener, received: &AtomicU64) {
 }
 
 fn record_arrivals(
-    probes: &[(Side, UdpSocket)],
+    probes: &UdpSocket,
+    sides: &BTreeMap<Ipv4Addr, Side>,
     expected: &Mutex<Option<Side>>,
     record: &Mutex<Option<Vec<Instant>>>,
     arrivals: &Sender<Instant>,
 ) {
-    let mut files: Vec<_> =
-        probes.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
-    let mut buffer = [0; 16];
-    while poll(&mut files, PollTimeout::NONE).is_ok() {
+    while let Some(address) = receive(probes) {
         let now = Instant::now();
-        for (side, socket) in probes {
-            let mut any = false;
-            while socket.recv(&mut buffer).is_ok() {
-                any = true;
+        let Some(side) = sides.get(&address) else { continue };
+        if let Ok(mut record) = record.lock() {
+            record.iter_mut().for_each(|times| times.push(now));
+        }
+        let Ok(mut expected) = expected.lock() else { return };
+        if *expected == Some(*side) {
+            *expected = None;
+            if arrivals.send(now).is_err() {
+                return;
             }
-            if any && let Ok(mut record) = record.lock() {
-                record.iter_mut().for_each(|times| times.push(now));
+        }
+    }
+}
+
+/// Waits for a datagram. Returns the address that it was sent to.
+fn receive(socket: &UdpSocket) -> Option<Ipv4Addr> {
+    let mut buffer = [0; 16];
+    let mut parts = [IoSliceMut::new(&mut buffer)];
+    let mut space = nix::cmsg_space!(in_pktinfo);
+    loop {
+        match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty()) {
+            Ok(message) => {
+                return message.cmsgs().ok()?.find_map(|part| match part {
+                    ControlMessageOwned::Ipv4PacketInfo(info) => {
+                        Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)))
+                    }
+                    _ => None,
+                });
             }
-            let Ok(mut expected) = expected.lock() else { return };
-            if any && *expected == Some(*side) {
-                *expected = None;
-                if arrivals.send(now).is_err() {
-                    return;
-                }
-            }
+            Err(Errno::EINTR) => {}
+            Err(_) => return None,
         }
     }
 }

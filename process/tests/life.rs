@@ -66,11 +66,11 @@ async fn body(process: Process, case: String) -> anyhow::Result<()> {
         }
         "thread-panics" | "unnoticed-task-panics" => {
             process.end_on_panic();
+            let thread = std::thread::Builder::new().name("monitor".to_owned());
             if case == "thread-panics" {
-                let thread = std::thread::Builder::new().name("monitor".to_owned());
-                drop(thread.spawn(|| panic!("deliberate"))?);
+                drop(thread.spawn(move || assert_ne!(case, "thread-panics", "deliberate"))?);
             } else {
-                drop(tokio::spawn(async { panic!("deliberate") }));
+                drop(tokio::spawn(async move { assert_ne!(case, "unnoticed-task-panics", "deliberate") }));
             }
             process.shutdown().cancelled().await;
             Ok(())

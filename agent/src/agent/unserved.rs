@@ -77,10 +77,9 @@ impl UnservedReports {
 fn shadowed_note(node: &str, service: &Service, by: &Key, frontend: Frontend) -> Option<String> {
     let Frontend { addr, protocol, port } = frontend;
     let is_external = service.external_ips.contains(&addr) && service.ports.iter().any(|of| of.port == port);
-    let by = match by.namespace() == service.key.namespace() {
-        true => format!("Service {}", by.name()),
-        false => "a Service of another namespace".to_owned(),
-    };
+    let is_own = by.namespace() == service.key.namespace();
+    let by =
+        if is_own { format!("Service {}", by.name()) } else { "a Service of another namespace".to_owned() };
     is_external.then(|| {
         format!(
             "Node {node} does not serve the external IP {addr} at port {port}/{protocol}: {by} was assigned it, or is older."

@@ -122,10 +122,10 @@ pub fn run(
     driver: &DriverNetns,
     save: impl Fn(&Report) -> Result<()>,
 ) -> Result<Report> {
-    let cluster = Cluster::start(folder)?;
+    let cluster = Cluster::start(folder, settings.shape)?;
     let testbed = |who: &Who| -> Result<_> {
         let testbed = Testbed::new(driver, *who)?;
-        let pods = Pods::serve(&testbed)?;
+        let pods = Pods::serve(&testbed, settings.shape)?;
         Ok((*who, testbed, pods))
     };
     let testbeds: Result<Vec<_>> = settings.subjects.iter().map(testbed).collect();
@@ -136,7 +136,7 @@ pub fn run(
     let mut number = 0;
     for level in &settings.levels {
         let begun = std::time::Instant::now();
-        bench.cluster.fill(*level, settings.shape)?;
+        bench.cluster.fill(*level)?;
         eprintln!("created {level} Services in {:.1} s", begun.elapsed().as_secs_f64());
         for run in 0..settings.runs {
             let mut order = settings.subjects.clone();

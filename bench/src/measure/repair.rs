@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::{Bench, Trial};
-use crate::objects::service_port;
+use crate::objects::{probe_addresses, service_port};
 use crate::report::Better::Less;
 use crate::report::percentile;
 use crate::testbed::At;
@@ -28,9 +28,19 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Datagrams arrive again if they do for this long.
 const STEADY: u32 = 20;
 
-/// What is done to the tables, in words and as arguments of `nft`; `None` where it does not apply.
-fn changes(who: Who, to: SocketAddrV4) -> Vec<(&'static str, Option<String>)> {
+/// What is done to the tables, in words and as arguments of `nft`; `None`: nothing. The probe Service has that many endpoints.
+fn changes(who: Who, to: SocketAddrV4, endpoints: usize) -> Vec<(&'static str, Option<String>)> {
     let (address, port) = (to.ip(), service_port::PROBE);
+    if who == Who::Ours && endpoints != 3 {
+        // All long lists are in one map.
+        let map = if endpoints > 8 { "endpoints".to_owned() } else { format!("slots-{endpoints}") };
+        return vec![
+            ("nothing", None),
+            ("flush ruleset", Some("flush ruleset".to_owned())),
+            ("flush map", Some(format!("flush map ip steerage {map}"))),
+            ("flush chain", Some("flush chain ip steerage services".to_owned())),
+        ];
+    }
     // Each of the three hashes of a flow leads to an endpoint.
     let slots =
         (0..3).map(|slot| format!("{address} . udp . {port} . {slot}")).collect::<Vec<_>>().join(", ");
@@ -59,7 +69,9 @@ fn changes(who: Who, to: SocketAddrV4) -> Vec<(&'static str, Option<String>)> {
 pub(super) fn measure(bench: &mut Bench<'_>, trial: &Trial<'_>) -> Result<()> {
     let level = trial.level;
     let limit = LIMIT.min(bench.settings.limit);
-    for (what, change) in changes(trial.who, bench.probe()) {
+    for (what, change) in
+        changes(trial.who, bench.probe(), probe_addresses(bench.side, bench.settings.shape).len())
+    {
         let name = format!("without service after {what}, {level} Services");
         let mut gaps = Vec::new();
         for _ in 0..if trial.who == Who::Ours { bench.settings.repairs } else { 1 } {
