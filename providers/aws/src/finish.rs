@@ -11,6 +11,7 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
+use crate::failing_groups::Failures;
 use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -99,31 +100,66 @@ impl Aws {
         wanted: &WantedTargets,
         limits: Limits,
     ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
+        self.converge_where(|_, _| true, entry, wanted, limits).await
+    }
+
+    /// The same for some of the target groups.
+    pub(crate) async fn converge_where(
+        &self,
+        is_followed: impl Fn(&String, &ObservedGroup) -> bool + Send + Sync,
+        entry: &mut ServiceState,
+        wanted: &WantedTargets,
+        limits: Limits,
+    ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
-        let ServiceState { resources, registered, refused_targets, unproven, unfollowed, .. } = &mut *entry;
+        let ServiceState {
+            resources,
+            last_known,
+            registered,
+            refused_targets,
+            unproven,
+            unfollowed,
+            failing,
+            ..
+        } = &mut *entry;
+        let known = resources.as_ref().map(|(owner, known)| (owner, &known.groups));
+        let known = known.or_else(|| last_known.as_ref().map(|last| (&last.owner, &last.groups)));
         // One whose tags were not read may be another's.
         let is_ours = |(_, group): &(&String, &ObservedGroup)| !unproven.contains(&group.arn);
-        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups).filter(is_ours);
+        let groups = || known.iter().flat_map(|(_, groups)| *groups).filter(is_ours);
+        failing.retain(|name| known.is_some_and(|(_, groups)| groups.contains_key(name)));
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
-        let (mut held, mut exceeded) = (None::<Duration>, None);
+        let (mut held, mut exceeded, mut failures) = (None::<Duration>, None, Failures::default());
         // Its lines name only the target group.
-        let service = resources.as_ref().map(|(owner, _)| tracing::field::display(owner.service.clone()));
+        let service = known.map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
-        for (name, group) in groups().filter(|(name, _)| !unfollowed.contains(*name)) {
+        let followed =
+            groups().filter(|(name, group)| !unfollowed.contains(*name) && is_followed(name, group));
+        // The other groups follow all the same.
+        for (name, group) in failing.in_order(followed) {
             let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);
-            match converged.instrument(span.clone()).await {
-                Ok(wait) => held = held.into_iter().chain(wait).min(),
-                // The other groups follow all the same.
-                Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
-                Err(failure) => {
-                    if failure.is_not_found() {
-                        // The next call reads everything.
-                        (entry.resources, entry.complete) = (None, None);
-                    }
-                    return Err(failure.into());
+            let done = match converged.instrument(span.clone()).await {
+                Ok(wait) => {
+                    held = held.into_iter().chain(wait).min();
+                    Ok(())
                 }
+                Err(failure) if failure.is_quota() => {
+                    exceeded = exceeded.or(Some(failure));
+                    Ok(())
+                }
+                Err(failure) => Err(failure),
+            };
+            if !failing.note(name, done, &mut failures) {
+                break;
             }
+        }
+        if let Some(failure) = failures.worst() {
+            if failure.is_not_found() {
+                // The next call reads everything.
+                entry.must_read_all();
+            }
+            return Err(failure.into());
         }
         for (id, name) in &names {
             if let Some(why) = entry.refused_targets.reason(id) {

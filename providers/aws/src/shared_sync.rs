@@ -186,7 +186,7 @@ impl Aws {
         entry.must_compare |= compare == Compare::InPlace;
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         if !entry.is_complete(&lb.owner, wanted) {
-            self.follow(&lb.owner, entry, &targets).await?;
+            self.follow(&lb.owner, entry, (&targets, Some(wanted))).await?;
             return Ok(again(BUSY_POLL));
         }
         let limits = self.limits(entry, Compare::Remembered);

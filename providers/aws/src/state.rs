@@ -11,16 +11,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_model::Ingress;
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::Owner;
 use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
+use crate::failing_groups::FailingGroups;
 use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
+use crate::last_known::LastKnown;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
@@ -79,11 +81,14 @@ pub(crate) struct ServiceState {
     pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.
     pub(crate) resources: Option<(Owner, Resources)>,
+    /// What is known instead of `resources` after a change that may have been made.
+    pub(crate) last_known: Option<LastKnown>,
     /// ARNs of created resources whose tags were not read yet: AWS may have returned an existing one of others.
     pub(crate) unproven: BTreeSet<String>,
     /// Registered targets by ARN of the group.
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
+    pub(crate) failing: FailingGroups,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
@@ -427,16 +432,6 @@ impl ServiceState {
         self.complete = None;
         let (known, resources) = self.resources.take()?;
         (known == *owner).then_some(resources)
-    }
-
-    /// Puts the resources back, unless the error leaves open what they are.
-    pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
-        // A conflict shows that AWS has something else than what is known.
-        if matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. }) {
-            // Others do not exist.
-            self.names = resources.groups.keys().cloned().collect();
-            self.resources = Some((owner.clone(), resources));
-        }
     }
 
     /// The answer to a call that lets a listener use the target group of this name. Unless it was surely refused, the group was used.

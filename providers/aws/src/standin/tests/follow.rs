@@ -17,7 +17,7 @@ use crate::standin::faults::{Fault, Faults};
 use crate::standin::harness::pod_address;
 
 /// The targets of the group on this port.
-fn registered(cloud: &StandIn, port: u16) -> Vec<String> {
+pub(super) fn registered(cloud: &StandIn, port: u16) -> Vec<String> {
     let groups = cloud.cloud().groups;
     let found = groups.values().filter(|group| group.port == port);
     found.flat_map(|group| group.registered().cloned().collect::<Vec<_>>()).collect()
