@@ -15,12 +15,24 @@ use crate::failing_groups::Failures;
 use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
+use crate::refused_listeners::Refused;
 use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
 use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
 use crate::{names, reasons};
+
+/// What remains when the targets are set as far as AWS accepts them.
+#[derive(Debug)]
+pub(crate) struct SetTargets {
+    /// The refused ones, each with the reason.
+    pub(crate) refused: Vec<(String, String)>,
+    /// When to call again for targets that wait before they leave.
+    pub(crate) held: Option<Duration>,
+    /// The quota that has no room for some.
+    pub(crate) exceeded: Option<Refused>,
+}
 
 impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
@@ -30,7 +42,7 @@ impl Aws {
         targets: &WantedTargets,
         limits: Limits,
     ) -> Result<Outcome, Error> {
-        let (refused, held) = self.converge_targets(entry, targets, limits).await?;
+        let SetTargets { refused, held, exceeded } = self.converge_targets(entry, targets, limits).await?;
         let released = self.release_groups(entry).await?;
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
@@ -61,7 +73,12 @@ impl Aws {
             return Err(Error::Conflict("the new load balancer no longer exists".to_owned()));
         }
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
-        Ok(Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() })
+        let mut outcome =
+            Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() };
+        if let Some(exceeded) = exceeded {
+            exceeded.report(&mut outcome);
+        }
+        Ok(outcome)
     }
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
@@ -92,14 +109,13 @@ impl Aws {
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
     }
 
-    /// Makes the targets of all target groups the wanted ones. Returns the refused targets, each with the reason, and when to call again
-    /// for targets that wait before they leave.
+    /// Makes the targets of all target groups the wanted ones, as far as a quota has room.
     pub(crate) async fn converge_targets(
         &self,
         entry: &mut ServiceState,
         wanted: &WantedTargets,
         limits: Limits,
-    ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
+    ) -> Result<SetTargets, Error> {
         self.converge_where(|_, _| true, entry, wanted, limits).await
     }
 
@@ -110,7 +126,7 @@ impl Aws {
         entry: &mut ServiceState,
         wanted: &WantedTargets,
         limits: Limits,
-    ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
+    ) -> Result<SetTargets, Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
         let ServiceState {
@@ -166,12 +182,11 @@ impl Aws {
                 refused.push((name.clone(), refusal(id, why)));
             }
         }
-        if let Some(failure) = exceeded {
-            return Err(failure.into());
-        }
         refused.sort();
         entry.target_names = names;
-        Ok((refused, held))
+        let exceeded = exceeded.map(|failure: CallError| Refused::of_targets(&failure.into()));
+        entry.note_room_for_targets(exceeded.is_none());
+        Ok(SetTargets { refused, held, exceeded })
     }
 
     /// The same for one target group. One for which no targets are given keeps its own, except addresses that no endpoint has any more.

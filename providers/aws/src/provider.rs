@@ -26,6 +26,7 @@ use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
 use crate::entry::Entry;
+use crate::finish::SetTargets;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::ip_address_type::IpAddressType;
@@ -448,7 +449,10 @@ impl Provider for Aws {
         if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
             refused.report(&mut outcome);
         }
-        let (refused, held) = converged?;
+        let SetTargets { refused, held, exceeded } = converged?;
+        if let Some(exceeded) = exceeded {
+            exceeded.report(&mut outcome);
+        }
         let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
         for wait in held.into_iter().chain(again) {
             again_after(&mut outcome, wait);

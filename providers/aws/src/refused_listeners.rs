@@ -40,6 +40,12 @@ impl Refused {
         Self { reason: Error::UNAVAILABLE, message, may_pass: true }
     }
 
+    /// AWS has no room for some targets. The others are set.
+    pub(crate) fn of_targets(error: &Error) -> Self {
+        let message = format!("Some targets are not registered, and the others are. {error}");
+        Self { reason: error.reason(), message, may_pass: true }
+    }
+
     /// When to try again after so many refused tries in a row before this one.
     pub(crate) fn retry(&self, tries: u32) -> Option<Duration> {
         self.may_pass.then(|| retry_after(tries))

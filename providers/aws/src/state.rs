@@ -137,6 +137,9 @@ pub(crate) struct ServiceState {
     pub(crate) refused_tries: u32,
     /// When a structure is tried again that a quota refuses as a whole.
     pub(crate) retry_rejected: Option<Instant>,
+    /// When targets are tried again for which a quota had no room, and the number of such tries in a row.
+    pub(crate) retry_targets: Option<Instant>,
+    pub(crate) exceeded_tries: u32,
     /// Ports that wait for a first target before they change, and since when.
     pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
     /// What AWS refused of a change that waits for targets.
@@ -480,7 +483,9 @@ impl ServiceState {
 
     /// When AWS may accept refused targets.
     pub(crate) fn retry_refused(&self) -> Option<Duration> {
-        (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT)
+        let refused = (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT);
+        let exceeded = self.retry_targets.map(|at| at.saturating_duration_since(Instant::now()));
+        refused.into_iter().chain(exceeded).min()
     }
 
     /// When to call again although everything is complete.
