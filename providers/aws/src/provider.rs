@@ -294,8 +294,13 @@ impl Aws {
         {
             Ok(None)
         } else {
+            if std::mem::take(&mut entry.was_throttled) {
+                // The calls of the change may wait again, ten seconds each.
+                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
+            }
             self.restructure(lb, &wanted, targets, entry, compare).await
         };
+        entry.was_throttled = matches!(structured, Err(Error::Throttled { .. }));
         let is_in_place = matches!(structured, Ok(None));
         if let Some(known) = entry.balancer(&lb.owner).cloned() {
             entry.last_balancer = Some((lb.owner.clone(), known));

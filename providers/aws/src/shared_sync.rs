@@ -264,7 +264,7 @@ impl Aws {
             if is_there {
                 return Err(shared::immutable(&now, &wanted));
             }
-            (entry.resources, entry.complete) = (None, None);
+            entry.must_read_all();
         }
         entry.uses.insert(owner.clone(), wanted);
         Ok(None)

@@ -89,6 +89,8 @@ pub(crate) struct ServiceState {
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
     pub(crate) failing: FailingGroups,
+    /// Whether the last try to change or compare the structure was throttled.
+    pub(crate) was_throttled: bool,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.

@@ -162,6 +162,26 @@ async fn targets_follow_after_an_abandoned_change() {
     assert_eq!(registered(&cloud, 30080), ["i-0", "i-1"]);
 }
 
+/// A new Service has nothing to follow in. It says what it waits for all the same.
+#[tokio::test(start_paused = true)]
+async fn new_service_names_the_failure_while_it_waits() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    cloud.set_faults(Faults::Each("CreateLoadBalancer", "", Fault::Code("ServiceUnavailable")));
+    let lb = wanted(&[(80, 30080)], &[0]);
+    let mut error = aws.apply(&lb, Compare::Remembered).await.unwrap_err();
+    while matches!(error, Error::Conflict(_)) {
+        // EC2 shows the security group only after a moment.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        error = aws.apply(&lb, Compare::Remembered).await.unwrap_err();
+    }
+    let outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
+    waits_for(&outcome, "CreateLoadBalancer");
+    assert_eq!(outcome.incomplete.unwrap().1, error.to_string(), "the condition does not change");
+    cloud.set_faults(Faults::None);
+    assert_eq!(apply(&aws, &lb, Compare::Remembered).await.unwrap().incomplete, None);
+}
+
 fn ten_ports(nodes: &[usize]) -> LoadBalancer {
     wanted(&(0..10).map(|i| (80 + i, 30_080 + i)).collect::<Vec<_>>(), &[]).with_nodes(own_set(nodes))
 }
