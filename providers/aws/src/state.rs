@@ -26,7 +26,7 @@ use crate::last_known::LastKnown;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
-use crate::put_back::LeftListeners;
+use crate::put_back::{LeftCertificates, LeftListeners};
 use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
 use crate::refused_listeners::{Refused, named};
@@ -150,6 +150,7 @@ pub(crate) struct ServiceState {
     pub(crate) retry_meanwhile: Option<Instant>,
     /// Listeners that left for others which are not there yet.
     pub(crate) left: LeftListeners,
+    pub(crate) left_certificates: LeftCertificates,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
