@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use jiff::Timestamp;
 use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{AdmittedSources, GroupTargets, LoadBalancer, Owner, RequestedSources, Steering};
-use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
+use steerage_provider_cloud::reasons::{ALL_TARGETS_REFUSED, QUOTA_EXCEEDED};
 use tokio::time::{Duration, Instant};
 
 use crate::condition_metrics::ConditionStatuses;
@@ -188,13 +188,13 @@ impl AppliedState {
         self.hold = RemovalHold::default();
     }
 
-    /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room when the provider says
-    /// that it is to be called again.
+    /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room, and targets may be
+    /// accepted, when the provider says that it is to be called again.
     pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
         let is_due = self.retry_refused_at.is_some_and(|at| at <= Instant::now());
         self.rejected
             .as_ref()
-            .filter(|(_, (reason, _))| *reason != QUOTA_EXCEEDED || !is_due)
+            .filter(|(_, (reason, _))| ![QUOTA_EXCEEDED, ALL_TARGETS_REFUSED].contains(reason) || !is_due)
             .filter(|(rejected, _)| rejected.has_structure_of(lb))
             .map(|(_, why)| why.clone())
     }

@@ -7,6 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use steerage_model::{Condition, Service, names};
+use steerage_provider_cloud::reasons::{OPERATION_NOT_PERMITTED, QUOTA_EXCEEDED};
 
 use crate::reasons;
 
@@ -34,6 +35,8 @@ pub(crate) struct ConditionStatuses {
     statuses: [&'static str; 3],
     /// The reason of `Degraded`, while that is `True`.
     degraded: Option<&'static str>,
+    /// Why the load balancer is not as requested, if it is not.
+    unprogrammed: Option<&'static str>,
 }
 
 /// All reasons of `Degraded=True`.
@@ -53,7 +56,12 @@ impl ConditionStatuses {
         });
         let degraded = found(names::DEGRADED).filter(|found| found.status == "True");
         let degraded = degraded.and_then(|found| degraded_reasons().find(|reason| found.reason == *reason));
-        Self { statuses, degraded }
+        Self { statuses, degraded, unprogrammed: None }
+    }
+
+    /// The same with the reason of `Programmed`, while that is `False`.
+    pub(crate) fn because_of(self, unprogrammed: Option<&'static str>) -> Self {
+        Self { unprogrammed, ..self }
     }
 }
 
@@ -62,6 +70,7 @@ impl ConditionStatuses {
 pub(crate) struct ConditionMetrics {
     balancers: Family<ByStatus, Gauge>,
     degraded: Family<ByReason, Gauge>,
+    unprogrammed: Family<ByReason, Gauge>,
 }
 
 impl ConditionMetrics {
@@ -78,6 +87,11 @@ impl ConditionMetrics {
             "Load balancers that this process manages and whose condition Degraded is True, by provider and the worst reason",
             metrics.degraded.clone(),
         );
+        registry.register(
+            "unprogrammed_load_balancers",
+            "Load balancers that this process manages and whose condition Programmed is False, by provider and reason. A reason without a load balancer so far may be missing",
+            metrics.unprogrammed.clone(),
+        );
         metrics
     }
 
@@ -91,6 +105,10 @@ impl ConditionMetrics {
         for reason in degraded_reasons() {
             self.degraded.get_or_create(&ByReason { provider, reason }).set(0);
         }
+        // Providers have others of their own.
+        for reason in [QUOTA_EXCEEDED, OPERATION_NOT_PERMITTED, reasons::PROGRESSING] {
+            self.unprogrammed.get_or_create(&ByReason { provider, reason }).set(0);
+        }
     }
 
     /// Counts a load balancer as `new` instead of `old`; `None` is not counted.
@@ -101,12 +119,15 @@ impl ConditionMetrics {
         new: Option<ConditionStatuses>,
     ) {
         let count = |statuses: Option<ConditionStatuses>, by: i64| {
-            let Some(ConditionStatuses { statuses, degraded }) = statuses else { return };
+            let Some(ConditionStatuses { statuses, degraded, unprogrammed }) = statuses else { return };
             for ((_, condition), status) in CONDITIONS.into_iter().zip(statuses) {
                 self.balancers.get_or_create(&ByStatus { provider, condition, status }).inc_by(by);
             }
             if let Some(reason) = degraded {
                 self.degraded.get_or_create(&ByReason { provider, reason }).inc_by(by);
+            }
+            if let Some(reason) = unprogrammed {
+                self.unprogrammed.get_or_create(&ByReason { provider, reason }).inc_by(by);
             }
         };
         count(old, -1);
@@ -116,6 +137,11 @@ impl ConditionMetrics {
     #[cfg(test)]
     pub(crate) fn count(&self, provider: &'static str, condition: &'static str, status: &'static str) -> i64 {
         self.balancers.get_or_create(&ByStatus { provider, condition, status }).get()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn unprogrammed_count(&self, provider: &'static str, reason: &'static str) -> i64 {
+        self.unprogrammed.get_or_create(&ByReason { provider, reason }).get()
     }
 
     #[cfg(test)]
@@ -149,12 +175,15 @@ mod tests {
         let old = ConditionStatuses::new(&service, &[condition(names::PROGRAMMED, "False")]);
         assert_eq!(
             old,
-            ConditionStatuses { statuses: ["False", "False", "Unknown"], degraded: None },
+            ConditionStatuses { statuses: ["False", "False", "Unknown"], degraded: None, unprogrammed: None },
             "desired before published"
         );
         let new = [condition(names::PROGRAMMED, "True"), condition(names::DEGRADED, "odd")];
         let new = ConditionStatuses::new(&service, &new);
-        assert_eq!(new, ConditionStatuses { statuses: ["True", "False", "Unknown"], degraded: None });
+        assert_eq!(
+            new,
+            ConditionStatuses { statuses: ["True", "False", "Unknown"], degraded: None, unprogrammed: None }
+        );
         let counts = || {
             let programmed = STATUSES.map(|status| metrics.count("edge", "Programmed", status));
             (programmed, STATUSES.map(|status| metrics.count("edge", "Serving", status)))

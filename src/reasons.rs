@@ -61,12 +61,12 @@ reasons! {
     "steerage.dev/Degraded" {
         /// No problem is known.
         AS_EXPECTED = "AsExpected";
-        /// A part of the Service is not in place, such as one of its ports, and the rest works; or the provider denies a change. The message
+        /// A part of the Service is not in place, such as one of its ports, and the rest works; or the provider denies a change, or a quota has no room for it. The message
         /// names the part and what to do.
         PARTLY_PROGRAMMED = "PartlyProgrammed";
         /// The provider cannot use some targets; it uses the others.
         TARGETS_REFUSED = "TargetsRefused";
-        /// Some ports, or an IP family, have no healthy target, while others have one. The message names them.
+        /// Some ports, or an IP family, have no healthy target, while others have one. The message names them, and those whose `targetPort` no pod has.
         PARTLY_UNHEALTHY = "PartlyUnhealthy";
         /// The Service is labelled for the agent, and some nodes that are older than 5m have no agent.
         NODES_WITHOUT_AGENT = "NodesWithoutAgent";

@@ -6,12 +6,13 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
 use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress};
+use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
 use tokio::time::Instant;
 
 use super::program::{PlannedTargets, exists, is_due};
 use super::{ReconcileError, ReconcileResult, Reconciler};
 use crate::applied::{self, AppliedState};
-use crate::cluster_index::Snapshot;
+use crate::cluster_index::{Snapshot, owner_of};
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
@@ -72,7 +73,7 @@ impl Reconciler {
         if let Some((reason, _)) = &rejected
             && (*reason == ADOPTION_REFUSED || exists(service, applied))
         {
-            degraded.push(unsupported_change(service, reason, sources));
+            degraded.push(unsupported_change(service, reason, sources.as_deref()));
         }
         // A load balancer may be there, as where AWS rejects a listener, but no client knows it.
         let is_published = exists(service, applied);
@@ -148,7 +149,10 @@ impl Reconciler {
         let grace = targets.without_agent.iter().filter_map(|missing| missing.grace(now)).min();
         applied.agents_due_at = grace.map(|grace| Instant::now() + grace);
         // Pods that wait for their readiness gate are targets, though no endpoint takes traffic yet.
-        let is_usable = endpoints.is_usable || targets.has_pods();
+        let was_usable = endpoints.is_usable || targets.has_pods();
+        // The provider may have needed a minute. The targets of newer endpoints are set next.
+        let has_newer = !was_usable && self.has_usable_endpoint(service);
+        let is_usable = was_usable || has_newer;
         let no_endpoints = (!is_usable).then(|| status::no_endpoints(service.has_selector));
         applied.note_endpoints(is_usable);
         // The first report of a process is no news if the status has it: an earlier process published the event.
@@ -182,7 +186,7 @@ impl Reconciler {
             is_published: exists(service, applied),
             has_usable_endpoint: is_usable,
             has_selector: service.has_selector,
-            targets: targets.targets().count(),
+            targets: targets.targets().count().max(usize::from(has_newer)),
             has_pod_targets: targets.pods.is_some(),
             fails_closed: !self.config.capabilities.fails_open,
             health: applied.health.clone(),
@@ -190,7 +194,9 @@ impl Reconciler {
             degraded,
         };
         let desired = status::desired(&inputs, service.generation);
-        applied.conditions = Some(ConditionStatuses::new(service, &desired.conditions));
+        let unprogrammed = inputs.unprogrammed.as_ref().map(|(reason, _)| *reason);
+        let statuses = ConditionStatuses::new(service, &desired.conditions);
+        applied.conditions = Some(statuses.because_of(unprogrammed));
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !applied.is_status_written(service, &desired)
         {
@@ -198,6 +204,11 @@ impl Reconciler {
             applied.set_status_written(service, desired);
         }
         Ok(())
+    }
+
+    fn has_usable_endpoint(&self, service: &Service) -> bool {
+        let now = self.cluster.snapshot(&owner_of(service), &self.config);
+        now.is_some_and(|now| now.endpoints.is_usable)
     }
 
     /// What is wrong while the load balancer works, worst first.
@@ -323,7 +334,14 @@ impl Reconciler {
 
 /// The result of a refusal for the load balancer that the Service publishes, with who may connect. If its class is not Steerage's, that one
 /// may still be another controller's: Steerage marks the Service before it knows.
-fn unsupported_change(service: &Service, reason: &str, sources: Option<String>) -> ReasonMessage {
+fn unsupported_change(service: &Service, reason: &str, sources: Option<&str>) -> ReasonMessage {
+    let advice = "The condition steerage.dev/Programmed says what to fix.";
+    let told = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
+    if reason == QUOTA_EXCEEDED {
+        let result = "A quota of the provider is used up. The load balancer keeps what could not be changed, its targets still follow the \
+                      endpoints, and Steerage tries again.";
+        return (reasons::PARTLY_PROGRAMMED, format!("{result}{told} {advice}"));
+    }
     let may_be_foreign = service.class.is_none() || plan::served_class(service).is_some();
     let result = if reason == ADOPTION_REFUSED {
         "The load balancer that the Service publishes is of another controller, and is not adopted. Steerage does not change its targets."
@@ -333,9 +351,7 @@ fn unsupported_change(service: &Service, reason: &str, sources: Option<String>) 
     } else {
         "The requested configuration is unsupported. The load balancer keeps what could not be changed, and its targets still follow the endpoints."
     };
-    let sources = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
-    let message = format!("{result}{sources} The condition steerage.dev/Programmed says what to fix.");
-    (reasons::UNSUPPORTED_CHANGE, message)
+    (reasons::UNSUPPORTED_CHANGE, format!("{result}{told} {advice}"))
 }
 
 /// What is wrong, what happens now, what to do.
@@ -445,6 +461,14 @@ mod tests {
             ("the quota", "HealthUnknown"),
             "it has an address"
         );
+        let (reason, message) = &changed[2];
+        assert!(
+            reason == "PartlyProgrammed" && message.contains("A quota of the provider is used up"),
+            "{message}"
+        );
+        assert_eq!(cluster.0.metrics.conditions.unprogrammed_count("edge", "QuotaExceeded"), 1);
+        conditions(false).await;
+        assert_eq!(cluster.0.metrics.conditions.unprogrammed_count("edge", "QuotaExceeded"), 0);
     }
 
     /// A Service of another controller is refused before its load balancer is adopted, and nobody changes the targets of that one.

@@ -97,6 +97,36 @@ mod tests {
         assert!(waits && reasons.contains(&"ProviderUnavailable"), "{reasons:?}");
     }
 
+    /// Pods become ready while the provider hangs.
+    #[tokio::test(start_paused = true)]
+    async fn endpoints_that_came_meanwhile_are_not_missing() {
+        let provider = Arc::new(Polled::default());
+        let (client, bodies) = recording();
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), client);
+        add_nodes(&reconciler, "ab");
+        let service = local_service();
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let owner = owner_of(&service);
+        reconciler.reconcile(&owner, &ReconcileRequest::FULL).await;
+        let reason = || {
+            let bodies = std::mem::take(&mut *bodies.lock().expect("lock"));
+            let conditions =
+                bodies.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();
+            let mut found = conditions.filter(|condition| condition["type"] == "steerage.dev/Serving");
+            found.next_back().map(|condition| condition["reason"].as_str().unwrap_or_default().to_owned())
+        };
+        assert_eq!(reason().as_deref(), Some("NoEndpoints"));
+        provider.set_down(true);
+        *provider.health_hangs.lock().expect("lock") = Duration::from_secs(30);
+        let come = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            reason();
+            set_endpoints(&reconciler, "a");
+        };
+        tokio::join!(reconciler.reconcile(&owner, &ReconcileRequest::FULL), come);
+        assert_eq!(reason().as_deref(), Some("HealthUnknown"));
+    }
+
     /// Status and message of the condition `Serving`, as far as written.
     fn serving(bodies: &[Value]) -> Vec<(String, String)> {
         let conditions = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();

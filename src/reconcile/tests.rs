@@ -394,27 +394,31 @@ async fn rejected_change_hands_the_same_targets_over_again() {
     assert_eq!(reconcile(82).await, 2);
 }
 
-/// The quota may grow, or others leave: nothing of the Service changes then.
+/// The quota may grow, others leave, or refused targets be accepted: nothing of the Service changes then.
 #[tokio::test(start_paused = true)]
-async fn service_that_a_quota_rejects_is_tried_again() {
-    let provider = Arc::new(Polled::default());
-    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
-    add_nodes(&reconciler, "ab");
-    set_endpoints(&reconciler, "ab");
-    reconciler.cluster.on_service(Event::Apply(local_service()));
-    let reconcile = async || reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
-    provider.set_rejecting(true);
-    let outcome = reconcile().await;
-    provider.set_rejecting(false);
-    let retried =
-        matches!(outcome, ReconcileOutcome::RequeueAfter(after, _) if after <= Duration::from_mins(1));
-    assert!(retried, "{outcome:?}");
-    reconcile().await;
-    provider.targets.lock().expect("lock").clear();
-    tokio::time::sleep(Duration::from_mins(1)).await;
-    reconcile().await;
-    assert_eq!(*provider.targets.lock().expect("lock"), "ab");
-    assert_eq!(provider.targets_set.load(Ordering::Acquire), 1, "the load balancer itself was tried");
+async fn service_that_a_quota_or_its_targets_reject_is_tried_again() {
+    for reason in ["QuotaExceeded", "AllTargetsRefused"] {
+        let provider = Arc::new(Polled::default());
+        *provider.rejection.lock().expect("lock") = Some(reason);
+        let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+        add_nodes(&reconciler, "ab");
+        set_endpoints(&reconciler, "ab");
+        reconciler.cluster.on_service(Event::Apply(local_service()));
+        let reconcile =
+            async || reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        provider.set_rejecting(true);
+        let outcome = reconcile().await;
+        provider.set_rejecting(false);
+        let retried =
+            matches!(outcome, ReconcileOutcome::RequeueAfter(after, _) if after <= Duration::from_mins(1));
+        assert!(retried, "{outcome:?}");
+        reconcile().await;
+        provider.targets.lock().expect("lock").clear();
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        reconcile().await;
+        assert_eq!(*provider.targets.lock().expect("lock"), "ab");
+        assert_eq!(provider.targets_set.load(Ordering::Acquire), 1, "the load balancer itself was tried");
+    }
 }
 
 /// A rejected change leaves the health check in place, for which all nodes are right under `health-check` steering.

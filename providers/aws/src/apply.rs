@@ -13,6 +13,7 @@ use crate::change_listeners::hold_emptied;
 use crate::client::{Balancer, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
+use crate::failing_groups::Failures;
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
 use crate::observe::Resources;
@@ -207,7 +208,7 @@ impl Aws {
         Ok(entry.unproven.is_empty())
     }
 
-    /// Registers the targets in all wanted target groups.
+    /// Registers the targets in all wanted target groups, as far as AWS lets it.
     async fn register(
         &self,
         wanted: &Desired,
@@ -218,9 +219,9 @@ impl Aws {
         let all = targets.all();
         entry.refused_targets.retain(|id| all.contains_key(id));
         let limits = self.limits(entry, Compare::Remembered);
-        for (name, group) in
-            wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name))
-        {
+        let groups = wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name));
+        let mut failures = Failures::default();
+        for (name, group) in entry.failing.in_order(groups) {
             let Some(targets) = targets.of(name, group) else { continue };
             let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
             let added = if entry.unfollowed.contains(name) || !resources.uses(&group.arn) {
@@ -234,15 +235,20 @@ impl Aws {
             } else {
                 targets::add(&*self.client, &group.arn, known, targets, refused, limits).await
             };
-            match added {
+            let done = match added {
                 // Others leave the group afterwards, which makes room.
                 Err(failure)
-                    if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) => {
+                    if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) =>
+                {
+                    Ok(())
                 }
-                other => other?,
+                other => other,
+            };
+            if !entry.failing.note(name, done, &mut failures) {
+                break;
             }
         }
-        Ok(())
+        failures.worst().map_or(Ok(()), |failure| Err(failure.into()))
     }
 
     async fn balancer(

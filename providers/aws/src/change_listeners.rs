@@ -12,7 +12,7 @@ use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
-use crate::put_back::{LeftListeners, Room, is_refused};
+use crate::put_back::{LeftCertificates, LeftListeners, Room, is_refused};
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{RefusedListeners, has_port};
 use crate::source_nat_sync::{self, brings_udp};
@@ -131,6 +131,7 @@ impl Aws {
         let mut is_udp_refused = false;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         let mut room = Room::of(others);
+        entry.left_certificates.begin(wanted, &mut room);
         // Why a listener that left could not come back. No other one leaves then.
         let mut not_put_back = None;
         for step in source_nat_sync::in_order(others, wanted, balancer).filter(|step| !deletes_group(step)) {
@@ -193,6 +194,7 @@ impl Aws {
                 }
             } else {
                 room.note(step);
+                entry.left_certificates.note(wanted, step, others);
             }
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
@@ -203,6 +205,7 @@ impl Aws {
             // Nothing is wanted of those that left for an earlier change.
             entry.left = LeftListeners::default();
         }
+        entry.left_certificates = LeftCertificates::default();
         // Somebody may have turned source NAT off.
         entry.source_nat.must_read |= is_udp_refused;
         Ok(())

@@ -11,15 +11,28 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
+use crate::failing_groups::Failures;
 use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
+use crate::refused_listeners::Refused;
 use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
 use crate::targets::{self, Limits, RefusedTargets};
 use crate::wanted_targets::WantedTargets;
 use crate::{names, reasons};
+
+/// What remains when the targets are set as far as AWS accepts them.
+#[derive(Debug)]
+pub(crate) struct SetTargets {
+    /// The refused ones, each with the reason.
+    pub(crate) refused: Vec<(String, String)>,
+    /// When to call again for targets that wait before they leave.
+    pub(crate) held: Option<Duration>,
+    /// The quota that has no room for some.
+    pub(crate) exceeded: Option<Refused>,
+}
 
 impl Aws {
     /// Sets the targets of a load balancer whose structure is in place, deletes what left it, and asks whether it is active.
@@ -29,7 +42,7 @@ impl Aws {
         targets: &WantedTargets,
         limits: Limits,
     ) -> Result<Outcome, Error> {
-        let (refused, held) = self.converge_targets(entry, targets, limits).await?;
+        let SetTargets { refused, held, exceeded } = self.converge_targets(entry, targets, limits).await?;
         let released = self.release_groups(entry).await?;
         let mut waits: Vec<Duration> = held.into_iter().chain(released).collect();
         let mut ingress = Vec::new();
@@ -60,7 +73,12 @@ impl Aws {
             return Err(Error::Conflict("the new load balancer no longer exists".to_owned()));
         }
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
-        Ok(Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() })
+        let mut outcome =
+            Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() };
+        if let Some(exceeded) = exceeded {
+            exceeded.report(&mut outcome);
+        }
+        Ok(outcome)
     }
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not
@@ -91,51 +109,84 @@ impl Aws {
         Ok(active.map(|b| vec![Ingress { ip: None, hostname: Some(b.hostname.clone()), ip_mode: None }]))
     }
 
-    /// Makes the targets of all target groups the wanted ones. Returns the refused targets, each with the reason, and when to call again
-    /// for targets that wait before they leave.
+    /// Makes the targets of all target groups the wanted ones, as far as a quota has room.
     pub(crate) async fn converge_targets(
         &self,
         entry: &mut ServiceState,
         wanted: &WantedTargets,
         limits: Limits,
-    ) -> Result<(Vec<(String, String)>, Option<Duration>), Error> {
+    ) -> Result<SetTargets, Error> {
+        self.converge_where(|_, _| true, entry, wanted, limits).await
+    }
+
+    /// The same for some of the target groups.
+    pub(crate) async fn converge_where(
+        &self,
+        is_followed: impl Fn(&String, &ObservedGroup) -> bool + Send + Sync,
+        entry: &mut ServiceState,
+        wanted: &WantedTargets,
+        limits: Limits,
+    ) -> Result<SetTargets, Error> {
         let names = wanted.all();
         entry.refused_targets.retain(|id| names.contains_key(id));
-        let ServiceState { resources, registered, refused_targets, unproven, unfollowed, .. } = &mut *entry;
+        let ServiceState {
+            resources,
+            last_known,
+            registered,
+            refused_targets,
+            unproven,
+            unfollowed,
+            failing,
+            ..
+        } = &mut *entry;
+        let known = resources.as_ref().map(|(owner, known)| (owner, &known.groups));
+        let known = known.or_else(|| last_known.as_ref().map(|last| (&last.owner, &last.groups)));
         // One whose tags were not read may be another's.
         let is_ours = |(_, group): &(&String, &ObservedGroup)| !unproven.contains(&group.arn);
-        let groups = || resources.iter().flat_map(|(_, resources)| &resources.groups).filter(is_ours);
+        let groups = || known.iter().flat_map(|(_, groups)| *groups).filter(is_ours);
+        failing.retain(|name| known.is_some_and(|(_, groups)| groups.contains_key(name)));
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
-        let (mut held, mut exceeded) = (None::<Duration>, None);
+        let (mut held, mut exceeded, mut failures) = (None::<Duration>, None, Failures::default());
         // Its lines name only the target group.
-        let service = resources.as_ref().map(|(owner, _)| tracing::field::display(owner.service.clone()));
+        let service = known.map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
-        for (name, group) in groups().filter(|(name, _)| !unfollowed.contains(*name)) {
+        let followed =
+            groups().filter(|(name, group)| !unfollowed.contains(*name) && is_followed(name, group));
+        // The other groups follow all the same.
+        for (name, group) in failing.in_order(followed) {
             let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);
-            match converged.instrument(span.clone()).await {
-                Ok(wait) => held = held.into_iter().chain(wait).min(),
-                // The other groups follow all the same.
-                Err(failure) if failure.is_quota() => exceeded = exceeded.or(Some(failure)),
-                Err(failure) => {
-                    if failure.is_not_found() {
-                        // The next call reads everything.
-                        (entry.resources, entry.complete) = (None, None);
-                    }
-                    return Err(failure.into());
+            let done = match converged.instrument(span.clone()).await {
+                Ok(wait) => {
+                    held = held.into_iter().chain(wait).min();
+                    Ok(())
                 }
+                Err(failure) if failure.is_quota() => {
+                    exceeded = exceeded.or(Some(failure));
+                    Ok(())
+                }
+                Err(failure) => Err(failure),
+            };
+            if !failing.note(name, done, &mut failures) {
+                break;
             }
+        }
+        if let Some(failure) = failures.worst() {
+            if failure.is_not_found() {
+                // The next call reads everything.
+                entry.must_read_all();
+            }
+            return Err(failure.into());
         }
         for (id, name) in &names {
             if let Some(why) = entry.refused_targets.reason(id) {
                 refused.push((name.clone(), refusal(id, why)));
             }
         }
-        if let Some(failure) = exceeded {
-            return Err(failure.into());
-        }
         refused.sort();
         entry.target_names = names;
-        Ok((refused, held))
+        let exceeded = exceeded.map(|failure: CallError| Refused::of_targets(&failure.into()));
+        entry.note_room_for_targets(exceeded.is_none());
+        Ok(SetTargets { refused, held, exceeded })
     }
 
     /// The same for one target group. One for which no targets are given keeps its own, except addresses that no endpoint has any more.

@@ -32,6 +32,13 @@ pub(crate) struct HealthCheckSettings {
     pub(crate) unhealthy: i32,
 }
 
+impl HealthCheckSettings {
+    /// Whether both ask the same of a target, however often.
+    pub(crate) fn asks_like(&self, other: &Self) -> bool {
+        (&self.path, self.port) == (&other.path, other.port)
+    }
+}
+
 fn seconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)
 }

@@ -4,6 +4,7 @@
 use steerage_provider_api::{HealthState, Owner, PartHealth};
 
 use crate::client::RegisteredTarget;
+use crate::observe::Resources;
 use crate::state::ServiceState;
 
 /// The health of the ports that lead to a target group; `None` if none does, or if its targets were changed a moment ago.
@@ -15,7 +16,14 @@ pub(crate) fn part(
     is_settled: bool,
 ) -> Option<PartHealth> {
     let states = targets.iter().map(|target| target.state).filter(|state| *state != HealthState::Draining);
-    let part = PartHealth::of(ports(owner, arn, entry)?, states);
+    let states: Vec<HealthState> = states.collect();
+    // Nodes have no such port of their own.
+    let has_pods = |(_, resources): &(Owner, Resources)| {
+        resources.groups.values().any(|group| group.arn == arn && group.has_pods)
+    };
+    let lacks_pods = states.is_empty() && entry.resources.as_ref().is_some_and(has_pods);
+    let why = if lacks_pods { ", whose targetPort no ready endpoint has" } else { "" };
+    let part = PartHealth::of(format!("{}{why}", ports(owner, arn, entry)?), states.into_iter());
     Some(part).filter(|_| is_settled || !targets.is_empty())
 }
 

@@ -26,6 +26,7 @@ use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
 use crate::entry::Entry;
+use crate::finish::SetTargets;
 use crate::first_look::first_look;
 use crate::inventory::{Inventory, Reading};
 use crate::ip_address_type::IpAddressType;
@@ -34,6 +35,7 @@ use crate::new_balancers::NewBalancers;
 use crate::observe::{self, Observation};
 use crate::paced::Paced;
 use crate::partial_read::Reader;
+use crate::refused_listeners::Refused;
 use crate::security_group::{SecurityGroup, new_security_group, requested_of, requested_sources};
 use crate::security_group_sync::again_after;
 use crate::shared::LoadBalancerUse;
@@ -250,7 +252,8 @@ impl Aws {
             self.sync_ip_address_type(owner, entry, compare_rules, &mut outcome).await;
         }
         // Sources that must not connect any more wait neither for ELBv2, as targets do not wait for EC2, nor for a change of the structure.
-        if finished.is_err() || entry.is_known(owner) {
+        let failure = entry.open_failure(owner).map(str::to_owned);
+        if finished.is_err() || entry.is_known(owner) || failure.is_some() {
             self.secure_after(removed, owner, entry, compare_rules, &mut outcome).await;
         }
         if is_finished {
@@ -263,7 +266,7 @@ impl Aws {
         if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
-        if let Some(refused) = refused {
+        if let Some(refused) = refused.or(failure.map(Refused::unavailable)) {
             refused.report(&mut outcome);
         }
         finished.map(|_| outcome)
@@ -291,8 +294,13 @@ impl Aws {
         {
             Ok(None)
         } else {
-            self.restructure(lb, wanted, targets, entry, compare).await
+            if std::mem::take(&mut entry.was_throttled) {
+                // The calls of the change may wait again, ten seconds each.
+                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
+            }
+            self.restructure(lb, &wanted, targets, entry, compare).await
         };
+        entry.was_throttled = matches!(structured, Err(Error::Throttled { .. }));
         let is_in_place = matches!(structured, Ok(None));
         if let Some(known) = entry.balancer(&lb.owner).cloned() {
             entry.last_balancer = Some((lb.owner.clone(), known));
@@ -315,17 +323,23 @@ impl Aws {
             Ok(None) => self.finish(entry, targets, limits).await,
             // A target that finds no room now says nothing about the structure, which goes on.
             Ok(Some(wait)) => {
-                self.follow_meanwhile(&lb.owner, entry, targets).await;
+                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
                 let incomplete = entry.incomplete_meanwhile();
                 Ok(Outcome { incomplete, ..again(wait) })
             }
             // The targets are set next, apart from the structure, and so are the rules.
             Err(error @ Error::Invalid { .. }) => return Err(error),
-            Err(error @ (Error::Throttled { .. } | Error::Denied(_))) => {
-                self.follow_meanwhile(&lb.owner, entry, targets).await;
-                Err(error)
+            Err(error @ (Error::Throttled { .. } | Error::Denied(_) | Error::Unavailable(_))) => {
+                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
+                // The targets follow, so the caller comes back when reads show what AWS has made, and not after a backoff.
+                let is_of_change = entry.written >= entry.began && entry.follows_last_known(&lb.owner);
+                let wait = is_of_change.then_some(self.config.settle);
+                match (error, wait) {
+                    (Error::Unavailable(_), Some(wait)) => Ok(again(wait)),
+                    (error, _) => Err(error),
+                }
             }
-            Err(error) => Err(error),
+            Err(error @ Error::Conflict(_)) => Err(error),
         };
         Ok((is_in_place, finished, compare_rules))
     }
@@ -335,40 +349,13 @@ impl Aws {
         Limits { compare, settle: self.config.settle, may_hold: false, until: entry.must_end() }
     }
 
-    /// Sets the targets of the present groups while a change or a comparison of the structure waits: registrations have a budget of their
-    /// own. Nothing is done if the groups are unknown.
-    pub(crate) async fn follow(
-        &self,
-        owner: &Owner,
-        entry: &mut ServiceState,
-        targets: &WantedTargets,
-    ) -> Result<(), Error> {
-        if entry.is_known(owner) {
-            let limits = self.limits(entry, Compare::Remembered);
-            self.converge_targets(entry, targets, limits).await?;
-        }
-        Ok(())
-    }
-
-    /// The same where the structure waits, whatever becomes of the targets.
-    pub(crate) async fn follow_meanwhile(
-        &self,
-        owner: &Owner,
-        entry: &mut ServiceState,
-        targets: &WantedTargets,
-    ) {
-        if let Err(error) = self.follow(owner, entry, targets).await {
-            tracing::debug!(service = %owner.service, %error, "targets wait like the structure");
-        }
-    }
-
     /// Reads the resources of an owner, unless they are known.
     pub(crate) async fn ensure_known(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
         entry.adopt_list(owner);
         let is_early = entry.unsettled(self.config.settle).is_some();
         if !entry.is_known(owner) || entry.is_read_early && !is_early {
             let seen = self.read(owner, entry).await?;
-            entry.resources = Some((owner.clone(), seen.mine));
+            entry.know(owner, seen.mine);
             (entry.complete, entry.is_read_early) = (None, is_early);
             entry.unproven.clear();
         }
@@ -451,8 +438,11 @@ impl Provider for Aws {
         let mut guard = self.entry(&owner.service).await?;
         let entry = &mut *guard;
         self.leave_line(owner, entry);
-        self.ensure_known(owner, entry).await?;
         let targets = WantedTargets::new(&self.config, &owner.service, targets);
+        if let Err(error) = self.ensure_known(owner, entry).await {
+            self.follow_meanwhile(owner, entry, (&targets, None)).await;
+            return Err(error);
+        }
         let limits = self.limits(entry, Compare::Remembered);
         entry.unfollowed = entry.idle_groups();
         let converged = self.converge_targets(entry, &targets, limits).await;
@@ -464,7 +454,10 @@ impl Provider for Aws {
         if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
             refused.report(&mut outcome);
         }
-        let (refused, held) = converged?;
+        let SetTargets { refused, held, exceeded } = converged?;
+        if let Some(exceeded) = exceeded {
+            exceeded.report(&mut outcome);
+        }
         let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
         for wait in held.into_iter().chain(again) {
             again_after(&mut outcome, wait);
@@ -489,6 +482,7 @@ impl Provider for Aws {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
+        guard.last_known = None;
         if let Some(usage) = self.listed_use(owner) {
             guard.uses.entry(owner.clone()).or_insert(usage);
         }

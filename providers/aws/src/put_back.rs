@@ -87,6 +87,34 @@ impl LeftListeners {
     }
 }
 
+/// Certificates that left their listeners, by ARN, for others of the same change, which a failure may have kept away.
+#[derive(Debug, Default)]
+pub(crate) struct LeftCertificates {
+    wanted: Option<Desired>,
+    all: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl LeftCertificates {
+    /// A try to make this change begins. Nothing is known of another one.
+    pub(crate) fn begin(&mut self, wanted: &Desired, room: &mut Room) {
+        if self.wanted.as_ref() == Some(wanted) {
+            room.certificates.clone_from(&self.all);
+        } else {
+            *self = Self::default();
+        }
+    }
+
+    /// The step of the change is made. Of what it removes, this keeps what made room for another: the rest is not wanted any more.
+    pub(crate) fn note(&mut self, wanted: &Desired, step: &Step, steps: &[Step]) {
+        let Step::RemoveCertificates { arn, certificates } = step else { return };
+        let is_added = |step: &Step| matches!(step, Step::AddCertificates { arn: to, .. } if to == arn);
+        if steps.iter().skip_while(|other| *other != step).any(is_added) {
+            self.wanted = Some(wanted.clone());
+            self.all.entry(arn.clone()).or_default().extend(certificates.iter().cloned());
+        }
+    }
+}
+
 impl Room {
     pub(crate) fn of(steps: &[Step]) -> Self {
         let listeners = steps.windows(2).filter_map(|pair| match pair {

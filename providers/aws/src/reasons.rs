@@ -3,8 +3,8 @@
 
 pub(crate) use steerage_provider_api::ADOPTION_REFUSED;
 pub(crate) use steerage_provider_cloud::reasons::{
-    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED,
-    OPERATION_NOT_PERMITTED, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+    ALL_TARGETS_REFUSED, ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION,
+    OBJECT_NOT_OWNED, OPERATION_NOT_PERMITTED, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
 };
 
 /// A requested address, which this provider cannot give.
@@ -31,8 +31,6 @@ pub(crate) const SECURITY_GROUP_IN_USE: &str = "SecurityGroupInUse";
 pub(crate) const TARGET_GROUP_IN_USE: &str = "TargetGroupInUse";
 /// More ports and source ranges than a security group can have rules.
 pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
-/// AWS refuses every target of a group to which a listener is to switch.
-pub(crate) const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
 /// No target yet for a group to which a listener is to switch.
 pub(crate) const NO_TARGETS_YET: &str = "NoTargetsYet";
 /// Two node ports for one listener.

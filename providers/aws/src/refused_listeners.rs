@@ -35,6 +35,17 @@ pub(crate) fn retry_after(tries: u32) -> Duration {
 }
 
 impl Refused {
+    /// AWS did not answer, or failed.
+    pub(crate) fn unavailable(message: String) -> Self {
+        Self { reason: Error::UNAVAILABLE, message, may_pass: true }
+    }
+
+    /// AWS has no room for some targets. The others are set.
+    pub(crate) fn of_targets(error: &Error) -> Self {
+        let message = format!("Some targets are not registered, and the others are. {error}");
+        Self { reason: error.reason(), message, may_pass: true }
+    }
+
     /// When to try again after so many refused tries in a row before this one.
     pub(crate) fn retry(&self, tries: u32) -> Option<Duration> {
         self.may_pass.then(|| retry_after(tries))

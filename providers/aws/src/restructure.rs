@@ -71,7 +71,7 @@ impl Aws {
             return Ok(Err(wait));
         }
         let seen = self.read(owner, entry).await?;
-        (entry.resources, entry.must_read) = (None, false);
+        (entry.resources, entry.last_known, entry.must_read) = (None, None, false);
         // The others were never created.
         let is_there =
             |name: &String| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name);
@@ -131,7 +131,7 @@ impl Aws {
     pub(crate) async fn restructure(
         &self,
         lb: &LoadBalancer,
-        wanted: Desired,
+        wanted: &Desired,
         targets: &WantedTargets,
         entry: &mut ServiceState,
         compare: Compare,
@@ -141,7 +141,7 @@ impl Aws {
         entry.leaving.retain(|name, _| !wanted_names.contains(name));
         // A failure leaves what the list said as it is.
         let listed =
-            entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, &wanted));
+            entry.resources.as_ref().filter(|_| entry.is_partial && entry.is_complete(owner, wanted));
         let filled = match listed {
             Some((_, listed)) => {
                 let (listed, written, until) = (listed.clone(), entry.written, entry.must_end());
@@ -155,14 +155,15 @@ impl Aws {
         let is_new = has_nothing && wanted.shared.is_none();
         let mut resources = match filled.or_else(|| is_new.then(Resources::default)) {
             Some(resources) => resources,
-            None => match self.observe(owner, &wanted, entry, compare).await? {
+            None => match self.observe(owner, wanted, entry, compare).await? {
                 Ok(resources) => resources,
                 Err(wait) => return Ok(Some(wait)),
             },
         };
+        entry.begin_change(owner, &resources);
         let published = &lb.published_hostnames;
         if wanted.shared.is_none()
-            && let Err(error) = self.adopt(owner, &wanted, published, entry, &mut resources).await
+            && let Err(error) = self.adopt(owner, wanted, published, entry, &mut resources).await
         {
             entry.put_back(owner, resources, &error);
             return Err(error);
@@ -189,8 +190,8 @@ impl Aws {
         let is_used =
             |name: &String| resources.groups.get(name).is_some_and(|group| resources.uses(&group.arn));
         entry.leaving.retain(|name, _| !is_used(name));
-        entry.begin_try(&wanted, compare);
-        let stepped = self.apply_steps(owner, &wanted, targets, &mut resources, entry).await;
+        entry.begin_try(wanted, compare);
+        let stepped = self.apply_steps(owner, wanted, targets, &mut resources, entry).await;
         // A change that continues soon.
         if !matches!(stepped, Err(Error::Throttled { .. }) | Ok(Stepped::Empty(..) | Stepped::Unproven)) {
             entry.refused_answers.forget();
@@ -202,14 +203,14 @@ impl Aws {
         let refused = match stepped {
             Ok(Stepped::Done(refused)) => refused,
             Ok(Stepped::Unproven) => {
-                entry.resources = Some((owner.clone(), resources));
+                entry.know(owner, resources);
                 return Ok(Some(VISIBLE_POLL));
             }
             Ok(Stepped::Empty(ports, refused)) => {
                 entry.note_waiting(ports, refused);
-                entry.resources = Some((owner.clone(), resources));
+                entry.know(owner, resources);
                 // The present groups follow meanwhile.
-                self.follow_meanwhile(owner, entry, targets).await;
+                self.follow_meanwhile(owner, entry, (targets, Some(wanted))).await;
                 return Ok(Some(EMPTY_POLL));
             }
             Err(error) => {
@@ -222,12 +223,12 @@ impl Aws {
         let asked = resources.balancer.as_ref().and_then(|balancer| self.new_balancers.asked(&balancer.arn));
         // Those of refused listeners too.
         entry.names = resources.groups.keys().chain(entry.leaving.keys()).cloned().collect();
-        entry.resources = Some((owner.clone(), resources));
+        entry.know(owner, resources);
         let wait = refused.as_ref().and_then(|refused| refused.retry(entry.refused_tries));
         entry.refused_tries = if wait.is_some() { entry.refused_tries.saturating_add(1) } else { 0 };
         let retry = wait.map(|wait| Instant::now() + wait);
         entry.complete =
-            Some(Complete { structure: wanted, refused, retry, ingress: None, asked, verify: None });
+            Some(Complete { structure: wanted.clone(), refused, retry, ingress: None, asked, verify: None });
         Ok(None)
     }
 }

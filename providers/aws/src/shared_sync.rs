@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::client::Balancer;
 use crate::desired::Desired;
+use crate::finish::SetTargets;
 use crate::groups_in_use::in_use;
 use crate::inventory::Inventory;
 use crate::observe::Resources;
@@ -186,17 +187,22 @@ impl Aws {
         entry.must_compare |= compare == Compare::InPlace;
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         if !entry.is_complete(&lb.owner, wanted) {
-            self.follow(&lb.owner, entry, &targets).await?;
+            self.follow(&lb.owner, entry, (&targets, Some(wanted))).await?;
             return Ok(again(BUSY_POLL));
         }
         let limits = self.limits(entry, Compare::Remembered);
-        let (refused, _) = self.converge_targets(entry, &targets, limits).await?;
+        let SetTargets { refused, exceeded, .. } = self.converge_targets(entry, &targets, limits).await?;
         let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {
             return Ok(Outcome { refused, ..again(BUSY_POLL) });
         };
         // Only a comparison waits: nothing that the Service's status should say.
         let incomplete = entry.incomplete.clone();
-        Ok(Outcome { ingress, refused, incomplete, retry_refused: Some(BUSY_POLL), ..Outcome::done() })
+        let retry_refused = Some(BUSY_POLL);
+        let mut outcome = Outcome { ingress, refused, incomplete, retry_refused, ..Outcome::done() };
+        if let Some(exceeded) = exceeded.filter(|_| outcome.incomplete.is_none()) {
+            exceeded.report(&mut outcome);
+        }
+        Ok(outcome)
     }
 
     /// Calls those who wait for the port of a listener that was deleted.
@@ -258,7 +264,7 @@ impl Aws {
             if is_there {
                 return Err(shared::immutable(&now, &wanted));
             }
-            (entry.resources, entry.complete) = (None, None);
+            entry.must_read_all();
         }
         entry.uses.insert(owner.clone(), wanted);
         Ok(None)

@@ -11,20 +11,22 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_model::Ingress;
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::Owner;
 use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
+use crate::failing_groups::FailingGroups;
 use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
+use crate::last_known::LastKnown;
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
-use crate::put_back::LeftListeners;
+use crate::put_back::{LeftCertificates, LeftListeners};
 use crate::reasons;
 use crate::refused_answers::RefusedAnswers;
 use crate::refused_listeners::{Refused, named};
@@ -79,11 +81,16 @@ pub(crate) struct ServiceState {
     pub(crate) adopted: Option<String>,
     /// The owner's resources; `None` if they must be read.
     pub(crate) resources: Option<(Owner, Resources)>,
+    /// What is known instead of `resources` after a change that may have been made.
+    pub(crate) last_known: Option<LastKnown>,
     /// ARNs of created resources whose tags were not read yet: AWS may have returned an existing one of others.
     pub(crate) unproven: BTreeSet<String>,
     /// Registered targets by ARN of the group.
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
+    pub(crate) failing: FailingGroups,
+    /// Whether the last try to change or compare the structure was throttled.
+    pub(crate) was_throttled: bool,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
@@ -132,6 +139,9 @@ pub(crate) struct ServiceState {
     pub(crate) refused_tries: u32,
     /// When a structure is tried again that a quota refuses as a whole.
     pub(crate) retry_rejected: Option<Instant>,
+    /// When targets are tried again for which a quota had no room, and the number of such tries in a row.
+    pub(crate) retry_targets: Option<Instant>,
+    pub(crate) exceeded_tries: u32,
     /// Ports that wait for a first target before they change, and since when.
     pub(crate) waiting_ports: Option<(Vec<u16>, Instant)>,
     /// What AWS refused of a change that waits for targets.
@@ -140,6 +150,7 @@ pub(crate) struct ServiceState {
     pub(crate) retry_meanwhile: Option<Instant>,
     /// Listeners that left for others which are not there yet.
     pub(crate) left: LeftListeners,
+    pub(crate) left_certificates: LeftCertificates,
     /// When a Service last changed the shared load balancer before the present call.
     pub(crate) others_wrote: Option<Instant>,
     /// Calls in a row whose security groups were not in place in the end.
@@ -429,16 +440,6 @@ impl ServiceState {
         (known == *owner).then_some(resources)
     }
 
-    /// Puts the resources back, unless the error leaves open what they are.
-    pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
-        // A conflict shows that AWS has something else than what is known.
-        if matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. }) {
-            // Others do not exist.
-            self.names = resources.groups.keys().cloned().collect();
-            self.resources = Some((owner.clone(), resources));
-        }
-    }
-
     /// The answer to a call that lets a listener use the target group of this name. Unless it was surely refused, the group was used.
     pub(crate) async fn unless_refused<T>(
         &mut self,
@@ -485,7 +486,9 @@ impl ServiceState {
 
     /// When AWS may accept refused targets.
     pub(crate) fn retry_refused(&self) -> Option<Duration> {
-        (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT)
+        let refused = (!self.refused_targets.is_empty()).then_some(RefusedTargets::FIRST_WAIT);
+        let exceeded = self.retry_targets.map(|at| at.saturating_duration_since(Instant::now()));
+        refused.into_iter().chain(exceeded).min()
     }
 
     /// When to call again although everything is complete.

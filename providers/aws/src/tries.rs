@@ -37,6 +37,16 @@ impl ServiceState {
         self.refused_meanwhile = refused;
     }
 
+    /// Whether a quota had room for all targets.
+    pub(crate) fn note_room_for_targets(&mut self, has_room: bool) {
+        if has_room {
+            (self.retry_targets, self.exceeded_tries) = (None, 0);
+        } else if self.retry_targets.is_none_or(|at| at <= Instant::now()) {
+            self.retry_targets = Some(Instant::now() + retry_after(self.exceeded_tries));
+            self.exceeded_tries = self.exceeded_tries.saturating_add(1);
+        }
+    }
+
     /// The structure is refused as a whole. At a quota, AWS may accept it although the Service does not change.
     pub(crate) fn note_rejected(&mut self, error: &Error) {
         if error.reason() == reasons::QUOTA_EXCEEDED {

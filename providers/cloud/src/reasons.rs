@@ -11,6 +11,8 @@ pub const ANNOTATION_NOT_SUPPORTED: &str = "AnnotationNotSupported";
 pub const UNKNOWN_ANNOTATION: &str = "UnknownAnnotation";
 /// The cloud forbids the call for this resource.
 pub const OPERATION_NOT_PERMITTED: &str = "OperationNotPermitted";
+/// The cloud refuses all targets of a changed port, or of a changed kind.
+pub const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
 /// A quota is used up.
 pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 /// The cloud finds the request invalid.

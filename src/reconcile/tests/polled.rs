@@ -26,8 +26,9 @@ pub(crate) struct Polled {
     pub(crate) is_slow: AtomicBool,
     /// Denies changes of the structure.
     pub(crate) denies: AtomicBool,
-    /// Rejects the structure.
+    /// Rejects the structure, for a quota or this reason.
     pub(crate) rejects: AtomicBool,
+    pub(crate) rejection: Mutex<Option<&'static str>>,
     /// Calls that set targets alone.
     pub(crate) targets_set: AtomicUsize,
     /// The pods of the last such call.
@@ -103,7 +104,8 @@ impl Provider for Polled {
             return Err(Error::Throttled { after: None, message: "ModifyListener".to_owned() });
         }
         if self.rejects.load(Ordering::Acquire) {
-            return Err(Error::invalid("QuotaExceeded", "the quota"));
+            let reason = self.rejection.lock().expect("lock").unwrap_or("QuotaExceeded");
+            return Err(Error::invalid(reason, "the quota"));
         }
         self.take(&lb.nodes());
         let ip = "10.9.0.1".parse().ok();

@@ -102,6 +102,16 @@ impl CallError {
         self.code != USED_UP && matches!(self.meaning(), Meaning::Throttled(_))
     }
 
+    /// Whether AWS takes no such call now, whatever it is for: it has too many, or does not accept the credentials.
+    pub(crate) fn is_of_all_calls(&self) -> bool {
+        matches!(self.meaning(), Meaning::Throttled(_) | Meaning::BadCredentials | Meaning::NoCredentials)
+    }
+
+    /// Whether no answer came.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        self.code.is_empty()
+    }
+
     /// Whether a quota is used up.
     pub(crate) fn is_quota(&self) -> bool {
         is_quota(&self.code)

@@ -162,6 +162,8 @@ pub(crate) struct Instance {
 pub(crate) struct Cloud {
     /// Whether AWS refuses to change the IP address type of a load balancer, as where a subnet lacks IPv6.
     pub(crate) keeps_ip_address_types: bool,
+    /// Ports of target groups whose targets AWS does not change, with the code of its answer.
+    pub(crate) failing_groups: BTreeMap<u16, &'static str>,
     /// All by ARN.
     pub(crate) balancers: BTreeMap<String, NetworkLb>,
     pub(crate) listeners: BTreeMap<String, Forward>,

@@ -27,6 +27,8 @@ pub(crate) enum Faults {
     Once(&'static str, Fault),
     /// Each call of this name fails whose content ends so.
     Each(&'static str, &'static str, Fault),
+    /// Each call of these names fails.
+    Every(&'static [&'static str], Fault),
     /// The call of this number fails, counted from 0, and no other.
     Nth(usize, Fault),
     /// As the suite says, which also counts the calls.
@@ -57,6 +59,7 @@ impl Faults {
                 None
             }
             Self::Each(of, end, fault) => (*of == name && body.ends_with(*end)).then_some(*fault),
+            Self::Every(of, fault) => of.contains(&name).then_some(*fault),
             Self::None | Self::Once(..) => None,
             Self::Random(share) => (random.f64() < *share).then(|| {
                 let all = [

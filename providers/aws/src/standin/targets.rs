@@ -27,6 +27,13 @@ fn key(id: &TargetId, group: &Group) -> (String, u16) {
     (id.id(), id.port().unwrap_or(group.port))
 }
 
+impl Cloud {
+    fn check_registration(&self, action: &'static str, group: &str) -> Result<()> {
+        let code = self.groups.get(group).and_then(|found| self.failing_groups.get(&found.port));
+        code.map_or(Ok(()), |code| Err(CallError::made_up(action, code, "made up")))
+    }
+}
+
 fn joined(ids: &[TargetId]) -> String {
     ids.iter().map(TargetId::id).collect::<Vec<_>>().join(",")
 }
@@ -64,6 +71,7 @@ impl TargetCalls for StandIn {
                 );
                 return Err(CallError::made_up(action, "InvalidTarget", message));
             }
+            cloud.check_registration(action, group)?;
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
             let is_other = |id: &&TargetId| matches!(id, TargetId::Pod(at) if at.is_ipv6() != found.is_ipv6);
             if let Some(id) = ids.iter().find(is_other) {
@@ -89,6 +97,7 @@ impl TargetCalls for StandIn {
     async fn deregister(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let action = "DeregisterTargets";
         self.write(action, Kind::Registration, joined(ids), |cloud, now: Instant| {
+            cloud.check_registration(action, group)?;
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
             for id in ids {
                 // Unknown ones are no error.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use steerage_model::Protocol;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
 
-use super::driver::{apply, apply_now, own_set, pause, provider, set, standin, wanted};
+use super::driver::{apply, apply_now, changes, own_set, pause, provider, set, standin, wanted};
 use super::pods::with_pods;
 use super::security_groups::{OFFICE, from, group, rule};
 use super::shared::{config_of_web, sharing};
@@ -17,7 +17,7 @@ use crate::standin::faults::{Fault, Faults};
 use crate::standin::harness::pod_address;
 
 /// The targets of the group on this port.
-fn registered(cloud: &StandIn, port: u16) -> Vec<String> {
+pub(super) fn registered(cloud: &StandIn, port: u16) -> Vec<String> {
     let groups = cloud.cloud().groups;
     let found = groups.values().filter(|group| group.port == port);
     found.flat_map(|group| group.registered().cloned().collect::<Vec<_>>()).collect()
@@ -62,6 +62,22 @@ async fn targets_follow_while_a_change_of_the_structure_is_throttled() {
         apply(&aws, &changed, Compare::Remembered).await.unwrap();
         assert_eq!(registered(&cloud, 30081), ["i-1", "i-2"], "{action}");
     }
+}
+
+/// Calls of a change wait for their budget before they are refused. In the next try, targets do not wait for that again.
+#[tokio::test(start_paused = true)]
+async fn targets_go_first_after_a_change_was_throttled() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    let changed = |nodes| wanted(&[(80, 30080), (81, 30081)], &[0]).with_nodes(own_set(nodes));
+    cloud.set_faults(Faults::Each("CreateTargetGroup", "", Fault::Code("Throttling")));
+    changes(&cloud);
+    assert!(is_throttled(&aws.apply(&changed(&[0, 1]), Compare::Remembered).await));
+    assert_eq!(changes(&cloud)[..2], ["CreateTargetGroup", "RegisterTargets"]);
+    assert!(is_throttled(&aws.apply(&changed(&[1, 2]), Compare::Remembered).await));
+    assert_eq!(changes(&cloud), ["RegisterTargets", "DeregisterTargets", "CreateTargetGroup"]);
 }
 
 /// A group that AWS returned under a wanted name may be another program's, until its tags are read.

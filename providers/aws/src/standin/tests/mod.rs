@@ -32,5 +32,6 @@ mod slow;
 mod source_nat;
 mod start;
 mod subnets;
+mod unanswered;
 mod vanished;
 mod zones;

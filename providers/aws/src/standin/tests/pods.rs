@@ -9,7 +9,7 @@ use steerage_provider_api::{
     Compare, GroupKey, GroupTargets, HealthState, LoadBalancer, PodTarget, Progress, Provider as _,
 };
 
-use super::driver::{apply, changes, own_set, provider, set, standin, wanted};
+use super::driver::{apply, changes, own_set, pause, provider, set, standin, wanted};
 use crate::desired::tests::planned_with_pods;
 use crate::standin::StandIn;
 use crate::standin::harness::pod_address;
@@ -90,6 +90,7 @@ async fn ports_without_a_healthy_pod_are_named() {
     let mut pods = lb.targets();
     pods.pods.extend(of_53);
     lb = lb.with_targets(&pods);
+    let owner = lb.owner.clone();
     cloud.change(|cloud| {
         let address = pod_address(1).to_string();
         cloud.instances.get_mut(&address).unwrap().passes = (false, tokio::time::Instant::now());
@@ -98,12 +99,20 @@ async fn ports_without_a_healthy_pod_are_named() {
     tokio::time::sleep(Duration::from_mins(5)).await;
     let fresh = provider(&cloud);
     apply(&fresh, &lb, Compare::Remembered).await.unwrap();
-    for aws in [aws, fresh] {
+    for aws in [&aws, &fresh] {
         let mut parts = aws.target_health(&lb.owner).await.unwrap().parts;
         parts.sort_by(|a, b| a.name.cmp(&b.name));
         let shown: Vec<_> = parts.iter().map(|part| (part.name.as_str(), part.is_served)).collect();
         assert_eq!(shown, [("port 53 (TCP_UDP)", Some(false)), ("port 80 (TCP)", Some(true))]);
     }
+    // No pod has the port at all: health checks have nothing to do with that.
+    let of_53 = targets(&lb, &[]).pods.into_iter().filter(|(port, _)| port.to_string() == "5353");
+    pods.pods.extend(of_53);
+    apply(&fresh, &lb.with_targets(&pods), Compare::Remembered).await.unwrap();
+    pause().await;
+    let parts = fresh.target_health(&owner).await.unwrap().parts;
+    let told = "port 53 (TCP_UDP), whose targetPort no ready endpoint has";
+    assert!(parts.iter().any(|part| part.name == told && part.is_served == Some(false)), "{parts:?}");
 }
 
 #[tokio::test(start_paused = true)]

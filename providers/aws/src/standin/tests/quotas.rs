@@ -33,13 +33,44 @@ async fn exceeded_quota_is_reported_and_other_groups_follow() {
     let ports = [(80, 30080), (81, 30081)];
     let aws = provider(&cloud);
     apply(&aws, &wanted(&ports, &[0, 1]), Compare::Remembered).await.unwrap();
-    let error = apply(&aws, &wanted(&ports, &[1, 2, 3]), Compare::Remembered).await.unwrap_err();
-    assert_eq!(error.reason(), "QuotaExceeded");
+    let more = wanted(&ports, &[1, 2, 3]);
+    let outcome = apply(&aws, &more, Compare::Remembered).await.unwrap();
+    let (reason, message) = refusal(&outcome);
+    assert!(reason == "QuotaExceeded" && message.contains("Some targets are not registered"), "{outcome:?}");
     assert!(
         registered(&cloud).iter().all(|ids| !ids.contains(&"i-0".to_owned())),
         "{:?}",
         registered(&cloud)
     );
+    // Where only targets are set, it is said too.
+    let followed = aws.set_targets(&more.owner, &more.targets()).await.unwrap();
+    assert!(followed.incomplete == outcome.incomplete && followed.retry_refused.is_some(), "{followed:?}");
+    let fewer = wanted(&ports, &[1, 2]);
+    let followed = aws.set_targets(&more.owner, &fewer.targets()).await.unwrap();
+    assert_eq!((followed.incomplete, followed.retry_refused), (None, None), "all are registered");
+}
+
+/// The quota is raised. Nobody changes the Service, and the wait grows.
+#[tokio::test(start_paused = true)]
+async fn targets_without_room_are_tried_again() {
+    let cloud = standin_with(1, Quotas::default());
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("RegisterTargets", "", Fault::Code("TooManyTargets")));
+    let more = wanted(&[(80, 30080)], &[0, 1]);
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        let outcome = aws.apply(&more, Compare::Remembered).await.unwrap();
+        assert_eq!(refusal(&outcome).0, "QuotaExceeded");
+        waits.push(outcome.retry_refused.unwrap().as_secs());
+        tokio::time::sleep(outcome.retry_refused.unwrap()).await;
+    }
+    assert_eq!(waits, [30, 60, 120]);
+    cloud.set_faults(Faults::None);
+    let outcome = aws.apply(&more, Compare::Remembered).await.unwrap();
+    assert_eq!((outcome.incomplete, outcome.retry_refused), (None, None));
+    assert_eq!(registered(&cloud), [["i-0", "i-1"]]);
 }
 
 /// A new target group is seen a moment later; meanwhile the present ones follow as well as they can, and the change goes on.

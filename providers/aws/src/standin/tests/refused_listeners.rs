@@ -304,6 +304,40 @@ async fn certificate_that_left_for_a_refused_one_is_put_back() {
     assert_eq!(others, many.into_iter().collect());
 }
 
+/// The same where a call fails between the two.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_left_is_not_forgotten() {
+    let many: Vec<String> = (0..26).map(|i| format!("arn:aws:acm:::n{i:02}")).collect();
+    let of = |others: &[String]| {
+        with_tls(wanted(&[(443, 30443)], &[0]), "*", &format!("{GOOD},{}", others.join(",")))
+    };
+    let changed = [&many[1..24], &[MISSING.to_owned()]].concat();
+    let accepted = [&many[1..24], &many[25..26]].concat();
+    for fault in [Fault::Code("Throttling"), Fault::Code("ServiceUnavailable"), Fault::Before] {
+        let cloud = standin(1);
+        cloud.set_unlimited();
+        let aws = provider(&cloud);
+        // 24 beside the default one, and one that somebody added.
+        apply(&aws, &of(&many[..24]), Compare::Remembered).await.unwrap();
+        cloud.change(|cloud| {
+            let tls = cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap();
+            tls.others.insert(many[24].clone());
+        });
+        pause().await;
+        let others = || cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap().others;
+        cloud.set_faults(Faults::Once("AddListenerCertificates", fault));
+        while cloud.has_faults() {
+            let _ = aws.apply(&of(&changed), Compare::InPlace).await;
+        }
+        assert!(!others().contains(&many[0]), "{fault:?}");
+        let outcome = apply(&aws, &of(&changed), Compare::Remembered).await.unwrap();
+        assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
+        assert!(others().contains(&many[0]), "{fault:?}");
+        let outcome = apply(&aws, &of(&accepted), Compare::Remembered).await.unwrap();
+        assert_eq!((outcome.incomplete, others()), (None, accepted.iter().cloned().collect()), "{fault:?}");
+    }
+}
+
 /// Clients choose certificates by name: none goes while AWS refuses another one of the same listener.
 #[tokio::test(start_paused = true)]
 async fn listener_keeps_its_certificates_while_a_new_one_is_refused() {

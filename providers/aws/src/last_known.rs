@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known of a Service's resources after a change: all of it, or, while it is open whether AWS made the change, only that these target
+//! groups were the Service's. Their targets follow until the resources are read again. No I/O.
+//!
+//! AWS never gives the ARN of a target group to another one. So a group of this list can be gone, but it cannot become another's, and the
+//! first answer that one is gone ends the use of all. A group whose tags were not read is not in it.
+
+use std::collections::BTreeMap;
+
+use steerage_provider_api::{Error, Owner};
+
+use crate::desired::Desired;
+use crate::diff::ObservedGroup;
+use crate::observe::Resources;
+use crate::state::ServiceState;
+
+/// What users are told of a change that was given up.
+const ABANDONED: &str = "A change of the load balancer did not end in time, and AWS may have made it or not. Steerage reads what is there, \
+                         and tries again.";
+
+/// The target groups of a Service whose resources must be read again after a change.
+#[derive(Debug)]
+pub(crate) struct LastKnown {
+    pub(crate) owner: Owner,
+    /// By name.
+    pub(crate) groups: BTreeMap<String, ObservedGroup>,
+    /// What is wrong, for users.
+    failure: String,
+}
+
+/// Whether the wanted targets are right for this group, although it may not become what is wanted: AWS asks its nodes the same. Of nodes that
+/// are checked in another way, only some may have an endpoint. Pods are right in any case.
+pub(crate) fn are_right_for(group: &ObservedGroup, wanted: &Desired) -> bool {
+    group.has_pods
+        || wanted.groups.iter().any(|wanted| {
+            !wanted.has_pods() && wanted.family == group.family() && wanted.health.asks_like(&group.health)
+        })
+}
+
+impl ServiceState {
+    /// The resources that are known now.
+    pub(crate) fn know(&mut self, owner: &Owner, resources: Resources) {
+        self.last_known = None;
+        self.resources = Some((owner.clone(), resources));
+    }
+
+    /// A change of these resources begins. Until it ends, it may be abandoned.
+    pub(crate) fn begin_change(&mut self, owner: &Owner, resources: &Resources) {
+        self.keep_groups(owner, resources, ABANDONED.to_owned());
+    }
+
+    /// Puts the resources back after a change that failed, unless the error leaves open what they are.
+    pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
+        match error {
+            Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. } => {
+                // Others do not exist.
+                self.names = resources.groups.keys().cloned().collect();
+                self.know(owner, resources);
+            }
+            Error::Unavailable(failure) => self.keep_groups(owner, &resources, failure.clone()),
+            // AWS has something else than what is known.
+            Error::Conflict(_) => self.last_known = None,
+        }
+    }
+
+    fn keep_groups(&mut self, owner: &Owner, resources: &Resources, failure: String) {
+        let is_ours = |group: &ObservedGroup| !self.unproven.contains(&group.arn);
+        let groups = resources.groups.iter().filter(|(_, group)| is_ours(group));
+        let groups = groups.map(|(name, group)| (name.clone(), group.clone())).collect();
+        self.last_known = Some(LastKnown { owner: owner.clone(), groups, failure });
+    }
+
+    /// Whether targets follow in groups of the owner that were known before a change.
+    pub(crate) fn follows_last_known(&self, owner: &Owner) -> bool {
+        let last = self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none());
+        last.is_some_and(|last| !last.groups.is_empty())
+    }
+
+    /// Why the owner's resources must be read again, if a change is the cause.
+    pub(crate) fn open_failure(&self, owner: &Owner) -> Option<&str> {
+        let last = self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none());
+        last.map(|last| last.failure.as_str())
+    }
+
+    /// One of the resources is gone: all must be read.
+    pub(crate) fn must_read_all(&mut self) {
+        (self.resources, self.complete, self.last_known) = (None, None, None);
+    }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! ELBv2 fails with changes of the structure, or does not answer, and takes registrations: targets follow meanwhile.
+
+use std::time::Duration;
+
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
+use tokio::time::Instant;
+
+use super::driver::{apply, changes, delete, own_set, pause, provider, standin, wanted};
+use super::follow::registered;
+use super::refused_listeners::served;
+use super::security_groups::assert_empty;
+use crate::Aws;
+use crate::standin::StandIn;
+use crate::standin::faults::{Fault, Faults};
+
+const FAULTS: [Fault; 4] =
+    [Fault::Code("ServiceUnavailable"), Fault::Code("InternalFailure"), Fault::Before, Fault::After];
+
+/// Another interval of the health check.
+fn with_interval(mut lb: LoadBalancer, seconds: u64) -> LoadBalancer {
+    for group in &mut lb.groups {
+        group.health_check.interval = Duration::from_secs(seconds);
+    }
+    lb
+}
+
+/// Nodes are checked on another port, as under another traffic policy.
+fn with_other_check(mut lb: LoadBalancer) -> LoadBalancer {
+    for group in &mut lb.groups {
+        group.health_check.port = Some(32001);
+    }
+    lb
+}
+
+/// The wait that the outcome asks for. It names the failure of this call.
+#[track_caller]
+fn waits_for(outcome: &Outcome, action: &str) -> Duration {
+    let (reason, message) = outcome.incomplete.as_ref().unwrap_or_else(|| panic!("{action}: {outcome:?}"));
+    assert!(*reason == Error::UNAVAILABLE && message.contains(action), "{action}: {outcome:?}");
+    let Progress::Again(after) = outcome.progress else { panic!("{outcome:?}") };
+    after
+}
+
+/// Calls until a change fails: AWS shows what was created only after a moment.
+async fn until_failure(aws: &Aws, lb: &LoadBalancer) -> Outcome {
+    for _ in 0..20 {
+        let outcome = aws.apply(lb, Compare::Remembered).await.unwrap();
+        match outcome.progress {
+            Progress::Again(after) if outcome.incomplete.is_none() => tokio::time::sleep(after).await,
+            _ => return outcome,
+        }
+    }
+    panic!("no failure");
+}
+
+/// Changes that the provider makes by these calls.
+fn changed(action: &str, nodes: &[usize]) -> LoadBalancer {
+    let nodes = own_set(nodes);
+    match action {
+        "ModifyListener" => wanted(&[(80, 31080)], &[]).with_nodes(nodes),
+        "ModifyTargetGroup" => with_interval(wanted(&[(80, 30080)], &[]), 20).with_nodes(nodes),
+        _ => wanted(&[(80, 30080), (81, 30081)], &[]).with_nodes(nodes),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn targets_follow_while_a_change_of_the_structure_fails() {
+    for action in [
+        "CreateTargetGroup",
+        "ModifyTargetGroupAttributes",
+        "ModifyTargetGroup",
+        "ModifyListener",
+        "CreateListener",
+    ] {
+        for fault in FAULTS {
+            let told = format!("{action}, {fault:?}");
+            let cloud = standin(1);
+            let aws = provider(&cloud);
+            apply(&aws, &wanted(&[(80, 30080)], &[]).with_nodes(own_set(&[0, 1])), Compare::Remembered)
+                .await
+                .unwrap();
+            pause().await;
+            cloud.set_faults(Faults::Each(action, "", fault));
+            waits_for(&until_failure(&aws, &changed(action, &[1, 2])).await, action);
+            assert_eq!(registered(&cloud, 30080), ["i-1", "i-2"], "{told}");
+            // Before reads show what AWS has made, and with no other call than those for targets.
+            changes(&cloud);
+            let outcome = aws.apply(&changed(action, &[2, 3]), Compare::Remembered).await.unwrap();
+            let after = waits_for(&outcome, action);
+            assert_eq!(registered(&cloud, 30080), ["i-2", "i-3"], "{told}");
+            let made = changes(&cloud);
+            let is_of_targets = |call: &str| ["RegisterTargets", "DeregisterTargets"].contains(&call);
+            assert!(made.iter().all(|call| is_of_targets(call)), "{told}: {made:?}");
+            // The next try fails like the first.
+            tokio::time::sleep(after).await;
+            let outcome = until_failure(&aws, &changed(action, &[3, 4])).await;
+            if !matches!(fault, Fault::After) {
+                waits_for(&outcome, action);
+                assert_eq!(registered(&cloud, 30080), ["i-3", "i-4"], "{told}");
+            }
+            cloud.set_faults(Faults::None);
+            let outcome = apply(&aws, &changed(action, &[4, 5]), Compare::Remembered).await.unwrap();
+            assert_eq!(outcome.incomplete, None, "{told}");
+            assert!(served(&cloud).values().all(|(_, count)| *count == 2), "{told}: {:?}", served(&cloud));
+            pause().await;
+            delete(&aws, &changed(action, &[]).owner).await.unwrap();
+            assert_empty(&cloud, &told);
+        }
+    }
+}
+
+/// Only some of the wanted nodes may have an endpoint, and the check in place would find all of them healthy.
+#[tokio::test(start_paused = true)]
+async fn nodes_that_may_be_checked_in_another_way_do_not_follow() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("ModifyTargetGroup", "", Fault::Code("ServiceUnavailable")));
+    let changed = with_other_check(wanted(&[(80, 30080)], &[0, 1]));
+    waits_for(&aws.apply(&changed, Compare::Remembered).await.unwrap(), "ModifyTargetGroup");
+    assert_eq!(registered(&cloud, 30080), ["i-0"]);
+    // What is in place is right for those of an earlier structure.
+    let back = wanted(&[(80, 30080)], &[0, 2]);
+    aws.apply(&back, Compare::Remembered).await.unwrap();
+    assert_eq!(registered(&cloud, 30080), ["i-0", "i-2"]);
+}
+
+/// Everything hangs. A try ends before the controller gives it up.
+#[tokio::test(start_paused = true)]
+async fn try_in_which_nothing_is_answered_ends_in_time() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.hang_elb(Some(Duration::from_secs(30)));
+    let began = Instant::now();
+    let outcome = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await.unwrap();
+    waits_for(&outcome, "CreateTargetGroup");
+    assert!(began.elapsed() <= Duration::from_secs(45), "{:?}", began.elapsed());
+    cloud.hang_elb(None);
+    let outcome = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await.unwrap();
+    waits_for(&outcome, "CreateTargetGroup");
+    assert_eq!(registered(&cloud, 30080), ["i-0", "i-1"]);
+}
+
+/// The controller gave the change up in the middle.
+#[tokio::test(start_paused = true)]
+async fn targets_follow_after_an_abandoned_change() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.hang_elb(Some(Duration::from_mins(5)));
+    let lb = changed("CreateTargetGroup", &[0]);
+    let change = aws.apply(&lb, Compare::Remembered);
+    assert!(tokio::time::timeout(Duration::from_mins(1), change).await.is_err());
+    cloud.hang_elb(None);
+    let outcome = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await.unwrap();
+    waits_for(&outcome, "did not end in time");
+    assert_eq!(registered(&cloud, 30080), ["i-0", "i-1"]);
+}
+
+/// A new Service has nothing to follow in. It says what it waits for all the same.
+#[tokio::test(start_paused = true)]
+async fn new_service_names_the_failure_while_it_waits() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    cloud.set_faults(Faults::Each("CreateLoadBalancer", "", Fault::Code("ServiceUnavailable")));
+    let lb = wanted(&[(80, 30080)], &[0]);
+    let mut error = aws.apply(&lb, Compare::Remembered).await.unwrap_err();
+    while matches!(error, Error::Conflict(_)) {
+        // EC2 shows the security group only after a moment.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        error = aws.apply(&lb, Compare::Remembered).await.unwrap_err();
+    }
+    let outcome = aws.apply(&lb, Compare::Remembered).await.unwrap();
+    waits_for(&outcome, "CreateLoadBalancer");
+    assert_eq!(outcome.incomplete.unwrap().1, error.to_string(), "the condition does not change");
+    cloud.set_faults(Faults::None);
+    assert_eq!(apply(&aws, &lb, Compare::Remembered).await.unwrap().incomplete, None);
+}
+
+fn ten_ports(nodes: &[usize]) -> LoadBalancer {
+    wanted(&(0..10).map(|i| (80 + i, 30_080 + i)).collect::<Vec<_>>(), &[]).with_nodes(own_set(nodes))
+}
+
+fn groups_with(cloud: &StandIn, target: &str) -> usize {
+    (30_080..30_090).filter(|port| registered(cloud, *port).iter().any(|id| id == target)).count()
+}
+
+/// A try makes few calls that fail, however many target groups there are.
+#[tokio::test(start_paused = true)]
+async fn registrations_that_fail_too_are_few() {
+    const ALL: &[&str] = &["CreateTargetGroup", "ModifyTargetGroup", "RegisterTargets", "DeregisterTargets"];
+    for code in ["ServiceUnavailable", "AccessDenied"] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        apply(&aws, &ten_ports(&[0]), Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Every(ALL, Fault::Code(code)));
+        changes(&cloud);
+        for more in [1, 2, 3] {
+            let _ = aws.apply(&with_interval(ten_ports(&[0, more]), 20), Compare::Remembered).await;
+            let tried = changes(&cloud);
+            assert!((1..=4).contains(&tried.len()), "{code}: {tried:?}");
+            pause().await;
+        }
+        cloud.set_faults(Faults::None);
+        apply(&aws, &with_interval(ten_ports(&[0, 1]), 20), Compare::Remembered).await.unwrap();
+        assert_eq!(groups_with(&cloud, "i-1"), 10);
+    }
+}
+
+/// A group whose targets AWS does not let Steerage change holds up no other one: when targets change, and when the structure does.
+#[tokio::test(start_paused = true)]
+async fn failing_group_holds_up_no_other() {
+    for code in ["AccessDenied", "ServiceUnavailable", ""] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        apply(&aws, &ten_ports(&[0]), Compare::Remembered).await.unwrap();
+        pause().await;
+        let failing = [30_080, 30_083].map(|port| (port, code));
+        cloud.change(|cloud| cloud.failing_groups = failing.into());
+        // After the first failure without an answer, the others follow in the next try.
+        let mut error = aws.apply(&ten_ports(&[0, 1]), Compare::Remembered).await.err();
+        assert!(code.is_empty() || groups_with(&cloud, "i-1") == 8, "{code}: at once");
+        for _ in 0..2 {
+            error = aws.apply(&ten_ports(&[0, 1]), Compare::Remembered).await.err();
+        }
+        let reason = error.expect("the groups still fail").reason();
+        assert_eq!(reason, if code == "AccessDenied" { "ProviderDenied" } else { "ProviderUnavailable" });
+        assert_eq!(groups_with(&cloud, "i-1"), 8, "{code}");
+        pause().await;
+        for _ in 0..3 {
+            let _ = aws.apply(&with_interval(ten_ports(&[0, 1, 2]), 20), Compare::Remembered).await;
+        }
+        assert_eq!(groups_with(&cloud, "i-2"), 8, "{code}");
+        cloud.change(|cloud| cloud.failing_groups.clear());
+        pause().await;
+        apply(&aws, &with_interval(ten_ports(&[0, 1, 2]), 20), Compare::Remembered).await.unwrap();
+        assert_eq!(groups_with(&cloud, "i-2"), 10, "{code}");
+    }
+}
+
+/// A group that is gone ends the use of what was known, also if another one failed before.
+#[tokio::test(start_paused = true)]
+async fn group_that_is_gone_ends_the_use_of_what_was_known() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &ten_ports(&[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("ModifyTargetGroup", "", Fault::Code("ServiceUnavailable")));
+    aws.apply(&with_interval(ten_ports(&[0, 1]), 20), Compare::Remembered).await.unwrap();
+    cloud.change(|cloud| {
+        cloud.failing_groups = [(30_080, "ServiceUnavailable")].into();
+        let gone = cloud.groups.iter().find(|(_, group)| group.port == 30_085).map(|(arn, _)| arn.clone());
+        cloud.listeners.retain(|_, listener| Some(&listener.group) != gone.as_ref());
+        cloud.groups.retain(|_, group| group.port != 30_085);
+    });
+    aws.apply(&with_interval(ten_ports(&[0, 2]), 20), Compare::Remembered).await.unwrap();
+    changes(&cloud);
+    let outcome = aws.apply(&with_interval(ten_ports(&[0, 3]), 20), Compare::Remembered).await.unwrap();
+    assert_eq!((changes(&cloud).len(), groups_with(&cloud, "i-3")), (0, 0), "{outcome:?}");
+    cloud.set_faults(Faults::None);
+    cloud.change(|cloud| cloud.failing_groups.clear());
+    pause().await;
+    apply(&aws, &with_interval(ten_ports(&[0, 3]), 20), Compare::Remembered).await.unwrap();
+    assert_eq!(groups_with(&cloud, "i-3"), 10);
+}
+
+/// Another Service of the name uses none of what its predecessor had.
+#[tokio::test(start_paused = true)]
+async fn successor_does_not_follow_in_groups_of_its_predecessor() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.set_faults(Faults::Each("CreateTargetGroup", "", Fault::Code("ServiceUnavailable")));
+    aws.apply(&changed("CreateTargetGroup", &[0]), Compare::Remembered).await.unwrap();
+    let mut next = changed("CreateTargetGroup", &[0, 1]);
+    next.owner.uid = "u-next".to_owned();
+    for _ in 0..3 {
+        let _ = aws.apply(&next, Compare::Remembered).await;
+        assert!(registered(&cloud, 30080).iter().all(|id| id == "i-0"));
+    }
+}
