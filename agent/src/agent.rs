@@ -351,7 +351,9 @@ impl Agent {
 
     fn written(&mut self, written: Written, health: &HealthPorts, took: Duration) {
         let Written { elements, full, wrong_lists } = written;
-        if took >= SLOW_WRITE {
+        if took >= SLOW_WRITE && full && elements == 0 {
+            tracing::info!(took = %duration::rounded(took), "tables compared, nothing to write; that took longer than 200ms");
+        } else if took >= SLOW_WRITE {
             tracing::info!(elements, full, took = %duration::rounded(took), "rules written; the write took longer than 200ms");
         } else {
             tracing::debug!(elements, full, took = %duration::rounded(took), "rules written");

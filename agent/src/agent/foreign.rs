@@ -31,20 +31,36 @@ struct Unrepaired {
     elements: usize,
 }
 
+/// What the event says of a change; `None` if no change is known, only that notifications were lost.
+fn note(change: &ForeignChange) -> Option<String> {
+    let tables = change.tables();
+    if tables.is_empty() {
+        return None;
+    }
+    let (by, deleted) = (change.authors(), tables.values().any(|damage| damage.is_deleted));
+    let advice = if deleted { ": `nft flush ruleset` deletes tables of all programs" } else { "" };
+    Some(format!(
+        "Another program changed the agent's nftables tables: {change}, by {by}. They are repaired; until then packets to Services were \
+         lost. Find out why it does so{advice}."
+    ))
+}
+
 impl Agent {
     pub(super) fn take_noticed(&mut self, state: &mut LoopState, noticed: Noticed) {
         match noticed {
             Noticed::Nothing => {}
             Noticed::Chains(chains) => self.report_interferences(state, &chains),
             Noticed::Change(change) => {
-                let (changed, by) = (change.to_string(), change.authors());
-                tracing::warn!(changed, by, "tables changed by another program; repairing them");
                 self.metrics.foreign_changes.count(&change);
-                let note = format!(
-                    "Another program changed the agent's nftables tables: {changed}, by {by}. They are repaired; until then packets to \
-                     Services were lost. Find out why it does so: `nft flush ruleset` deletes tables of all programs."
-                );
-                self.publish(state, "TablesChanged", "Repair", note);
+                if let Some(note) = note(&change) {
+                    let (changed, by) = (change.to_string(), change.authors());
+                    tracing::warn!(changed, by, "tables changed by another program; repairing them");
+                    self.publish(state, "TablesChanged", "Repair", note);
+                } else {
+                    tracing::warn!(
+                        "changes of the tables by other programs were perhaps not noticed; comparing the tables"
+                    );
+                }
                 let elements = state.foreign.unrepaired.take().map_or(0, |before| before.elements);
                 state.foreign.unrepaired = Some(Unrepaired { change, noticed: Instant::now(), elements });
                 // A write that has just failed failed for this.
@@ -53,7 +69,7 @@ impl Agent {
         }
     }
 
-    /// Repairs at once what is known to be damaged. The next write compares everything.
+    /// Repairs at once what is known to be damaged. The next write compares everything, but for long lists if that worked.
     pub(super) fn repair_first(&mut self, state: &mut LoopState) -> bool {
         let Some(Unrepaired { change, elements: repaired, .. }) = &mut state.foreign.unrepaired else {
             return false;
@@ -61,6 +77,7 @@ impl Agent {
         // A deleted table is loaded by the next write, and what passes until then can only be cleaned up after it.
         let is_partial =
             change.damage().is_some_and(|damage| damage.values().all(|damage| !damage.is_deleted));
+        let mut is_repaired = false;
         // After a failed write it is not known what the tables held.
         if is_partial && self.dataplane.state() == KernelState::InSync {
             let result =
@@ -68,7 +85,8 @@ impl Agent {
             match result {
                 Ok(elements) => {
                     *repaired += elements;
-                    tracing::debug!(elements, "damaged parts of the tables repaired; comparing everything");
+                    is_repaired = true;
+                    tracing::debug!(elements, "damaged parts of the tables repaired; comparing the tables");
                     // Connections that passed meanwhile need not wait for that.
                     self.cleaner.clean(self.ruleset.take_all_stale_flows());
                 }
@@ -77,7 +95,7 @@ impl Agent {
                 }
             }
         }
-        self.dataplane.foreign_change_noticed();
+        self.dataplane.foreign_change_noticed(is_repaired);
         true
     }
 
@@ -85,6 +103,9 @@ impl Agent {
     pub(super) fn report_repaired(state: &mut LoopState, elements: usize) {
         if let Some(Unrepaired { change, noticed, elements: repaired }) = state.foreign.unrepaired.take() {
             let (elements, took) = (repaired + elements, duration::rounded(noticed.elapsed()));
+            if elements == 0 && change.tables().is_empty() {
+                return tracing::info!(%took, "tables compared; they were as written");
+            }
             let changed = change.to_string();
             tracing::info!(changed, elements, %took, "tables repaired after another program changed them");
         }
@@ -97,12 +118,12 @@ impl Agent {
             let changed = found.to_string();
             tracing::warn!(
                 changed,
-                "lists of endpoints were changed while no agent ran, by another program or by a write that was cut short; repairing them"
+                "lists of endpoints are not what was written last: another program changed them unseen, or a write was cut short; repairing them"
             );
             self.metrics.foreign_changes.count(&found);
             let note = format!(
-                "While no agent ran, lists of endpoints in the agent's nftables tables were not what was written last: {changed}. Another \
-                 program changed them, or an agent was killed while it repaired them. They are repaired; until then packets to \
+                "Lists of endpoints in the agent's nftables tables were not what was written last: {changed}. Another program changed \
+                 them while no agent watched, or an agent was killed while it repaired them. They are repaired; until then packets to \
                  Services were lost, or reached endpoints that are gone."
             );
             self.publish(state, "TablesChanged", "Repair", note);
@@ -150,5 +171,27 @@ impl Agent {
             let subject = Subject::node(node);
             self.recorder.publish(Notice { subject, severity: Severity::Warning, reason, action, note });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_nft::{Change, Family, ObjectKind, Table};
+
+    use super::*;
+
+    #[test]
+    fn note_names_a_flush_only_where_a_table_is_gone_and_nobody_for_lost_notifications() {
+        assert_eq!(note(&ForeignChange::unknown()), None);
+        let changed = |object, deleted| {
+            let mut change = ForeignChange::default();
+            let name = Some("slots-3".to_owned());
+            change.add(Change { port: 1, table: Table::new(Family::Ip, "steerage"), object, name, deleted });
+            note(&change).expect("a change")
+        };
+        let elements = changed(ObjectKind::Elements, true);
+        assert!(elements.contains("slots-3") && elements.ends_with("Find out why it does so."), "{elements}");
+        let table = changed(ObjectKind::Table, true);
+        assert!(table.contains("deleted") && table.contains("`nft flush ruleset`"), "{table}");
     }
 }

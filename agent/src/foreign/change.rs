@@ -109,6 +109,11 @@ impl ForeignChange {
         self.unattributed.is_empty()
     }
 
+    /// The damage of each table, as far as it is known.
+    pub fn tables(&self) -> &BTreeMap<Table, Damage> {
+        &self.tables
+    }
+
     /// The damage of each table; `None` where that is not all.
     pub fn damage(&self) -> Option<&BTreeMap<Table, Damage>> {
         (!self.is_unknown).then_some(&self.tables)

@@ -67,7 +67,8 @@ pub struct Dataplane {
     /// Of the last [`Dataplane::write`].
     writes: Vec<FamilyWrite>,
     state: KernelState,
-    /// The next comparison believes digests: none of this process has succeeded yet, and nobody is known to have changed the tables.
+    /// The next comparison believes digests: none of this process has succeeded yet, and nobody is known to have changed the tables; or
+    /// what others changed is known and repaired.
     believes_digests: bool,
     /// No slot of a long list holds what another program wrote before.
     has_compared_everything: bool,
@@ -132,9 +133,11 @@ impl Dataplane {
     }
 
     /// Takes note of a [`Noticed::Change`]: the tables are not what was written, and nobody watches them until the next write that
-    /// compares everything.
-    pub fn foreign_change_noticed(&mut self) {
-        (self.state, self.believes_digests) = (KernelState::Unknown, false);
+    /// compares them. If all of the change is known and [repaired](Dataplane::repair_first), that believes the digests of long lists,
+    /// which are read afterwards, between updates: to list all of them takes the kernel seconds where they are large.
+    pub fn foreign_change_noticed(&mut self, is_repaired: bool) {
+        (self.state, self.believes_digests) = (KernelState::Unknown, is_repaired);
+        self.has_compared_everything &= !is_repaired;
         if let Some(watch) = &mut self.watch {
             watch.is_running = false;
         }

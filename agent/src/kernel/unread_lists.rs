@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The long lists that the first comparison of a process did not read, because it believed their digests: which ones are read next, and
+//! The long lists that a comparison did not read, because it believed their digests: which ones are read next, and
 //! what is done about those that are not what they should be. [`super::Dataplane`] has them read, some at once or before a change.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -129,6 +129,24 @@ fn large_update_is_written_in_steps() {
             let most = if what == "exchanged" { ports.into() } else { least + 4 };
             assert!((least..=most).contains(&(transactions as usize)), "{transactions}, not {least}");
         }
+        write(&mut proxy, large(ports, 0, endpoints)).unwrap();
+        // Another program changed something else, which is repaired: lists are read afterwards, in parts.
+        for is_repaired in [true, false] {
+            proxy.dataplane.foreign_change_noticed(is_repaired);
+            let begun = Instant::now();
+            assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+            let compared = begun.elapsed();
+            let (mut reads, mut longest) = (0, Duration::ZERO);
+            while proxy.dataplane.has_unread_lists() {
+                let begun = Instant::now();
+                assert_eq!(proxy.dataplane.read_some_lists(&mut proxy.ruleset), 0);
+                (reads, longest) = (reads + 1, longest.max(begun.elapsed()));
+            }
+            println!(
+                "compared in {compared:?}, then {reads} reads of at most {longest:?}; repaired: {is_repaired}"
+            );
+            assert_eq!(reads > 0, is_repaired);
+        }
         // The kernel holds what is wanted.
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);

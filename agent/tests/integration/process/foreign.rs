@@ -190,10 +190,12 @@ fn list_changed_while_no_agent_ran_is_repaired_and_named() {
     let took = eventually("the repair", || lists(&scene) == whole);
     println!("{} ms after the start", took.as_millis());
     eventually("a count", || agent.metric_sum("steerage_agent_foreign_changes_total") == 1);
-    let line = "lists of endpoints were changed while no agent ran, by another program or by a write that was cut short; repairing them";
+    let line = "lists of endpoints are not what was written last: another program changed them unseen, or a write was cut short; repairing them";
     assert!(scene.log().contains(line));
     eventually("an event on the node", || {
         let notes = scene.node_events("TablesChanged");
-        notes.iter().any(|note| note.contains("While no agent ran") && note.contains("element of endpoints"))
+        notes
+            .iter()
+            .any(|note| note.contains("while no agent watched") && note.contains("element of endpoints"))
     });
 }
