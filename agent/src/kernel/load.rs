@@ -5,14 +5,16 @@
 //! elements queue up in long chains, which was most of a large load's time. So sets are filled in steps, each as large as all
 //! before it up to a limit, with a pause after each.
 //!
-//! No packet meets a partly filled table: base chains come with the last transaction. A process that is killed before leaves a
-//! table without them, which the next start replaces.
+//! No packet meets a partly filled table: base chains come last. A process that is killed before leaves a table without them, which the
+//! next start replaces. Only Services with very many endpoints come after the base chains, as in updates: each frontend at once, and
+//! its list before. So the others need not wait for them.
 
 use std::time::Duration;
 
-use steerage_nft::{Batch, Error, Nft, Table};
+use steerage_nft::{Batch, Error, Nft, Rows, Table};
 
-use crate::rules::{BaseRuleset, Elements, RulesetChain};
+use super::repair::append;
+use crate::rules::{self, BaseRuleset, Elements, RulesetChain, SetId, difference, first_elements, steps};
 
 /// Elements of each set in the first step.
 const FIRST_STEP: usize = 512;
@@ -48,22 +50,48 @@ pub(super) fn load(
         base_ruleset.chains.iter().partition(|chain| chain.chain.is_base());
     add_chains(&mut batch, table, others);
     commit(nft, batch)?;
-    let largest = wanted.sets().map(|(_, rows)| rows.len()).max().unwrap_or(0);
-    let mut done = 0;
-    while done < largest {
-        let step = done.clamp(FIRST_STEP, LARGEST_STEP);
-        let mut batch = Batch::new();
-        for (id, rows) in wanted.sets() {
-            batch.add_rows(table, &id.name(), rows.iter().skip(done).take(step));
-        }
+    let first = first_elements(wanted);
+    for batch in fill(table, first.as_ref().unwrap_or(wanted).sets().collect()) {
         commit(nft, batch)?;
-        done += step;
         std::thread::sleep(PAUSE);
     }
     let mut batch = Batch::new();
     add_chains(&mut batch, table, base);
     commit(nft, batch)?;
+    if let Some(first) = first {
+        let mut rest = difference(&first, wanted);
+        // No packet looks at a list before a frontend leads there. A list without its digest is not believed by a next process.
+        for id in [SetId::Endpoints, SetId::Digests] {
+            let rows = rest.add.remove(&id);
+            for batch in fill(table, rows.iter().map(|rows| (&id, rows)).collect()) {
+                commit(nft, batch)?;
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for step in steps(&rest, rules::LARGEST_STEP) {
+            let mut batch = Batch::new();
+            append(&mut batch, table, &step);
+            commit(nft, batch)?;
+            std::thread::sleep(PAUSE);
+        }
+    }
     Ok((before, generation))
+}
+
+/// Transactions that add these elements.
+fn fill<'r>(table: &'r Table, sets: Vec<(&'r SetId, &'r Rows)>) -> impl Iterator<Item = Batch> {
+    let largest = sets.iter().map(|(_, rows)| rows.len()).max().unwrap_or(0);
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let step = done.clamp(FIRST_STEP, LARGEST_STEP);
+        let mut batch = Batch::new();
+        for (id, rows) in &sets {
+            batch.add_rows(table, &id.name(), rows.iter().skip(done).take(step));
+        }
+        let is_over = done >= largest;
+        done += step;
+        (!is_over).then_some(batch)
+    })
 }
 
 pub(super) fn add_chains<'s>(

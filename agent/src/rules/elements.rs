@@ -57,6 +57,20 @@ impl Elements {
         self
     }
 
+    /// Without the elements for whose set and key this says so.
+    #[must_use]
+    pub(super) fn without(mut self, is_left_out: impl Fn(SetId, &[u8]) -> bool) -> Self {
+        for (id, rows) in &mut self.sets {
+            let mut kept = Rows::new(rows.shape());
+            for row in rows.iter().filter(|row| !is_left_out(*id, row.key)) {
+                kept.push_row(row);
+            }
+            *rows = kept;
+        }
+        self.sets.retain(|_, rows| !rows.is_empty());
+        self
+    }
+
     /// The number of elements.
     pub fn len(&self) -> usize {
         self.sets.values().map(Rows::len).sum()

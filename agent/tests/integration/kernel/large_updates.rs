@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Updates of more elements than one transaction should have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -233,5 +233,90 @@ fn udp_frontends_of_a_repair_that_fails_halfway_are_known() {
         let repaired = write(&mut proxy, BTreeMap::new()).unwrap();
         assert!(repaired.full, "{repaired:?}");
         assert_eq!(proxy.ruleset.take_stale_flows().udp.len(), usize::from(ports));
+    });
+}
+
+/// The number of rows of a set.
+fn count(nft: &mut Nft, id: SetId) -> usize {
+    let rows = nft.rows(&Table::new(steerage_nft::Family::Ip, TABLE), &id.name(), id.row_shape(Family::V4));
+    rows.map_or(0, |rows| rows.len())
+}
+
+/// A Service with two endpoints at another address, beside the large one.
+fn with_small(mut plans: BTreeMap<Key, ServicePlan>) -> BTreeMap<Key, ServicePlan> {
+    let mut small = large(1, 0, 2).remove(&key()).unwrap();
+    for (frontend, _) in &mut small.frontends {
+        frontend.addr = IpAddr::from([10, 96, 0, 2]);
+    }
+    small.cluster_addresses = vec![IpAddr::from([10, 96, 0, 2])];
+    plans.insert(Key::new("shop", "small"), small);
+    plans
+}
+
+/// Nothing was there, as after `nft flush ruleset`: the small Service is served before the large one is loaded.
+#[test]
+fn small_services_are_loaded_first() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = Proxy::open();
+        let (ports, endpoints) = (20, 2_500);
+        let is_over = AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            // All that is seen while packets pass the rules: the addresses that are served.
+            let seen = scope.spawn(|| {
+                let (mut nft, mut seen) = (Nft::open().unwrap(), BTreeSet::new());
+                let table = Table::new(steerage_nft::Family::Ip, TABLE);
+                while !is_over.load(Ordering::Relaxed) {
+                    let chains = nft.chains(&table).unwrap_or_default();
+                    if chains.iter().any(|chain| chain == "prerouting") {
+                        seen.insert(count(&mut nft, SetId::ClusterAddresses));
+                    }
+                }
+                seen
+            });
+            write(&mut proxy, with_small(large(ports, 0, endpoints))).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            seen.join().unwrap()
+        });
+        assert!(seen.contains(&1) && !seen.contains(&0), "{seen:?}");
+        let mut nft = Nft::open().unwrap();
+        assert_eq!(count(&mut nft, SetId::Endpoints), usize::from(ports) * 2_500);
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}
+
+/// The process ended while it loaded the large Service. What the next one makes of that is what a single load makes.
+#[test]
+fn load_that_ended_halfway_is_completed() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let plans = with_small(large(20, 0, 2_500));
+        let mut proxy = Proxy::open();
+        write(&mut proxy, plans.clone()).unwrap();
+        let table = Table::new(steerage_nft::Family::Ip, TABLE);
+        let mut nft = Nft::open().unwrap();
+        let rows =
+            nft.rows(&table, &SetId::Endpoints.name(), SetId::Endpoints.row_shape(Family::V4)).unwrap();
+        drop(proxy);
+        for loaded in [0, 7_000, rows.len()] {
+            // Only what the first transactions of the rest had written: some endpoints, no digest, no frontend.
+            let first = large(20, 0, 2_500).remove(&key()).unwrap();
+            let mut alone = Proxy::open();
+            write(&mut alone, with_small(BTreeMap::new())).unwrap();
+            let mut batch = Batch::new();
+            let digests =
+                nft.rows(&table, &SetId::Digests.name(), SetId::Digests.row_shape(Family::V4)).unwrap();
+            assert!(digests.is_empty() && count(&mut nft, SetId::Endpoints) == 0);
+            batch.add_rows(&table, &SetId::Endpoints.name(), rows.iter().take(loaded));
+            nft.commit(batch).unwrap();
+            drop(alone);
+            let mut next = Proxy::open();
+            write(&mut next, with_small([(key(), first)].into())).unwrap();
+            next.dataplane.read_all_lists(&mut next.ruleset);
+            assert_eq!(count(&mut nft, SetId::Endpoints), rows.len(), "{loaded}");
+            next.dataplane.mark_out_of_sync();
+            assert_eq!(write(&mut next, BTreeMap::new()).unwrap().elements, 0, "{loaded}");
+        }
     });
 }
