@@ -6,6 +6,7 @@
 //! first answer that one is gone ends the use of all. A group whose tags were not read is not in it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
 
@@ -17,6 +18,9 @@ use crate::state::ServiceState;
 /// What users are told of a change that was given up.
 const ABANDONED: &str = "A change of the load balancer did not end in time, and AWS may have made it or not. Steerage reads what is there, \
                          and tries again.";
+
+/// Doublings of the wait after a change that failed: 10 s become 5m20s.
+const MOST_DOUBLINGS: u32 = 5;
 
 /// The target groups of a Service whose resources must be read again after a change.
 #[derive(Debug)]
@@ -74,6 +78,13 @@ impl ServiceState {
     pub(crate) fn follows_last_known(&self, owner: &Owner) -> bool {
         let last = self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none());
         last.is_some_and(|last| !last.groups.is_empty())
+    }
+
+    /// How long to wait after a change of the structure failed: at first the time after which reads show what AWS has made.
+    pub(crate) fn wait_after_failed_change(&mut self, settle: Duration) -> Duration {
+        let wait = settle.saturating_mul(1 << self.failed_changes.min(MOST_DOUBLINGS));
+        self.failed_changes = self.failed_changes.saturating_add(1);
+        wait
     }
 
     /// Why the owner's resources must be read again, if a change is the cause.

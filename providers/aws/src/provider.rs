@@ -302,6 +302,9 @@ impl Aws {
         };
         entry.was_throttled = matches!(structured, Err(Error::Throttled { .. }));
         let is_in_place = matches!(structured, Ok(None));
+        if is_in_place {
+            entry.failed_changes = 0;
+        }
         if let Some(known) = entry.balancer(&lb.owner).cloned() {
             entry.last_balancer = Some((lb.owner.clone(), known));
         }
@@ -333,7 +336,8 @@ impl Aws {
                 self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
                 // The targets follow, so the caller comes back when reads show what AWS has made, and not after a backoff.
                 let is_of_change = entry.written >= entry.began && entry.follows_last_known(&lb.owner);
-                let wait = is_of_change.then_some(self.config.settle);
+                // Each try reads all that the Service has, in a budget that the account shares.
+                let wait = is_of_change.then(|| entry.wait_after_failed_change(self.config.settle));
                 match (error, wait) {
                     (Error::Unavailable(_), Some(wait)) => Ok(again(wait)),
                     (error, _) => Err(error),

@@ -91,6 +91,8 @@ pub(crate) struct ServiceState {
     pub(crate) failing: FailingGroups,
     /// Whether the last try to change or compare the structure was throttled.
     pub(crate) was_throttled: bool,
+    /// How often in a row a change of the structure failed.
+    pub(crate) failed_changes: u32,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.

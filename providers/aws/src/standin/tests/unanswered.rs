@@ -286,3 +286,27 @@ async fn successor_does_not_follow_in_groups_of_its_predecessor() {
         assert!(registered(&cloud, 30080).iter().all(|id| id == "i-0"));
     }
 }
+
+/// Each try reads all resources of the Service, also for hours.
+#[tokio::test(start_paused = true)]
+async fn change_that_fails_again_and_again_is_tried_more_rarely() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let lb = wanted(&[(80, 30080)], &[]).with_nodes(own_set(&[0, 1]));
+    apply(&aws, &lb, Compare::Remembered).await.unwrap();
+    for round in 0..2 {
+        pause().await;
+        cloud.set_faults(Faults::Each("ModifyTargetGroup", "", Fault::Code("ServiceUnavailable")));
+        let changed = with_interval(lb.clone(), 20 + round);
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            let wait = waits_for(&until_failure(&aws, &changed).await, "ModifyTargetGroup");
+            tokio::time::sleep(wait).await;
+            waits.push(wait);
+        }
+        assert!(waits.is_sorted_by(|a, b| *b == *a * 2 || *b == waits[0] * 32), "{waits:?}");
+        assert_eq!(waits[7], waits[0] * 32, "{waits:?}");
+        cloud.set_faults(Faults::None);
+        assert_eq!(apply(&aws, &changed, Compare::Remembered).await.unwrap().incomplete, None);
+    }
+}
