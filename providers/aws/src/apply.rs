@@ -2,6 +2,7 @@
 //! Applies the steps of `diff` to AWS, and records in `Resources` what each call changed. `provider` calls it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use steerage_model::Family;
 use steerage_provider_api::{Compare, Error, Owner};
@@ -29,6 +30,9 @@ use crate::state::ServiceState;
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
 use crate::{annotations, reasons, security_group_sync, shared, source_nat_sync, targets};
+
+/// After a target group failed, listeners are changed if the call still has this time.
+const TIME_FOR_LISTENERS: Duration = Duration::from_secs(20);
 
 /// How far the steps have come.
 pub(crate) enum Stepped {
@@ -125,7 +129,25 @@ impl Aws {
         }
         // Its lines name only the target group.
         let span = tracing::warn_span!("targets", service = %owner.service);
-        self.register(wanted, targets, resources, entry).instrument(span).await?;
+        let registered = self.register(wanted, targets, resources, entry).instrument(span).await;
+        let failing = entry.failing.since(entry.began);
+        let is_of_groups =
+            matches!(registered, Err(Error::Unavailable(_) | Error::Denied(_))) && !failing.is_empty();
+        // Where AWS does not answer, other calls may take as long.
+        if !is_of_groups || Instant::now() + TIME_FOR_LISTENERS > entry.must_end() {
+            registered.clone()?;
+        }
+        // A group that fails holds up its own listeners only: a certificate may expire, or a port has to be closed.
+        for listener in wanted.listeners.iter().filter(|_| is_of_groups) {
+            let group = resources.groups.get(&listener.group);
+            // A try ends after some failures, and leaves groups without a target.
+            let has_targets = group.is_some_and(|group| {
+                entry.registered.get(&group.arn).is_some_and(|registered| !registered.is_empty())
+            });
+            if failing.contains(&listener.group) || !has_targets {
+                refused.wait_for_group(listener.port, resources);
+            }
+        }
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
         let leaving: Vec<ObservedListener> = leaving.cloned().collect();
@@ -174,7 +196,7 @@ impl Aws {
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        Ok(stepped)
+        registered.map(|()| stepped)
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while

@@ -122,7 +122,7 @@ impl RefusedListeners {
     /// that may have become another one, which was refused: some port is better than none.
     pub(crate) fn holds(&self, step: &Step, resources: &Resources) -> bool {
         if let Step::CreateListener { port, .. } = step {
-            return self.ports.contains(port);
+            return self.has(*port);
         }
         let Some(listener) = listener_of(step, resources) else { return false };
         self.ports.contains(&listener.port)
@@ -189,6 +189,12 @@ impl RefusedListeners {
     /// The target group to which the listener of this port is to switch has no target yet.
     pub(crate) fn wait_for_targets(&mut self, port: u16) {
         self.waiting.insert(port);
+    }
+
+    /// AWS fails with the targets of the group to which the listener of this port leads or is to lead.
+    pub(crate) fn wait_for_group(&mut self, port: u16, resources: &Resources) {
+        self.waiting.insert(port);
+        self.lacks_listener |= !has_port(resources, port);
     }
 
     /// Whether a refused port has no listener.

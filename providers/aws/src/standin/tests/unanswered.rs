@@ -310,3 +310,30 @@ async fn change_that_fails_again_and_again_is_tried_more_rarely() {
         assert_eq!(apply(&aws, &changed, Compare::Remembered).await.unwrap().incomplete, None);
     }
 }
+
+/// Listeners of other groups are added, changed and deleted, and a new target group that fails gets no listener's traffic.
+#[tokio::test(start_paused = true)]
+async fn failing_group_holds_up_no_other_listener() {
+    for code in ["AccessDenied", "ServiceUnavailable"] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        let before = wanted(&[(80, 30_080), (81, 30_081), (82, 30_082)], &[0]);
+        apply(&aws, &before, Compare::Remembered).await.unwrap();
+        pause().await;
+        let failing = [30_080, 30_092].map(|port| (port, code));
+        cloud.change(|cloud| cloud.failing_groups = failing.into());
+        // Port 81 goes, 85 comes, and 82 is to lead to a group that gets no target.
+        let after = wanted(&[(80, 30_080), (82, 30_092), (85, 30_085)], &[0, 1]);
+        for _ in 0..4 {
+            let _ = aws.apply(&after, Compare::Remembered).await;
+            pause().await;
+        }
+        let now = served(&cloud);
+        assert_eq!(now.keys().copied().collect::<Vec<_>>(), [80, 82, 85], "{code}: {now:?}");
+        assert_eq!((now[&82], now[&85].1), ((30_082, 2), 2), "{code}: {now:?}");
+        cloud.change(|cloud| cloud.failing_groups.clear());
+        apply(&aws, &after, Compare::Remembered).await.unwrap();
+        assert!(served(&cloud).values().all(|(_, count)| *count == 2), "{code}: {:?}", served(&cloud));
+        assert_eq!(served(&cloud)[&82].0, 30_092);
+    }
+}
