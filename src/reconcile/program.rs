@@ -107,9 +107,9 @@ impl Reconciler {
         let requested = AcceptedCheck::of(steering, service);
         let result = self.provider.apply(lb, compare(request)).await;
         applied.accepted = match &result {
-            Ok(_) => Some(requested),
-            // The health check may be changed already, unless it is to stay as it was.
-            Err(_) => accepted.filter(|before| *before == requested),
+            Ok(Outcome { progress: Progress::Done, .. }) => Some(requested),
+            // The health check may be changed already or not, unless it is to stay as it was.
+            _ => accepted.filter(|before| *before == requested),
         };
         if matches!(result, Err(Error::Invalid { .. }))
             && applied.accepted_pods != Some(planned.plan.pods.is_some())

@@ -12,8 +12,8 @@ use crate::state::ServiceState;
 use crate::wanted_targets::WantedTargets;
 
 impl Aws {
-    /// Sets the targets of the present groups. Where a change may have been made or not, these are the groups that were known before, of which
-    /// those whose nodes AWS may check in another way than `wanted` keep theirs. Nothing is done if no groups are known.
+    /// Sets the targets of the present groups. Where a change may have been made or not, these are the groups that were known before. Groups
+    /// whose nodes AWS checks in another way than `wanted`, or may check so, keep theirs. Nothing is done if no groups are known.
     pub(crate) async fn follow(
         &self,
         owner: &Owner,
@@ -23,9 +23,7 @@ impl Aws {
         let limits = self.limits(entry, Compare::Remembered);
         // The caller has just tried these.
         let tried = entry.failing.since(entry.began);
-        if entry.is_known(owner) {
-            self.converge_where(|name, _| !tried.contains(name), entry, targets, limits).await?;
-        } else if entry.follows_last_known(owner) {
+        if entry.is_known(owner) || entry.follows_last_known(owner) {
             let is_right = |group: &ObservedGroup| wanted.is_none_or(|wanted| are_right_for(group, wanted));
             let is_followed = |name: &String, group: &ObservedGroup| !tried.contains(name) && is_right(group);
             let converge = self.converge_where(is_followed, entry, targets, limits);

@@ -486,7 +486,7 @@ impl Provider for Aws {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut guard = self.entry(&owner.service).await?;
-        guard.last_known = None;
+        guard.last_known.take_if(|last| last.owner == *owner);
         if let Some(usage) = self.listed_use(owner) {
             guard.uses.entry(owner.clone()).or_insert(usage);
         }

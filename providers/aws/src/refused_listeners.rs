@@ -175,7 +175,9 @@ impl RefusedListeners {
 
     fn keep(&mut self, port: u16, what: &str, error: Error) -> Result<(), Error> {
         let may_pass = match &error {
-            Error::Invalid { reason, .. } => *reason == reasons::QUOTA_EXCEEDED,
+            Error::Invalid { reason, .. } => {
+                [reasons::QUOTA_EXCEEDED, reasons::ALL_TARGETS_REFUSED].contains(reason)
+            }
             // A permission may be missing for this protocol only.
             Error::Denied(_) if is_refusal(&error) => true,
             _ => return Err(error),

@@ -337,3 +337,24 @@ async fn failing_group_holds_up_no_other_listener() {
         assert_eq!(served(&cloud)[&82].0, 30_092);
     }
 }
+
+/// The resources are known, and the change of the check is not made yet: AWS asks nodes what those without an endpoint pass, too.
+#[tokio::test(start_paused = true)]
+async fn nodes_do_not_follow_before_their_check_is_changed() {
+    for code in ["Throttling", "AccessDenied", "ServiceUnavailable"] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Every(&["ModifyTargetGroup", "DescribeListeners"], Fault::Code(code)));
+        let lb = with_other_check(wanted(&[(80, 30080)], &[0, 1, 2]));
+        for compare in [Compare::InPlace, Compare::Remembered, Compare::Remembered] {
+            let _ = aws.apply(&lb, compare).await;
+            assert_eq!(registered(&cloud, 30080), ["i-0"], "{code}");
+            pause().await;
+        }
+        cloud.set_faults(Faults::None);
+        apply(&aws, &lb, Compare::Remembered).await.unwrap();
+        assert_eq!(registered(&cloud, 30080), ["i-0", "i-1", "i-2"], "{code}");
+    }
+}
