@@ -131,7 +131,7 @@ impl GuardedProvider {
         if reason == Some(Error::UNAVAILABLE) {
             self.leadership.write_given_up();
         }
-        self.recovery.note(owner, name, &result);
+        self.recovery.note(owner, name, &result, reason);
         self.metrics.called(name, reason.unwrap_or("ok"), before.elapsed());
         result
     }

@@ -21,13 +21,21 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// Notes the end of a call.
-    pub(crate) fn note<T>(&self, owner: Option<&Owner>, call: &'static str, result: &Result<T, Error>) {
+    /// Notes the end of a call. `failed` is the reason why a part of what it was to do failed: where the provider did not answer in that
+    /// part, others need not try yet.
+    pub(crate) fn note<T>(
+        &self,
+        owner: Option<&Owner>,
+        call: &'static str,
+        result: &Result<T, Error>,
+        failed: Option<&str>,
+    ) {
         if call == "target_health" {
             return;
         }
         let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
+            Ok(_) if failed == Some(Error::UNAVAILABLE) => drop(unanswered.insert((owner.cloned(), call))),
             Err(Error::Unavailable(_)) => drop(unanswered.insert((owner.cloned(), call))),
             // The first two are retried at a rate of their own.
             Err(Error::Throttled { .. } | Error::Conflict(_) | Error::Invalid { .. }) => {}
@@ -80,25 +88,26 @@ mod tests {
         let down = Err::<(), _>(Error::Unavailable(String::new()));
         let throttled = Err::<(), _>(Error::throttled(None, ""));
         let counted = || recovery.answered().now_or_never().unwrap_or_default();
-        recovery.note(Some(&a), "apply", &Ok(()));
+        recovery.note(Some(&a), "apply", &Ok(()), None);
         assert_eq!(counted(), 0);
-        recovery.note(Some(&a), "apply", &down);
-        recovery.note(Some(&b), "apply", &Ok(()));
-        recovery.note(Some(&a), "target_health", &Ok(()));
-        recovery.note(Some(&a), "apply", &throttled);
+        recovery.note(Some(&a), "apply", &down, None);
+        recovery.note(Some(&b), "apply", &Ok(()), None);
+        recovery.note(Some(&a), "apply", &Ok(()), Some(Error::UNAVAILABLE));
+        recovery.note(Some(&a), "target_health", &Ok(()), None);
+        recovery.note(Some(&a), "apply", &throttled, None);
         assert_eq!(counted(), 0);
-        recovery.note(None, "owned", &down);
-        recovery.note(Some(&a), "apply", &Err::<(), _>(Error::invalid("Reason", "")));
-        recovery.note(None, "owned", &Ok(()));
+        recovery.note(None, "owned", &down, None);
+        recovery.note(Some(&a), "apply", &Err::<(), _>(Error::invalid("Reason", "")), None);
+        recovery.note(None, "owned", &Ok(()), None);
         assert_eq!((counted(), counted()), (1, 0), "a refusal may come without a call");
-        recovery.note(Some(&a), "apply", &Err::<(), _>(Error::Denied(String::new())));
+        recovery.note(Some(&a), "apply", &Err::<(), _>(Error::Denied(String::new())), None);
         assert_eq!(counted(), 1);
-        recovery.note(Some(&a), "target_health", &down);
-        recovery.note(Some(&a), "target_health", &Ok(()));
+        recovery.note(Some(&a), "target_health", &down, None);
+        recovery.note(Some(&a), "target_health", &Ok(()), None);
         assert_eq!(counted(), 0);
-        recovery.note(Some(&a), "apply", &down);
+        recovery.note(Some(&a), "apply", &down, None);
         recovery.forget(&a);
-        recovery.note(Some(&a), "apply", &Ok(()));
+        recovery.note(Some(&a), "apply", &Ok(()), None);
         assert_eq!(counted(), 0);
     }
 
