@@ -34,7 +34,7 @@ const AGENT_EVENTS: &[(&str, &str, &str)] = &[
     ),
     (
         "TablesChanged",
-        "Another program changed the agent's tables, or an agent was killed while it repaired lists of endpoints; the agent repairs them. The event names the table and, if an agent ran at that time, the process",
+        "Another program changed the agent's tables, or an agent was killed while it repaired lists of endpoints; the agent repairs them. The event names the table and, if the agent saw the change, the process",
         "[Keep that program from them](../troubleshooting.md#traffic-stops-after-another-program-changed-nftables)",
     ),
     (

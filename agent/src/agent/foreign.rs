@@ -57,9 +57,7 @@ impl Agent {
                     tracing::warn!(changed, by, "tables changed by another program; repairing them");
                     self.publish(state, "TablesChanged", "Repair", note);
                 } else {
-                    tracing::warn!(
-                        "changes of the tables by other programs were perhaps not noticed; comparing the tables"
-                    );
+                    tracing::warn!("notifications of changes of the tables were lost; comparing the tables");
                 }
                 let elements = state.foreign.unrepaired.take().map_or(0, |before| before.elements);
                 state.foreign.unrepaired = Some(Unrepaired { change, noticed: Instant::now(), elements });
@@ -104,7 +102,7 @@ impl Agent {
         if let Some(Unrepaired { change, noticed, elements: repaired }) = state.foreign.unrepaired.take() {
             let (elements, took) = (repaired + elements, duration::rounded(noticed.elapsed()));
             if elements == 0 && change.tables().is_empty() {
-                return tracing::info!(%took, "tables compared; they were as written");
+                return tracing::info!(%took, "tables compared after lost notifications; nothing to repair");
             }
             let changed = change.to_string();
             tracing::info!(changed, elements, %took, "tables repaired after another program changed them");

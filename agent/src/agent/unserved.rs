@@ -82,7 +82,7 @@ fn shadowed_note(node: &str, service: &Service, by: &Key, frontend: Frontend) ->
         if is_own { format!("Service {}", by.name()) } else { "a Service of another namespace".to_owned() };
     is_external.then(|| {
         format!(
-            "Node {node} does not serve the external IP {addr} at port {port}/{protocol}: {by} was assigned it, or is older."
+            "Node {node} does not serve the external IP {addr} at port {port}/{protocol}: {by} was assigned it, or has the same external IP and is older. Use another address or port."
         )
     })
 }
@@ -124,9 +124,19 @@ mod tests {
             |by, port| shadowed_note("a", &service, &by, Frontend { addr, protocol: Protocol::Tcp, port });
         let start = "Node a does not serve the external IP 192.0.2.1 at port 80/TCP: ";
         let same = note(Key::new("shop", "old"), 80).expect("an external IP");
-        assert_eq!(same, format!("{start}Service old was assigned it, or is older."));
+        assert_eq!(
+            same,
+            format!(
+                "{start}Service old was assigned it, or has the same external IP and is older. Use another address or port."
+            )
+        );
         let other = note(Key::new("bank", "vault"), 80).expect("an external IP");
-        assert_eq!(other, format!("{start}a Service of another namespace was assigned it, or is older."));
+        assert_eq!(
+            other,
+            format!(
+                "{start}a Service of another namespace was assigned it, or has the same external IP and is older. Use another address or port."
+            )
+        );
         assert_eq!(note(Key::new("shop", "old"), 81), None, "its node port");
         let assigned = Service { external_ips: Vec::new(), ..service.clone() };
         let frontend = Frontend { addr, protocol: Protocol::Tcp, port: 80 };

@@ -251,7 +251,8 @@ fn can_forward(features: &Features) -> bool {
     let can = features.has(Feature::Duplicates);
     if !can {
         tracing::warn!(
-            "the kernel cannot send packets another way; ignoring --forward-without-local-endpoints (steerage-agent check says more)"
+            feature = Feature::Duplicates.name(),
+            "kernel lacks nft_dup_ipv4 or nft_dup_ipv6; ignoring --forward-without-local-endpoints"
         );
     }
     can

@@ -25,7 +25,7 @@ pub enum Feature {
     OwnedTables,
     /// Counters that rules share.
     Counters,
-    /// Copies of packets that go another way.
+    /// The expression `dup`, which sends a packet to another host.
     Duplicates,
     /// Elements with limits of their own.
     Limits,
