@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steerage_nft::Rows;
+
 use super::list_digests::{list_of_frontend, list_of_key};
 use super::{Elements, SetId, Side};
 
@@ -26,7 +28,7 @@ pub fn first_elements(wanted: &Elements) -> Option<Elements> {
         |data: Option<&[u8]>| data.and_then(list_of_frontend).is_some_and(|list| lengths.contains_key(&list));
     let lists = Side::ALL.into_iter().filter_map(|side| wanted.of_set(SetId::Lists(side)));
     let frontends: BTreeSet<&[u8]> =
-        lists.flat_map(|rows| rows.iter()).filter(|row| leads_to_long(row.data)).map(|row| row.key).collect();
+        lists.flat_map(Rows::iter).filter(|row| leads_to_long(row.data)).map(|row| row.key).collect();
     let waits = |id: SetId, key: &[u8]| match id {
         SetId::Endpoints | SetId::Digests => list_of_key(key).is_some_and(|list| lengths.contains_key(&list)),
         // At a port that nobody has there, a packet would be rejected. A key of a frontend begins with its address.
