@@ -59,16 +59,14 @@ impl Elements {
 
     /// Without the elements for whose set and key this says so.
     #[must_use]
-    pub(super) fn without(mut self, is_left_out: impl Fn(SetId, &[u8]) -> bool) -> Self {
-        for (id, rows) in &mut self.sets {
+    pub(super) fn without(&self, is_left_out: impl Fn(SetId, &[u8]) -> bool) -> Self {
+        let mut others = Self::new(self.family);
+        for (id, rows) in &self.sets {
             let mut kept = Rows::new(rows.shape());
-            for row in rows.iter().filter(|row| !is_left_out(*id, row.key)) {
-                kept.push_row(row);
-            }
-            *rows = kept;
+            rows.iter().filter(|row| !is_left_out(*id, row.key)).for_each(|row| kept.push_row(row));
+            others.listed(*id, kept);
         }
-        self.sets.retain(|_, rows| !rows.is_empty());
-        self
+        others
     }
 
     /// The number of elements.

@@ -37,5 +37,5 @@ pub fn first_elements(wanted: &Elements) -> Option<Elements> {
         }
         _ => id.frontend_of_key(key).is_some_and(|frontend| frontends.contains(frontend)),
     };
-    Some(wanted.clone().without(waits))
+    Some(wanted.without(waits))
 }

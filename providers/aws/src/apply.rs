@@ -134,19 +134,19 @@ impl Aws {
         let is_of_groups =
             matches!(registered, Err(Error::Unavailable(_) | Error::Denied(_))) && !failing.is_empty();
         // Where AWS does not answer, other calls may take as long.
-        if !is_of_groups || Instant::now() + TIME_FOR_LISTENERS > entry.must_end() {
-            registered.clone()?;
-        }
-        // A group that fails holds up its own listeners only: a certificate may expire, or a port has to be closed.
-        for listener in wanted.listeners.iter().filter(|_| is_of_groups) {
-            let group = resources.groups.get(&listener.group);
-            // A try ends after some failures, and leaves groups without a target.
-            let has_targets = group.is_some_and(|group| {
-                entry.registered.get(&group.arn).is_some_and(|registered| !registered.is_empty())
-            });
-            if failing.contains(&listener.group) || !has_targets {
-                refused.wait_for_group(listener.port, resources);
+        if is_of_groups && Instant::now() + TIME_FOR_LISTENERS <= entry.must_end() {
+            // A group that fails holds up its own listeners only: a certificate may expire, or a port has to be closed.
+            for listener in &wanted.listeners {
+                let known =
+                    resources.groups.get(&listener.group).map(|group| entry.registered.get(&group.arn));
+                // A try ends after some failures, and leaves groups without a target.
+                let has_targets = known.flatten().is_some_and(|known| !known.is_empty());
+                if failing.contains(&listener.group) || !has_targets {
+                    refused.wait_for_group(listener.port, resources);
+                }
             }
+        } else {
+            registered.clone()?;
         }
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);

@@ -76,8 +76,7 @@ impl ServiceState {
 
     /// Whether targets follow in groups of the owner that were known before a change.
     pub(crate) fn follows_last_known(&self, owner: &Owner) -> bool {
-        let last = self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none());
-        last.is_some_and(|last| !last.groups.is_empty())
+        self.open_change(owner).is_some_and(|last| !last.groups.is_empty())
     }
 
     /// How long to wait after a change of the structure failed: at first the time after which reads show what AWS has made.
@@ -89,8 +88,12 @@ impl ServiceState {
 
     /// Why the owner's resources must be read again, if a change is the cause.
     pub(crate) fn open_failure(&self, owner: &Owner) -> Option<&str> {
-        let last = self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none());
-        last.map(|last| last.failure.as_str())
+        self.open_change(owner).map(|last| last.failure.as_str())
+    }
+
+    /// What was known of the owner before a change of which it is open whether AWS made it.
+    fn open_change(&self, owner: &Owner) -> Option<&LastKnown> {
+        self.last_known.as_ref().filter(|last| last.owner == *owner && self.resources.is_none())
     }
 
     /// One of the resources is gone: all must be read.

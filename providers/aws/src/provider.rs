@@ -336,11 +336,12 @@ impl Aws {
                 self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
                 // The targets follow, so the caller comes back when reads show what AWS has made, and not after a backoff.
                 let is_of_change = entry.written >= entry.began && entry.follows_last_known(&lb.owner);
-                // Each try reads all that the Service has, in a budget that the account shares.
-                let wait = is_of_change.then(|| entry.wait_after_failed_change(self.config.settle));
-                match (error, wait) {
-                    (Error::Unavailable(_), Some(wait)) => Ok(again(wait)),
-                    (error, _) => Err(error),
+                match error {
+                    // Each try reads all that the Service has, in a budget that the account shares.
+                    Error::Unavailable(_) if is_of_change => {
+                        Ok(again(entry.wait_after_failed_change(self.config.settle)))
+                    }
+                    error => Err(error),
                 }
             }
             Err(error @ Error::Conflict(_)) => Err(error),

@@ -16,9 +16,9 @@ use super::zones;
 use crate::annotations::{SSL_CERT, SSL_PORTS, SUBNETS};
 use crate::desired::tests::{planned, planned_with_pods};
 use crate::ip_address_type::IpAddressType;
-use crate::reasons;
 use crate::standin::faults::{Fault, Faults};
 use crate::standin::{Quotas, StandIn};
+use crate::{Aws, reasons};
 
 pub(super) const GOOD: &str = "arn:aws:acm:::a";
 pub(super) const MISSING: &str = "arn:aws:acm:::missing";
@@ -280,25 +280,36 @@ async fn unknown_further_certificate_holds_up_no_other_port() {
     assert_eq!(changes(&cloud), [""; 0]);
 }
 
-/// At AWS's limit one leaves for another, which AWS refuses.
-#[tokio::test(start_paused = true)]
-async fn certificate_that_left_for_a_refused_one_is_put_back() {
-    let many: Vec<String> = (0..25).map(|i| format!("arn:aws:acm:::n{i:02}")).collect();
-    let of = |others: &[String]| {
-        with_tls(wanted(&[(443, 30443)], &[0]), "*", &format!("{GOOD},{}", others.join(",")))
-    };
+/// A TLS listener with these certificates beside its default one.
+fn with_certificates(others: &[String]) -> LoadBalancer {
+    with_tls(wanted(&[(443, 30443)], &[0]), "*", &format!("{GOOD},{}", others.join(",")))
+}
+
+fn certificates(count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("arn:aws:acm:::n{i:02}")).collect()
+}
+
+/// A listener at AWS's limit: 24 of these certificates beside the default one, and one that somebody added.
+async fn at_the_limit(many: &[String]) -> (Arc<StandIn>, Aws) {
     let cloud = standin(1);
     cloud.set_unlimited();
     let aws = provider(&cloud);
-    // 24 beside the default one, and one that somebody added.
-    apply(&aws, &of(&many[..24]), Compare::Remembered).await.unwrap();
+    apply(&aws, &with_certificates(&many[..24]), Compare::Remembered).await.unwrap();
     cloud.change(|cloud| {
         let tls = cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap();
         tls.others.insert(many[24].clone());
     });
     pause().await;
+    (cloud, aws)
+}
+
+/// At AWS's limit one leaves for another, which AWS refuses.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_left_for_a_refused_one_is_put_back() {
+    let many = certificates(25);
+    let (cloud, aws) = at_the_limit(&many).await;
     let changed: Vec<String> = many[1..24].iter().cloned().chain([MISSING.to_owned()]).collect();
-    let outcome = apply(&aws, &of(&changed), Compare::InPlace).await.unwrap();
+    let outcome = apply(&aws, &with_certificates(&changed), Compare::InPlace).await.unwrap();
     assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
     let others = cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap().others;
     assert_eq!(others, many.into_iter().collect());
@@ -307,33 +318,21 @@ async fn certificate_that_left_for_a_refused_one_is_put_back() {
 /// The same where a call fails between the two.
 #[tokio::test(start_paused = true)]
 async fn certificate_that_left_is_not_forgotten() {
-    let many: Vec<String> = (0..26).map(|i| format!("arn:aws:acm:::n{i:02}")).collect();
-    let of = |others: &[String]| {
-        with_tls(wanted(&[(443, 30443)], &[0]), "*", &format!("{GOOD},{}", others.join(",")))
-    };
+    let many = certificates(26);
     let changed = [&many[1..24], &[MISSING.to_owned()]].concat();
     let accepted = [&many[1..24], &many[25..26]].concat();
     for fault in [Fault::Code("Throttling"), Fault::Code("ServiceUnavailable"), Fault::Before] {
-        let cloud = standin(1);
-        cloud.set_unlimited();
-        let aws = provider(&cloud);
-        // 24 beside the default one, and one that somebody added.
-        apply(&aws, &of(&many[..24]), Compare::Remembered).await.unwrap();
-        cloud.change(|cloud| {
-            let tls = cloud.listeners.values_mut().next().unwrap().tls.as_mut().unwrap();
-            tls.others.insert(many[24].clone());
-        });
-        pause().await;
+        let (cloud, aws) = at_the_limit(&many).await;
         let others = || cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap().others;
         cloud.set_faults(Faults::Once("AddListenerCertificates", fault));
         while cloud.has_faults() {
-            let _ = aws.apply(&of(&changed), Compare::InPlace).await;
+            let _ = aws.apply(&with_certificates(&changed), Compare::InPlace).await;
         }
         assert!(!others().contains(&many[0]), "{fault:?}");
-        let outcome = apply(&aws, &of(&changed), Compare::Remembered).await.unwrap();
+        let outcome = apply(&aws, &with_certificates(&changed), Compare::Remembered).await.unwrap();
         assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
         assert!(others().contains(&many[0]), "{fault:?}");
-        let outcome = apply(&aws, &of(&accepted), Compare::Remembered).await.unwrap();
+        let outcome = apply(&aws, &with_certificates(&accepted), Compare::Remembered).await.unwrap();
         assert_eq!((outcome.incomplete, others()), (None, accepted.iter().cloned().collect()), "{fault:?}");
     }
 }
