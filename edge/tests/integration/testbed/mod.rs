@@ -66,7 +66,8 @@ impl TestBed {
     /// No edge process runs yet.
     pub(crate) fn new(edges: u8, nodes: u8) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let prefix = format!("se{}x{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        // The end is marked: `1` must not match the namespaces of `10` when they are removed.
+        let prefix = format!("se{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(&prefix);
         fs::create_dir_all(folder.join("status")).expect("folder");
         let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
