@@ -23,8 +23,16 @@ const ENDPOINTS_GRACE: Duration = Duration::from_secs(5);
 const HEALTH_OUTDATED_AFTER: u32 = 3;
 /// And no earlier than this: a short outage of the provider's API says nothing about targets.
 const MIN_HEALTH_OUTDATED: Duration = Duration::from_mins(3);
+/// A conflict is reported after this long: the next tries resolve most.
+const CONFLICT_GRACE: Duration = Duration::from_secs(10);
+/// The wait after the first refused write of a status; the next ones double it.
+const REPORT_RETRY: Duration = Duration::from_secs(1);
+/// And no longer than this: a Service says nothing new meanwhile.
+const MAX_REPORT_RETRY: Duration = Duration::from_mins(2);
 /// The topic of the event about missing endpoints.
 pub(crate) const SERVE: &str = "Serve";
+/// The topic of the event about a status that the API server rejects.
+pub(crate) const REPORT: &str = "Report";
 
 /// What a health check is made for. With the same, the same targets are right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +106,8 @@ pub(crate) struct AppliedState {
     pub(crate) health_due_at: Option<Instant>,
     /// When nodes without an agent will have had the time to get one.
     pub(crate) agents_due_at: Option<Instant>,
+    /// Since when every change has met one of somebody else, and what the first one met.
+    conflict: Option<(Instant, String)>,
     /// Since when the Service has had no usable endpoint.
     no_endpoints_since: Option<Instant>,
     /// When to compare everything with the provider, although nothing is known to have changed.
@@ -107,6 +117,8 @@ pub(crate) struct AppliedState {
     /// The finalizer was written, and the index does not show it yet.
     pub(crate) finalizer_pending: bool,
     written_status: Option<WrittenStatus>,
+    /// When to write a status again of which the last write failed, and how long that wait was.
+    report_retry: Option<(Instant, Duration)>,
     /// The last event of each topic.
     published: BTreeMap<&'static str, ReasonMessage>,
 }
@@ -154,6 +166,7 @@ impl AppliedState {
             self.compare_at,
             self.frozen_until,
             self.agents_due_at,
+            self.report_retry.map(|(at, _)| at),
             release,
             alarm,
         ];
@@ -166,6 +179,15 @@ impl AppliedState {
         let interval = read.interval.unwrap_or_default();
         let limit = interval.saturating_mul(HEALTH_OUTDATED_AFTER).max(MIN_HEALTH_OUTDATED);
         (read.at.elapsed() > limit).then_some((read.time, failure))
+    }
+
+    /// Notes whether the last change met one of somebody else. Returns what the first of a row met, once the row has lasted: others
+    /// would write the status, and publish an event, at every try.
+    pub(crate) fn note_conflict(&mut self, conflict: Option<&str>) -> Option<String> {
+        self.conflict =
+            conflict.map(|met| self.conflict.take().unwrap_or_else(|| (Instant::now(), met.to_owned())));
+        let (since, met) = self.conflict.as_ref()?;
+        (since.elapsed() >= CONFLICT_GRACE).then(|| met.clone())
     }
 
     /// Notes whether the Service has a usable endpoint now.
@@ -184,7 +206,7 @@ impl AppliedState {
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
         self.restricted = None;
         (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
-        self.agents_due_at = None;
+        (self.agents_due_at, self.conflict, self.report_retry) = (None, None, None);
         self.hold = RemovalHold::default();
     }
 
@@ -206,6 +228,24 @@ impl AppliedState {
 
     pub(crate) fn set_status_written(&mut self, service: &Service, desired: DesiredStatus) {
         self.written_status = Some(WrittenStatus::new(service, desired));
+    }
+
+    /// Whether the last write of the status failed, and the next try is not due.
+    pub(crate) fn is_report_waiting(&self) -> bool {
+        self.report_retry.is_some_and(|(at, _)| at > Instant::now())
+    }
+
+    /// A write of the status failed. Returns the wait before the next one.
+    pub(crate) fn report_failed(&mut self) -> Duration {
+        let wait = self.report_retry.map_or(REPORT_RETRY, |(_, wait)| (wait * 2).min(MAX_REPORT_RETRY));
+        self.report_retry = Some((Instant::now() + wait, wait));
+        wait
+    }
+
+    /// The status is as desired.
+    pub(crate) fn report_succeeded(&mut self) {
+        self.report_retry = None;
+        self.published.remove(REPORT);
     }
 
     /// Whether an event differs from the last one of its topic; `None` ends the topic.

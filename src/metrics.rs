@@ -112,6 +112,12 @@ impl Metrics {
         self.reconciles.get_or_create(&ByResult { result }).inc();
     }
 
+    /// How many reconciles had this result.
+    #[cfg(test)]
+    pub(crate) fn reconciles_of(&self, result: &'static str) -> u64 {
+        self.reconciles.get_or_create(&ByResult { result }).get()
+    }
+
     pub(crate) fn rate_limit_waited(&self, waited: Duration) {
         self.provider_rate_limiter.observe(waited.as_secs_f64());
     }

@@ -119,5 +119,7 @@ reasons! {
         INVALID_LEGACY_ANNOTATION = "InvalidLegacyAnnotation";
         /// The API server rejected the patch that the legacy annotations request.
         LEGACY_MIGRATION_FAILED = "LegacyMigrationFailed";
+        /// The API server rejects what Steerage writes to the Service, so that its conditions and addresses may be out of date. Its load balancer is not.
+        STATUS_NOT_WRITTEN = "StatusNotWritten";
     }
 }

@@ -51,6 +51,8 @@ enum ReconcileError {
     Provider(#[from] Error),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error("the provider has everything, and the status of the Service is not written")]
+    Unreported,
     #[error(transparent)]
     Read(#[from] ReadError),
     #[error("the API server still has the Service, but the watch does not show it")]
@@ -240,6 +242,8 @@ impl Reconciler {
                 tracing::warn!(%service, error, "Service not written; retrying after the backoff");
                 ("failed", ReconcileOutcome::Failed(None, again))
             }
+            // Logged already. What is due says when the write is tried again.
+            Err(ReconcileError::Unreported) => ("failed", done),
             Err(error @ (ReconcileError::Read(_) | ReconcileError::MissedByWatch)) => {
                 let error = steerage_model::chain(&error);
                 tracing::warn!(

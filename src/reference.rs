@@ -224,9 +224,13 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         "## Errors of the provider\n\nReasons of the condition `steerage.dev/Programmed` and of Warning events. Of every \
          provider:\n\n",
     );
-    let conflict = Error::Conflict(String::new()).reason();
     let text = String::new;
     let errors = [
+        (
+            Error::Conflict(text()),
+            "Each change has met another client's change of the same resource for 10 s; or, as an event, one deletion has",
+            "Nothing if it passes: Steerage retries. Otherwise find the other client and stop it: the message names the resource",
+        ),
         (
             Error::Throttled { after: None, message: text() },
             "The provider limits calls",
@@ -247,12 +251,8 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         errors.iter().map(|(error, meaning, advice)| (error.reason(), *meaning, *advice)).collect();
     let _ = write!(
         provider,
-        "{}\n{}\n\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}\nOf the provider `openstack`:\n\n{}",
+        "{}\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}\nOf the provider `openstack`:\n\n{}",
         error_table(&rows),
-        wrap(&format!(
-            "`{conflict}` is a reason only of the Warning event of a deletion: something else changed the same \
-             resource, and Steerage retries."
-        )),
         error_table(steerage_provider_edge::REASONS),
         error_table(steerage_provider_aws::REASONS),
         error_table(steerage_provider_openstack::REASONS)

@@ -60,6 +60,13 @@ impl ReconcileRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestBatch(pub(crate) BTreeMap<Owner, ReconcileRequest>);
 
+impl RequestBatch {
+    /// Makes all requests full.
+    pub(crate) fn compare_all(&mut self) {
+        self.0.values_mut().for_each(|request| request.full = true);
+    }
+}
+
 impl Request for RequestBatch {
     fn merge(&mut self, other: Self) {
         for (owner, request) in other.0 {

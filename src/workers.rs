@@ -218,8 +218,11 @@ impl Workers {
                 return self.on_listed(None);
             }
             Err(error) => {
-                let (key, requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
+                let (key, mut requests) = self.running.get(&error.id()).cloned().unwrap_or_default();
                 tracing::error!(key, %error, "reconcile task panicked; retrying after the backoff; report this as a bug");
+                self.reconciler.metrics.reconciled("failed");
+                // It may have changed anything, and what it knew is lost.
+                requests.compare_all();
                 (error.id(), ReconcileOutcome::Failed(None, requests))
             }
         };

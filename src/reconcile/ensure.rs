@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
+use steerage_process::duration;
 use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress};
 use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
 use tokio::time::Instant;
@@ -17,6 +18,7 @@ use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{self, LegacyRequest, PlanError, TargetPlan};
 use crate::reasons;
 use crate::request_queue::ReconcileRequest;
+use crate::service_writer::WriteError;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
 
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
@@ -53,8 +55,13 @@ impl Reconciler {
                 (kept, Some(plan_error(&error, consequence)), planned)
             }
         };
-        if matches!(result, Err(ReconcileError::Provider(Error::Conflict(_)))) {
-            // The next try resolves it; not worth an event or a condition.
+        let conflict = match &result {
+            Err(ReconcileError::Provider(error @ Error::Conflict(_))) => Some(error.to_string()),
+            _ => None,
+        };
+        let lasting_conflict = applied.note_conflict(conflict.as_deref());
+        if conflict.is_some() && lasting_conflict.is_none() && rejected.is_none() {
+            // The next try resolves most: not worth an event or a condition.
             return result;
         }
         let (result, sources) = match &rejected {
@@ -95,7 +102,9 @@ impl Reconciler {
             (reason, format!("{message}. No port of the Service is served."))
         });
         let unprogrammed = rejected.or_else(|| match &result {
-            Err(ReconcileError::Provider(error)) => Some((error.reason(), error.to_string())),
+            Err(ReconcileError::Provider(error)) => {
+                Some((error.reason(), lasting_conflict.unwrap_or_else(|| error.to_string())))
+            }
             Ok(_) if applied.incomplete.is_some() => applied.incomplete.clone(),
             Ok(Progress::Again(_)) => {
                 let message = "The provider has not completed the change. Steerage checks again.";
@@ -109,22 +118,62 @@ impl Reconciler {
         if exists(service, applied) && is_health_due {
             if is_down {
                 // The read may have to wait for an answer too.
-                self.report_status(snapshot, applied, &targets, unprogrammed.clone(), degraded.clone())
-                    .await?;
+                let reported = self
+                    .report_status(snapshot, applied, &targets, unprogrammed.clone(), degraded.clone())
+                    .await;
+                if reported.is_err() {
+                    return self.with_report(service, applied, result, reported);
+                }
             }
             self.read_health(service, applied).await;
         }
         self.poll_for_waiting_pods(service, applied);
         let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
-        self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await?;
-        if is_programmed {
-            self.remove_replaced_finalizers(service).await?;
+        let mut reported = self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await;
+        if is_programmed && reported.is_ok() {
+            reported = self.remove_replaced_finalizers(service).await;
         }
-        result
+        self.with_report(service, applied, result, reported)
+    }
+
+    /// The result of a reconcile, and of writing it to the Service. The provider has what it is to have: only the write is tried again,
+    /// ever more rarely, and endpoints do not wait for it.
+    fn with_report(
+        &self,
+        service: &Service,
+        applied: &mut AppliedState,
+        result: ReconcileResult,
+        reported: Result<(), WriteError>,
+    ) -> ReconcileResult {
+        let Err(error) = reported else {
+            if !applied.is_report_waiting() {
+                applied.report_succeeded();
+            }
+            return result;
+        };
+        let retry_in = applied.report_failed();
+        // An API server that does not answer takes no event either.
+        if let WriteError::Rejected(message) = &error {
+            let message = format!(
+                "The API server rejects what Steerage writes to the Service: {message}. Its conditions and addresses may be out of date; \
+                 the load balancer is not. Look for an admission webhook or policy that rejects the write."
+            );
+            let rejection = (reasons::STATUS_NOT_WRITTEN, message);
+            if applied.is_new_event(applied::REPORT, Some(&rejection)) {
+                self.events(service).warning("Report", rejection.0, &rejection.1);
+            }
+        }
+        let retry_in = duration::display(retry_in);
+        let error = steerage_model::chain(&error);
+        tracing::warn!(service = %service.key, error, %retry_in, "status of the Service not written; retrying");
+        match result {
+            Ok(Progress::Done) => Err(ReconcileError::Unreported),
+            result => result,
+        }
     }
 
     /// Another controller's load balancer is Steerage's now. That controller has stopped, and its finalizer would block the deletion of the Service.
-    async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), ReconcileError> {
+    async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), WriteError> {
         let replaced = self.provider.replaced_finalizers().iter().copied();
         let replaced: Vec<&str> = replaced.filter(|finalizer| service.has_finalizer(finalizer)).collect();
         if !replaced.is_empty() {
@@ -142,7 +191,7 @@ impl Reconciler {
         targets: &TargetPlan,
         unprogrammed: Option<ReasonMessage>,
         mut degraded: Vec<ReasonMessage>,
-    ) -> Result<(), ReconcileError> {
+    ) -> Result<(), WriteError> {
         let Snapshot { service, endpoints, .. } = snapshot;
         degraded.extend(self.degraded(service, applied, targets));
         let now = SystemTime::now();
@@ -199,6 +248,7 @@ impl Reconciler {
         applied.conditions = Some(statuses.because_of(unprogrammed));
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !applied.is_status_written(service, &desired)
+            && !applied.is_report_waiting()
         {
             self.writer.patch_status(&service.key, patch).await?;
             applied.set_status_written(service, desired);

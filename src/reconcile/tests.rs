@@ -32,6 +32,7 @@ use crate::removal_hold::LONGEST_HOLD;
 use crate::request_queue::RequestQueue;
 
 mod polled;
+mod visible_failures;
 
 pub(crate) use polled::{Polled, Restriction};
 

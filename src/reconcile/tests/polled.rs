@@ -26,6 +26,13 @@ pub(crate) struct Polled {
     pub(crate) is_slow: AtomicBool,
     /// Denies changes of the structure.
     pub(crate) denies: AtomicBool,
+    /// Changes of the structure meet those of somebody else, or panic.
+    pub(crate) conflicts: AtomicBool,
+    pub(crate) panics: AtomicBool,
+    /// Changes of targets alone meet those of somebody else.
+    pub(crate) conflicts_targets: AtomicBool,
+    /// Whether the last change of the structure compared everything.
+    pub(crate) compared: AtomicBool,
     /// Rejects the structure, for a quota or this reason.
     pub(crate) rejects: AtomicBool,
     pub(crate) rejection: Mutex<Option<&'static str>>,
@@ -92,10 +99,16 @@ impl Provider for Polled {
         &["example.com/replaced"]
     }
 
-    async fn apply(&self, lb: &LoadBalancer, _: Compare) -> Result<Outcome, Error> {
+    async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
+        self.compared.store(compare == Compare::InPlace, Ordering::Release);
         if self.is_down.load(Ordering::Acquire) {
             return Err(Error::Unavailable("no answer".to_owned()));
+        }
+        assert!(!self.panics.load(Ordering::Acquire), "a panic that the test asked for");
+        if self.conflicts.load(Ordering::Acquire) {
+            let number = self.applied_count();
+            return Err(Error::Conflict(format!("request {number}")));
         }
         if self.denies.load(Ordering::Acquire) {
             return Err(Error::denied("AddTags"));
@@ -127,6 +140,9 @@ impl Provider for Polled {
         self.targets_set.fetch_add(1, Ordering::AcqRel);
         if self.throttles.load(Ordering::Acquire) {
             return Err(Error::Throttled { after: None, message: "DeregisterTargets".to_owned() });
+        }
+        if self.conflicts_targets.load(Ordering::Acquire) {
+            return Err(Error::Conflict("the target group".to_owned()));
         }
         if let Some(nodes) = &targets.nodes {
             self.take(nodes);
