@@ -25,7 +25,7 @@ use std::ops::Range;
 use world::Report;
 
 /// Seeds in a run without `STEERAGE_SIMULATION_SEEDS`.
-const SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 50 } else { 500 };
+const SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 50 } else { 2000 };
 /// `FROM..TO`, or one seed.
 const VARIABLE: &str = "STEERAGE_SIMULATION_SEEDS";
 

@@ -18,6 +18,8 @@ pub(super) const SERVICES: u16 = 4;
 pub(super) const POOL_SIZE: usize = 3;
 /// A Service with this value of the annotation is refused by the controller itself.
 pub(super) const UNKNOWN_STEERING: &str = "unknown";
+/// Objects of the edge's kinds with this name are somebody else's.
+pub(super) const FOREIGN: &str = "foreign";
 /// Of which a Service has some, or none.
 const SOURCE_RANGES: [&str; 3] = ["10.0.0.0/8", "10.1.0.0/16", "203.0.113.0/24"];
 /// The end of a run, in which nothing happens.
@@ -66,6 +68,10 @@ impl Scenario {
             let mut world = self.world.lock();
             let pool = objects::pool(NAMESPACE, "public", "198.51.100.4-198.51.100.6");
             world.api.put(Resource::AddressPools, &Key::new(NAMESPACE, "public"), pool);
+            for resource in [Resource::EdgeLoadBalancers, Resource::EdgeNodeSets] {
+                let key = Key::new(NAMESPACE, FOREIGN);
+                world.api.put(resource, &key, objects::foreign(resource, &key));
+            }
             for number in 0..NODES {
                 if number == 0 || world.rng.bool() {
                     put_node(&mut world, number, false);
@@ -88,6 +94,7 @@ impl Scenario {
             refuse: 0.03 * level,
             lose_request: 0.02 * level,
             lose_answer: 0.03 * level,
+            repeat: 0.02 * level,
             slow: 0.02 * level,
             crash: 0.01 * level,
             lag: 0.1 * level,
@@ -244,7 +251,8 @@ impl Scenario {
         let mut world = self.world.lock();
         cloud::drift(&mut world, service);
         let resource = if world.rng.bool() { Resource::EdgeNodeSets } else { Resource::EdgeLoadBalancers };
-        let keys: Vec<Key> = world.api.list(resource).map(|(key, _)| key.clone()).collect();
+        let keys = world.api.list(resource).map(|(key, _)| key.clone());
+        let keys: Vec<Key> = keys.filter(|key| key.name() != FOREIGN).collect();
         if keys.is_empty() {
             return;
         }

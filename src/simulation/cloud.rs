@@ -82,11 +82,8 @@ impl SimulatedProvider {
         Self { world: world.clone(), process, shared_sets, remembered, generations }
     }
 
-    async fn read<T: Send + 'static>(
-        &self,
-        read: impl FnOnce(&Cloud) -> T + Send + 'static,
-    ) -> Result<T, Error> {
-        let effect = |world: &SharedWorld| {
+    async fn read<T: Send + 'static>(&self, read: impl Fn(&Cloud) -> T + Send + 'static) -> Result<T, Error> {
+        let effect = move |world: &SharedWorld| {
             let mut world = world.lock();
             world.cloud.reads += 1;
             read(&world.cloud)
@@ -99,7 +96,7 @@ impl SimulatedProvider {
         &self,
         owner: &Owner,
         what: &'static str,
-        change: impl FnOnce(&mut Balancer) + Send + 'static,
+        change: impl Fn(&mut Balancer) + Send + 'static,
     ) -> Result<(), Error> {
         let owner = owner.clone();
         self.write(what, owner.to_string(), move |cloud| {
@@ -116,7 +113,7 @@ impl SimulatedProvider {
         &self,
         what: &'static str,
         details: String,
-        change: impl FnOnce(&mut Cloud) + Send + 'static,
+        change: impl Fn(&mut Cloud) + Send + 'static,
     ) -> Result<(), Error> {
         let process = self.process;
         let effect = move |world: &SharedWorld| {
@@ -172,12 +169,15 @@ impl SimulatedProvider {
         };
         if !wanted.is_subset(&present) || matches!(found.targets, StoredTargets::Shared(_)) {
             let all: BTreeSet<String> = wanted.union(&present).cloned().collect();
-            self.change(owner, "targets added", move |found| found.targets = StoredTargets::Own(all)).await?;
+            self.change(owner, "targets added", move |found| found.targets = StoredTargets::Own(all.clone()))
+                .await?;
         }
         between.await?;
         if !present.is_subset(&wanted) {
-            self.change(owner, "targets removed", move |found| found.targets = StoredTargets::Own(wanted))
-                .await?;
+            self.change(owner, "targets removed", move |found| {
+                found.targets = StoredTargets::Own(wanted.clone());
+            })
+            .await?;
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl SimulatedProvider {
             let details = format!("{} {nodes:?}", shared.as_str());
             let change = move |cloud: &mut Cloud| {
                 if cloud.sets.get(&shared) == read.as_ref() {
-                    cloud.sets.insert(shared, nodes);
+                    cloud.sets.insert(shared, nodes.clone());
                 }
             };
             self.write("shared set written", details, change).await?;
@@ -309,7 +309,8 @@ impl Provider for SimulatedProvider {
                 return Ok(());
             }
             self.change(owner, "structure changed", move |found| {
-                (found.listeners, found.health_check, found.sources) = (listeners, check, sources);
+                (found.listeners, found.health_check, found.sources) =
+                    (listeners.clone(), check.clone(), sources.clone());
             })
             .await
         };
@@ -341,7 +342,7 @@ impl Provider for SimulatedProvider {
         if left != found.sources {
             self.remember(owner, None);
             let left = left.clone();
-            self.change(owner, "sources removed", move |found| found.sources = left).await?;
+            self.change(owner, "sources removed", move |found| found.sources = left.clone()).await?;
         }
         Ok(Some(AdmittedSources::Only(left.iter().map(ToString::to_string).collect())))
     }
@@ -404,7 +405,7 @@ impl SimulatedProvider {
                 address: Ipv4Addr::new(198, 51, 100, cloud.made).into(),
                 active_at: Instant::now() + wait,
             };
-            cloud.balancers.insert(made.service, balancer);
+            cloud.balancers.insert(made.service.clone(), balancer);
         })
         .await?;
         let created = self.balancer(&owner.service).await?.filter(|found| found.owner == *owner);

@@ -3,6 +3,7 @@
 //!
 //! - At most one writer: only the holder of the Lease changes anything.
 //! - No load balancer is deleted while its Service exists.
+//! - Nothing of somebody else is changed or deleted.
 //! - A load balancer with targets never loses all of them while an endpoint is usable.
 //! - Mass removals from a shared set are held: see [`super::removals`].
 //! - Calls are bounded by what happened, and in a quiet world by the comparisons alone.
@@ -23,9 +24,9 @@ use steerage_provider_edge::spec;
 use steerage_watch::{Backoff, EndpointSlices, Event, Kind as _, Nodes, Services};
 use tokio::time::Duration;
 
-use super::chaos::{POOL_SIZE, UNKNOWN_STEERING};
+use super::chaos::{FOREIGN, POOL_SIZE, UNKNOWN_STEERING};
 use super::cloud::{self, UNSUPPORTED};
-use super::objects::Resource;
+use super::objects::{self, Resource};
 use super::process::{self, LEASE, NAMESPACE};
 use super::removals::{self, SharedSets};
 use super::watch_stream::MAX_LAG;
@@ -208,6 +209,16 @@ pub(super) fn at_end(shared: &SharedWorld) -> Vec<String> {
             wrong.push(format!("{owner} has no finalizer"));
         }
     }
+    for resource in [Resource::EdgeLoadBalancers, Resource::EdgeNodeSets] {
+        let key = Key::new(NAMESPACE, FOREIGN);
+        let (made, found) = (objects::foreign(resource, &key), world.api.get(resource, &key));
+        let is_same = |found: &Value| {
+            found["spec"] == made["spec"] && found["metadata"]["labels"] == made["metadata"]["labels"]
+        };
+        if !found.is_some_and(is_same) {
+            wrong.push(format!("an object of somebody else is {found:?}"));
+        }
+    }
     for owner in LoadBalancers::of(&world).0.keys().filter(|owner| !wanted.contains(owner)) {
         wrong.push(format!("the load balancer of {owner} is left"));
     }
@@ -270,6 +281,7 @@ fn edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<IpAddr>, Str
     let all: Vec<EdgeLoadBalancerSpec> = world
         .api
         .list(Resource::EdgeLoadBalancers)
+        .filter(|(key, _)| key.name() != FOREIGN)
         .filter_map(|(_, json)| serde_json::from_value(json["spec"].clone()).ok())
         .collect();
     let in_use: Vec<IpAddr> = all.iter().flat_map(|spec| spec.addresses.clone()).collect();
@@ -348,6 +360,7 @@ pub(super) fn within_budget(world: &World, quiet: Calls) -> Vec<String> {
         + count("call refused")
         + count("request lost")
         + count("answer lost")
+        + count("request repeated")
         + count("call slow")
         + count("finalizers removed by hand");
     let of_all = count("node") + count("node gone") + count("process started") + count("part from the cloud");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The network between a replica and the API server or the cloud: a call takes time, and may be refused, lost, or have its effect
-//! without an answer.
+//! The network between a replica and the API server or the cloud: a call takes time, and may be refused, lost, have its effect
+//! without an answer, or twice: a proxy sends a request again of which it has seen no answer.
 
 use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,20 +56,22 @@ struct Fate {
     request: Duration,
     answer: Duration,
     failed: Option<(Failed, bool)>,
+    /// When the same request arrives again, if it does.
+    repeated: Option<Duration>,
 }
 
-/// Makes a call: `effect` happens at the remote side at one moment, also if the caller drops this future shortly before.
+/// Makes a call: `effect` happens at the remote side at one moment, or at two, also if the caller drops this future shortly before.
 pub(super) async fn call<T: Send + 'static>(
     world: &SharedWorld,
     process: ProcessId,
     link: Link,
-    effect: impl FnOnce(&SharedWorld) -> T + Send + 'static,
+    effect: impl Fn(&SharedWorld) -> T + Send + 'static,
 ) -> Result<T, Failed> {
     let given_up = GivenUp::default();
     let waiting = Waiting(given_up.clone());
     let world = world.clone();
     let task = tokio::spawn(async move {
-        let Fate { request, answer, failed } = fate(&world, link);
+        let Fate { request, answer, failed, repeated } = fate(&world, link);
         sleep(request).await;
         // A request that is under way arrives also when its caller is dead.
         is_reachable(&world, process, link).await;
@@ -82,7 +84,16 @@ pub(super) async fn call<T: Send + 'static>(
         if given_up.is_set() {
             world.lock().record("late effect", "");
         }
-        let value = effect(&world);
+        let mut value = effect(&world);
+        if let Some(after) = repeated {
+            sleep(after).await;
+            if given_up.is_long_ago() {
+                return pending().await;
+            }
+            world.lock().record("request repeated", "");
+            // The caller gets the second answer.
+            value = effect(&world);
+        }
         {
             let mut world = world.lock();
             let chance = world.faults.crash;
@@ -131,7 +142,9 @@ fn fate(world: &SharedWorld, link: Link) -> Fate {
     } else {
         None
     };
-    Fate { request, answer, failed }
+    let is_repeated = world.chance(faults.repeat);
+    let repeated = is_repeated.then(|| world.millis(1..2000));
+    Fate { request, answer, failed, repeated }
 }
 
 /// Waits while the process is parted from the remote side. Returns whether it is alive.

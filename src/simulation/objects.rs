@@ -67,6 +67,26 @@ pub(super) struct ServiceSpec {
     pub(super) source_ranges: Vec<&'static str>,
 }
 
+/// An object of one of the edge's kinds that nobody of these replicas made: it has no label of theirs.
+pub(super) fn foreign(resource: Resource, key: &Key) -> Value {
+    let targets = json!([{"node": "node-of-others", "addresses": ["192.0.2.201"], "weight": 1}]);
+    let spec = match resource {
+        Resource::EdgeLoadBalancers => json!({
+            "service": {"namespace": "others", "name": "web", "uid": "uid-of-others"},
+            "addresses": ["192.0.2.200"],
+            "listeners": [{"protocol": "TCP", "port": 80}],
+            "healthCheck": {
+                "protocol": "TCP", "port": 30080, "intervalMilliseconds": 1000, "timeoutMilliseconds": 1000,
+                "healthyThreshold": 1, "unhealthyThreshold": 3,
+            },
+            "targets": targets,
+        }),
+        _ => json!({"targets": targets}),
+    };
+    let labels = json!({"app": "of-others"});
+    json!({"metadata": {"namespace": key.namespace(), "name": key.name(), "labels": labels}, "spec": spec})
+}
+
 pub(super) fn service(key: &Key, uid: &str, number: u16, spec: &ServiceSpec) -> Value {
     let ports: Vec<Value> = spec
         .ports

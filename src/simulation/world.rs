@@ -36,6 +36,8 @@ pub(super) struct Faults {
     pub(super) lose_request: f64,
     /// Chance that a call has its effect, and its answer is lost.
     pub(super) lose_answer: f64,
+    /// Chance that a request arrives twice.
+    pub(super) repeat: f64,
     /// Chance that a call is slow, by up to half a minute.
     pub(super) slow: f64,
     /// Chance that the caller crashes when its call has had its effect.
@@ -85,6 +87,7 @@ impl Report {
             "call refused",
             "request lost",
             "answer lost",
+            "request repeated",
             "call slow",
             "crash after a call",
             "crash",
