@@ -4,6 +4,7 @@
 mod crash;
 mod deletion;
 mod foreign;
+mod orders;
 mod ownership;
 mod steady;
 mod targets;
@@ -19,6 +20,7 @@ pub use crash::{
 };
 pub use deletion::deletion_is_idempotent;
 pub use foreign::{foreign_fields_are_kept, foreign_objects_are_not_changed};
+pub use orders::any_order_of_calls_leads_to_the_goal;
 pub use ownership::{owned_lists_all_owners, recreated_service_replaces_old_resources};
 pub use steady::second_run_writes_nothing;
 pub use targets::{
@@ -57,4 +59,5 @@ checks!(
     change_survives_crash_at_any_call,
     replacement_survives_crash_at_any_call,
     deletion_survives_crash_at_any_call,
+    any_order_of_calls_leads_to_the_goal,
 );
