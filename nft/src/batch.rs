@@ -49,7 +49,7 @@ mod set_flag {
 }
 
 /// `NFT_TABLE_F_DORMANT`
-const DORMANT: u32 = 1;
+pub(crate) const DORMANT: u32 = 1;
 /// `NFT_TABLE_F_OWNER`
 const OWNED: u32 = 2;
 /// `NFT_OBJECT_COUNTER`

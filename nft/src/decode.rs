@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use crate::batch::OBJECT_COUNTER;
+use crate::batch::{DORMANT, OBJECT_COUNTER};
 use crate::info::{BaseChainInfo, ChainInfo, RuleInfo, SetInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::set::{Data, Element};
+use crate::table::ChainType;
 use crate::verdict::Verdict;
 use crate::wire::{Attrs, Message};
 
@@ -15,7 +16,12 @@ const INTERVAL_END: u32 = 1;
 
 pub(crate) fn table(message: &Message<'_>) -> Option<TableInfo> {
     let attrs = message.attrs();
-    Some(TableInfo { name: attrs.string(1)?, comment: comment(attrs, 6), objects: attrs.u32(3).unwrap_or(0) })
+    Some(TableInfo {
+        name: attrs.string(1)?,
+        comment: comment(attrs, 6),
+        objects: attrs.u32(3).unwrap_or(0),
+        is_dormant: attrs.u32(2).unwrap_or(0) & DORMANT != 0,
+    })
 }
 
 pub(crate) fn chain(message: &Message<'_>) -> Option<ChainInfo> {
@@ -30,7 +36,13 @@ pub(crate) fn chain(message: &Message<'_>) -> Option<ChainInfo> {
     });
     // NF_DROP
     let drops = attrs.u32(5) == Some(0);
-    let base = hook.map(|hook| BaseChainInfo { hook, drops });
+    let priority = attrs.nested(4).u32(2).unwrap_or_default().cast_signed();
+    let kind = match attrs.string(7).as_deref() {
+        Some("filter") => Some(ChainType::Filter),
+        Some("nat") => Some(ChainType::Nat),
+        _ => None,
+    };
+    let base = hook.map(|hook| BaseChainInfo { hook, priority, kind, drops });
     Some(ChainInfo { table: attrs.string(1)?, name: attrs.string(3)?, base })
 }
 

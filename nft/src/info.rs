@@ -2,6 +2,7 @@
 //! What the kernel lists about tables and rules. Plain values, decoded by `decode` and returned by `Nft`.
 
 use crate::kernel_expression::kernel_expressions;
+use crate::table::ChainType;
 use crate::wire::Attrs;
 
 /// A table, as listed.
@@ -13,6 +14,8 @@ pub struct TableInfo {
     pub comment: Option<String>,
     /// Number of chains and sets in the table.
     pub objects: u32,
+    /// No packet sees its base chains.
+    pub is_dormant: bool,
 }
 
 /// A chain, as listed.
@@ -31,6 +34,10 @@ pub struct ChainInfo {
 pub struct BaseChainInfo {
     /// Where it hooks in.
     pub hook: &'static str,
+    /// The order of those of one hook.
+    pub priority: i32,
+    /// `None` for types that Steerage does not use.
+    pub kind: Option<ChainType>,
     /// Its policy is to drop.
     pub drops: bool,
 }

@@ -39,8 +39,13 @@ impl Nft {
 
     /// The names of a table's chains.
     pub fn chains(&mut self, table: &Table) -> Result<Vec<String>, Error> {
+        Ok(self.chain_infos(table)?.into_iter().map(|info| info.name).collect())
+    }
+
+    /// The chains of a table.
+    pub fn chain_infos(&mut self, table: &Table) -> Result<Vec<ChainInfo>, Error> {
         let all = self.all_chains(table.family)?;
-        Ok(all.into_iter().filter(|info| info.table == table.name).map(|info| info.name).collect())
+        Ok(all.into_iter().filter(|info| info.table == table.name).collect())
     }
 
     /// The chains of all tables of a family.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tables and chains. Plain values, given to a `Batch`.
 
+use crate::info::ChainInfo;
+
 /// The protocol family of a table (NFPROTO_*): which packets its chains see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -72,6 +74,17 @@ pub enum Hook {
 }
 
 impl Hook {
+    /// Name in the `nft` command, but for `ingress`, which is no hook of these families.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Prerouting | Self::Ingress(_) => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+        }
+    }
+
     /// `NF_INET`_*, or `NF_NETDEV_INGRESS` for netdev.
     pub(crate) fn number(&self) -> u32 {
         match self {
@@ -147,6 +160,24 @@ impl Chain {
     /// Whether this is a base chain.
     pub fn is_base(&self) -> bool {
         self.base.is_some()
+    }
+
+    /// Whether a chain of the kernel runs where this one is to run, with whatever policy. A base chain can be moved only by making
+    /// another.
+    pub fn runs_as(&self, info: &ChainInfo) -> bool {
+        match (&self.base, &info.base) {
+            (None, None) => true,
+            (Some(base), Some(found)) => {
+                (base.hook.name(), base.priority, Some(base.kind)) == (found.hook, found.priority, found.kind)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a chain of the kernel has this policy. [`Batch::add_chain`](crate::Batch::add_chain) sets it.
+    pub fn has_policy_of(&self, info: &ChainInfo) -> bool {
+        let drops = self.base.as_ref().is_some_and(|base| base.policy == ChainPolicy::Drop);
+        drops == info.base.is_some_and(|base| base.drops)
     }
 
     /// Sets the policy of a base chain. Does nothing to a regular one.

@@ -5,10 +5,12 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::num::NonZero;
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::FutureExt as _;
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -189,8 +191,10 @@ async fn supervise(
     grace: Duration,
     body: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<ExitCode> {
+    // A panic of it is told as one of a task is, and not by the exit code alone.
+    let body = AssertUnwindSafe(body).catch_unwind();
     let mut whole = std::pin::pin!(async {
-        let result = body.await;
+        let result = body.await.unwrap_or_else(|_| Err(anyhow::anyhow!("the program panicked")));
         process.shutdown.cancel();
         process.tasks.close();
         process.tasks.wait().await;

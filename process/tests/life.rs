@@ -75,6 +75,11 @@ async fn body(process: Process, case: String) -> anyhow::Result<()> {
             process.shutdown().cancelled().await;
             Ok(())
         }
+        "body-panics" => {
+            process.end_on_panic();
+            tokio::task::yield_now().await;
+            panic!("deliberate")
+        }
         "returns" => Ok(()),
         other => anyhow::bail!("unknown case {other}"),
     }
@@ -158,6 +163,7 @@ fn errors_fail_the_process_and_are_logged() {
         ("task-panics", vec!["watcher", "panic"]),
         ("thread-panics", vec!["thread monitor", "panicked at", "life.rs", "deliberate"]),
         ("unnoticed-task-panics", vec!["panicked at", "life.rs", "deliberate"]),
+        ("body-panics", vec!["thread", "panicked at", "life.rs", "deliberate"]),
     ] {
         let (code, said) = Started::new(case, &[]).end();
         assert_eq!(code, Some(i32::from(EXIT_FAILED)), "{case}: {said}");

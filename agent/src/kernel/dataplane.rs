@@ -70,6 +70,8 @@ pub struct Dataplane {
     /// The next comparison believes digests: none of this process has succeeded yet, and nobody is known to have changed the tables; or
     /// what others changed is known and repaired.
     believes_digests: bool,
+    /// Whether this process has written all tables.
+    has_written: bool,
     /// No slot of a long list holds what another program wrote before.
     has_compared_everything: bool,
     unread: UnreadLists,
@@ -118,6 +120,7 @@ impl Dataplane {
             writes: Vec::new(),
             state: KernelState::Unknown,
             believes_digests: true,
+            has_written: false,
             has_compared_everything: false,
             unread: UnreadLists::default(),
             commits,
@@ -333,7 +336,9 @@ impl Dataplane {
         let (mut generations, mut failed) = (Vec::new(), None);
         // If it fails, the next one believes nothing.
         let believes_digests = std::mem::replace(&mut self.believes_digests, false);
-        let scope = if believes_digests { Scope::Digests } else { Scope::Everything };
+        // Before the first write of this process, nobody is known to have written lately; later, somebody has.
+        let is_settled = !self.has_written;
+        let scope = if believes_digests { Scope::Digests { is_settled } } else { Scope::Everything };
         self.unread.clear();
         for index in self.order()? {
             let table = &mut self.tables[index];
@@ -357,6 +362,13 @@ impl Dataplane {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
+        // Of new tables: when each of them serves the Services with few endpoints.
+        for table in &mut self.tables {
+            match table.finish_load() {
+                Ok(step) => generations.extend(step),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
         if let Some(error) = failed {
             return Err(error);
         }
@@ -365,6 +377,7 @@ impl Dataplane {
             _ => KernelState::InSync,
         };
         self.has_compared_everything |= !believes_digests;
+        self.has_written = true;
         // Another program has only committed something meanwhile: once more, now that its changes are noticed.
         self.believes_digests = believes_digests && state == KernelState::Unknown;
         Ok((written, state))

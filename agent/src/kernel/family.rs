@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use steerage_model::Family;
 use steerage_nft::{Batch, Element, Error, Nft, Rows, Table};
 
-use super::load::{PAUSE, load};
+use super::load::{Loaded, PAUSE, load, load_rest};
 use super::repair::{
     ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, must_be_replaced, repair, replace,
 };
@@ -34,6 +34,8 @@ pub struct FamilyTable {
     written: Option<ChainRules>,
     /// The last write replaced the table, and left chains that only the replacement needs.
     has_handover: bool,
+    /// What [`FamilyTable::finish_load`] is to load.
+    rest: Option<Changes>,
     /// What [`FamilyTable::take_deleted`] will return.
     deleted: BTreeSet<Frontend>,
 }
@@ -42,7 +44,7 @@ impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
         let (table, deleted) = (Table::new(family, TABLE), BTreeSet::new());
-        Self { nft, model, family, table, written: None, has_handover: false, deleted }
+        Self { nft, model, family, table, written: None, has_handover: false, rest: None, deleted }
     }
 
     /// Its address family.
@@ -93,7 +95,7 @@ impl FamilyTable {
         wanted: &BTreeMap<u32, ListDigest>,
     ) -> Result<KernelLists, Error> {
         let Some(info) = self.nft.table(&self.table)? else { return Ok(KernelLists::new()) };
-        let (chains, sets) = (self.nft.chains(&self.table)?, self.nft.set_infos(&self.table)?);
+        let (chains, sets) = (self.nft.chain_infos(&self.table)?, self.nft.set_infos(&self.table)?);
         let has_digests = sets.iter().any(|set| set.name == SetId::Digests.name());
         if !has_digests || must_be_replaced(&BaseRuleset::new(self.family, config), &info, &chains, &sets) {
             return self.lists();
@@ -148,11 +150,12 @@ impl FamilyTable {
         scope: Scope<'_>,
     ) -> Result<Synchronised, Error> {
         let base_ruleset = BaseRuleset::new(self.family, config);
-        self.has_handover = false;
+        (self.has_handover, self.rest) = (false, None);
         let table = self.table.clone();
         let mut done = Synchronised::default();
         if self.nft.table(&table)?.is_none() {
-            let generations = load(&mut self.nft, &table, &base_ruleset, wanted)?;
+            let Loaded { generations, rest } = load(&mut self.nft, &table, &base_ruleset, wanted)?;
+            self.rest = rest;
             self.written = self.listed()?;
             return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
@@ -189,6 +192,13 @@ impl FamilyTable {
         }
         self.written = self.listed()?;
         Ok(done)
+    }
+
+    /// Loads what [`FamilyTable::synchronise`] left of a new table: Services with very many endpoints. Returns the generations of the
+    /// ruleset before and after it, if there was something.
+    pub fn finish_load(&mut self) -> Result<Option<(u32, u32)>, Error> {
+        let rest = self.rest.take();
+        rest.map(|rest| load_rest(&mut self.nft, &self.table, rest)).transpose()
     }
 
     /// Repairs rules, and elements of damaged sets, as [`FamilyTable::synchronise`] does, but reads no other set, and those once. A

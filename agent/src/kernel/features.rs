@@ -9,7 +9,7 @@ use steerage_nft::{
     FibAddress, Field, Hook, Limit, Nft, Reject, Rule, Set, Table,
 };
 
-use super::{FAMILIES, host_facts};
+use super::{FAMILIES, has_ipv6, host_facts};
 use crate::kernel_release::KernelVersion;
 use crate::rules::{Feature, Features};
 
@@ -28,12 +28,15 @@ pub struct KernelFeatures {
 }
 
 /// Tries every feature in the network namespace of the calling thread. A feature that one family lacks counts as missing, unless the
-/// kernel lacks the family.
+/// kernel lacks the family, or the host has disabled it.
 pub fn kernel_features() -> Result<KernelFeatures, Error> {
     let release = host_facts::read("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut nft = Nft::open()?;
     let mut features = Features::default();
-    for (_, family) in FAMILIES {
+    for (model, family) in FAMILIES {
+        if model == steerage_model::Family::V6 && !has_ipv6() {
+            continue;
+        }
         match nft.tables(family) {
             Err(error) if error.is_unsupported() => continue,
             tables => tables?,

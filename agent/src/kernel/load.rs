@@ -6,15 +6,17 @@
 //! before it up to a limit, with a pause after each.
 //!
 //! No packet meets a partly filled table: base chains come last. A process that is killed before leaves a table without them, which the
-//! next start replaces. Only Services with very many endpoints come after the base chains, as in updates: each frontend at once, and
-//! its list before. So the others need not wait for them.
+//! next start replaces. Only Services with very many endpoints come after the base chains of all tables, as in updates: each frontend
+//! at once, and its list before. So the others need not wait for them.
 
 use std::time::Duration;
 
 use steerage_nft::{Batch, Error, Nft, Rows, Table};
 
 use super::repair::append;
-use crate::rules::{self, BaseRuleset, Elements, RulesetChain, SetId, difference, first_elements, steps};
+use crate::rules::{
+    self, BaseRuleset, Changes, Elements, RulesetChain, SetId, difference, first_elements, steps,
+};
 
 /// Elements of each set in the first step.
 const FIRST_STEP: usize = 512;
@@ -23,20 +25,41 @@ const LARGEST_STEP: usize = 1 << 15;
 /// Time for the kernel's worker to grow a hash table.
 pub(super) const PAUSE: Duration = Duration::from_micros(300);
 
-/// Creates the table with these elements. Returns the generations of the ruleset before it and, if no other program writes, after it.
+/// The generations of the ruleset before some writes and, if no other program writes, after them.
+struct Commits {
+    before: u32,
+    after: u32,
+}
+
+impl Commits {
+    fn new(nft: &mut Nft) -> Result<Self, Error> {
+        let before = nft.generation()?;
+        Ok(Self { before, after: before })
+    }
+
+    fn commit(&mut self, nft: &mut Nft, batch: Batch) -> Result<(), Error> {
+        // The kernel skips generation 0.
+        self.after = self.after.checked_add(u32::from(!batch.is_empty())).unwrap_or(1);
+        nft.commit(batch)
+    }
+}
+
+/// What [`load`] did.
+pub(super) struct Loaded {
+    /// The generations of the ruleset before it and, if no other program writes, after it.
+    pub(super) generations: (u32, u32),
+    /// What [`load_rest`] is to load.
+    pub(super) rest: Option<Changes>,
+}
+
+/// Creates the table with these elements, but those of Services with very many endpoints.
 pub(super) fn load(
     nft: &mut Nft,
     table: &Table,
     base_ruleset: &BaseRuleset,
     wanted: &Elements,
-) -> Result<(u32, u32), Error> {
-    let before = nft.generation()?;
-    let mut generation = before;
-    let mut commit = |nft: &mut Nft, batch: Batch| {
-        // The kernel skips generation 0.
-        generation = generation.checked_add(u32::from(!batch.is_empty())).unwrap_or(1);
-        nft.commit(batch)
-    };
+) -> Result<Loaded, Error> {
+    let mut commits = Commits::new(nft)?;
     let mut batch = Batch::new();
     batch.add_table(table, Some(&base_ruleset.version));
     for (_, set) in &base_ruleset.sets {
@@ -49,33 +72,38 @@ pub(super) fn load(
     let (base, others): (Vec<_>, Vec<_>) =
         base_ruleset.chains.iter().partition(|chain| chain.chain.is_base());
     add_chains(&mut batch, table, others);
-    commit(nft, batch)?;
+    commits.commit(nft, batch)?;
     let first = first_elements(wanted);
     for batch in fill(table, first.as_ref().unwrap_or(wanted).sets().collect()) {
-        commit(nft, batch)?;
+        commits.commit(nft, batch)?;
         std::thread::sleep(PAUSE);
     }
     let mut batch = Batch::new();
     add_chains(&mut batch, table, base);
-    commit(nft, batch)?;
-    if let Some(first) = first {
-        let mut rest = difference(&first, wanted);
-        // No packet looks at a list before a frontend leads there. A list without its digest is not believed by a next process.
-        for id in [SetId::Endpoints, SetId::Digests] {
-            let rows = rest.add.remove(&id);
-            for batch in fill(table, rows.iter().map(|rows| (&id, rows)).collect()) {
-                commit(nft, batch)?;
-                std::thread::sleep(PAUSE);
-            }
-        }
-        for step in steps(&rest, rules::LARGEST_STEP) {
-            let mut batch = Batch::new();
-            append(&mut batch, table, &step);
-            commit(nft, batch)?;
+    commits.commit(nft, batch)?;
+    let rest = first.map(|first| difference(&first, wanted));
+    Ok(Loaded { generations: (commits.before, commits.after), rest })
+}
+
+/// Loads what [`load`] has left. Returns the generations of the ruleset before it and, if no other program writes, after it.
+pub(super) fn load_rest(nft: &mut Nft, table: &Table, mut rest: Changes) -> Result<(u32, u32), Error> {
+    let mut commits = Commits::new(nft)?;
+    // No packet looks at a list before a frontend leads there. Digests come first: a process that is killed leaves no endpoints of which a
+    // next one does not know, and without its frontends no list is believed.
+    for id in [SetId::Digests, SetId::Endpoints] {
+        let rows = rest.add.remove(&id);
+        for batch in fill(table, rows.iter().map(|rows| (&id, rows)).collect()) {
+            commits.commit(nft, batch)?;
             std::thread::sleep(PAUSE);
         }
     }
-    Ok((before, generation))
+    for step in steps(&rest, rules::LARGEST_STEP) {
+        let mut batch = Batch::new();
+        append(&mut batch, table, &step);
+        commits.commit(nft, batch)?;
+        std::thread::sleep(PAUSE);
+    }
+    Ok((commits.before, commits.after))
 }
 
 /// Transactions that add these elements.

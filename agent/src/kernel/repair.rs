@@ -6,13 +6,14 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use steerage_nft::{Batch, Data, Element, Error, Nft, RuleInfo, SetInfo, Table, TableInfo};
+use steerage_nft::{Batch, ChainInfo, Data, Element, Error, Nft, RuleInfo, SetInfo, Table, TableInfo};
 
 use super::load::add_chains;
 use super::scope::{Found, Scope, read};
 use crate::plan::Frontend;
 use crate::rules::{
-    BaseRuleset, Changes, Elements, LARGEST_STEP, SetId, deleted_udp_frontends, difference, repair_steps,
+    BaseRuleset, Changes, Elements, LARGEST_STEP, RulesetChain, SetId, deleted_udp_frontends, difference,
+    repair_steps,
 };
 
 /// Remaining affinity that is still taken over. Less may round to zero ticks of the kernel's clock, and such an element would
@@ -45,16 +46,24 @@ pub(super) struct Repair {
 pub(super) fn must_be_replaced(
     base_ruleset: &BaseRuleset,
     table: &TableInfo,
-    chains: &[String],
+    chains: &[ChainInfo],
     sets: &[SetInfo],
 ) -> bool {
-    let is_wanted = |name: &String| base_ruleset.chains.iter().any(|chain| chain.name == *name);
-    let missing = base_ruleset.chains.iter().map(|chain| &chain.name).filter(|name| !chains.contains(name));
-    let mut differing = missing.chain(chains.iter().filter(|name| !is_wanted(name)));
+    let is_wanted = |info: &&ChainInfo| base_ruleset.chains.iter().any(|chain| chain.name == info.name);
+    let is_missing = |name: &&String| !chains.iter().any(|info| info.name == **name);
+    let missing = base_ruleset.chains.iter().map(|chain| &chain.name).filter(is_missing);
+    let surplus = chains.iter().filter(|info| !is_wanted(info)).map(|info| &info.name);
+    let mut differing = missing.chain(surplus);
+    // The kernel moves no chain to another hook or priority.
+    let is_moved = |chain: &RulesetChain| {
+        chains.iter().any(|info| info.name == chain.name && !chain.chain.runs_as(info))
+    };
     // Such as those for affinity, if the last Service with it was deleted while no agent ran.
     let is_repairable = differing.all(|name| BaseRuleset::is_optional(name))
         && unfit_sets(base_ruleset, sets).all(|name| name == SetId::Digests.name());
-    table.comment.as_deref() != Some(base_ruleset.version.as_str()) || !is_repairable
+    table.comment.as_deref() != Some(base_ruleset.version.as_str())
+        || !is_repairable
+        || base_ruleset.chains.iter().any(is_moved)
 }
 
 /// Sets of another type or size than they should have.
@@ -82,12 +91,12 @@ pub(super) fn repair(
         create(&mut batch, table, base_ruleset, wanted);
         return Ok(Repair { batch, elements: wanted.len(), ..Repair::default() });
     };
-    let (chains, infos) = (nft.chains(table)?, nft.set_infos(table)?);
+    let (chains, infos) = (nft.chain_infos(table)?, nft.set_infos(table)?);
     let wanted_chains: Vec<_> = base_ruleset.chains.iter().map(|chain| &chain.name).collect();
     let digests = SetId::Digests.name();
     let mut sets: Vec<String> = infos.iter().map(|info| info.name.clone()).collect();
-    let missing: Vec<_> = wanted_chains.iter().filter(|name| !chains.contains(name)).collect();
-    let surplus: Vec<_> = chains.iter().filter(|name| !wanted_chains.contains(name)).collect();
+    let surplus: Vec<_> =
+        chains.iter().map(|info| &info.name).filter(|name| !wanted_chains.contains(name)).collect();
     if must_be_replaced(base_ruleset, &info, &chains, &infos) {
         if is_left {
             return Ok(Repair::default());
@@ -99,6 +108,10 @@ pub(super) fn repair(
         return Ok(Repair { batch, elements: wanted.len(), replaces: true, ..Repair::default() });
     }
 
+    if info.is_dormant {
+        tracing::info!(%table, "table is dormant; activating it");
+        batch.add_table(table, Some(&base_ruleset.version));
+    }
     for name in surplus {
         tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
         batch.delete_chain(table, name);
@@ -123,10 +136,15 @@ pub(super) fn repair(
     }
     let rules = nft.rules(table)?;
     let found = by_chain(&rules);
-    let (new, existing): (Vec<_>, Vec<_>) =
-        base_ruleset.chains.iter().partition(|chain| missing.contains(&&&chain.name));
+    let info_of = |name: &String| chains.iter().find(|info| info.name == *name);
+    let (existing, new): (Vec<_>, Vec<_>) =
+        base_ruleset.chains.iter().partition(|chain| info_of(&chain.name).is_some());
     add_chains(&mut batch, table, new);
     for chain in existing {
+        if info_of(&chain.name).is_some_and(|info| !chain.chain.has_policy_of(info)) {
+            tracing::info!(%table, chain = chain.name, "chain has another policy; setting it");
+            batch.add_chain(table, &chain.chain);
+        }
         let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
         let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
         let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));

@@ -17,8 +17,11 @@ pub enum Scope<'a> {
     /// All elements.
     Everything,
     /// All elements but those of long lists whose digest and frontends are the wanted ones, which are believed, and of those without a
-    /// digest, which are taken to be empty.
-    Digests,
+    /// digest, which are taken to be empty. `is_settled`: no set has grown for some 100 ms, and a single listing of each lacks nothing.
+    Digests {
+        /// Whether nobody has written just before.
+        is_settled: bool,
+    },
     /// These sets, by a single listing of each, which may lack elements. Then nothing is read or written that takes long: a table that is
     /// missing or has another layout is left as it is.
     Damaged(&'a [SetId]),
@@ -47,10 +50,10 @@ pub(super) fn read(
         Scope::Everything => {
             found.elements = read_elements(nft, table, base_ruleset, wanted.family(), sets)?;
         }
-        Scope::Digests => {
+        Scope::Digests { is_settled } => {
             let (endpoints, others): (Vec<_>, Vec<_>) = ids.partition(|id| *id == SetId::Endpoints);
             for id in others {
-                found.elements.listed(id, read_matching(nft, table, id, wanted)?);
+                found.elements.listed(id, read_whole(nft, table, id, wanted, is_settled)?);
             }
             for id in endpoints {
                 let rows = if sets.contains(&SetId::Digests.name()) {
@@ -58,7 +61,7 @@ pub(super) fn read(
                     (rows, found.unread) = read_differing_lists(nft, table, &found.elements, wanted)?;
                     rows
                 } else {
-                    read_matching(nft, table, id, wanted)?
+                    read_whole(nft, table, id, wanted, is_settled)?
                 };
                 found.elements.listed(id, rows);
             }
@@ -70,13 +73,23 @@ pub(super) fn read(
     Ok(found)
 }
 
-/// A single listing is enough of a set that holds what is wanted and has not grown for some 100 ms.
-fn read_matching(nft: &mut Nft, table: &Table, id: SetId, wanted: &Elements) -> Result<Rows, Error> {
+/// A single listing is enough of a set that holds what is wanted and has not grown for some 100 ms. While it grows, a listing may lack
+/// just what another program added.
+fn read_whole(
+    nft: &mut Nft,
+    table: &Table,
+    id: SetId,
+    wanted: &Elements,
+    is_settled: bool,
+) -> Result<Rows, Error> {
     let shape = id.row_shape(wanted.family());
-    match nft.rows_once(table, &id.name(), shape)? {
-        Some(rows) if rows == rows_of(wanted, id) => Ok(rows),
-        _ => nft.rows(table, &id.name(), shape),
+    if is_settled
+        && let Some(rows) = nft.rows_once(table, &id.name(), shape)?
+        && rows == rows_of(wanted, id)
+    {
+        return Ok(rows);
     }
+    nft.rows(table, &id.name(), shape)
 }
 
 /// The lists that had another number, or other frontends. A digest says what a list holds, and not whose it is: a number may have been

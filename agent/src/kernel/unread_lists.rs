@@ -3,6 +3,7 @@
 //! what is done about those that are not what they should be. [`super::Dataplane`] has them read, some at once or before a change.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use steerage_model::{Family, Key};
 use steerage_nft::{Error, Rows};
@@ -22,6 +23,9 @@ pub(super) type ListNumbers = BTreeSet<(Family, u32)>;
 #[derive(Debug, Default)]
 pub(super) struct UnreadLists {
     lists: ListNumbers,
+    /// The last one that was read. Each comparison that believes digests adds all lists again: reading goes on after it, and not from the
+    /// first one, or a program that keeps on changing the tables would keep the last ones from being read.
+    last_read: Option<(Family, u32)>,
     /// What others changed in lists while nobody watched them.
     found: ForeignChange,
 }
@@ -60,15 +64,24 @@ impl UnreadLists {
 
     /// As many as are read at once.
     pub(super) fn next(&self, ruleset: &Ruleset) -> ListNumbers {
-        let Some((first, _)) = self.lists.first().copied() else { return ListNumbers::new() };
+        let from = match self.last_read {
+            Some(last) => (Bound::Excluded(last), Bound::Unbounded),
+            None => (Bound::Unbounded, Bound::Unbounded),
+        };
+        let mut following = self.lists.range(from).peekable();
+        let mut from_first = self.lists.iter().peekable();
+        let lists: &mut dyn Iterator<Item = &(Family, u32)> =
+            if following.peek().is_some() { &mut following } else { &mut from_first };
+        let mut lists = lists.copied().peekable();
+        let Some((first, _)) = lists.peek().copied() else { return ListNumbers::new() };
         let digests = ruleset.list_digests(first);
         let mut slots = 0;
-        let fits = |(family, list): &&(Family, u32)| {
+        let fits = |(family, list): &(Family, u32)| {
             let fits = *family == first && slots < SLOTS_AT_ONCE;
             slots += digests.get(list).map_or(0, |digest| digest.slots());
             fits
         };
-        self.lists.iter().take_while(fits).copied().collect()
+        lists.take_while(fits).collect()
     }
 
     /// Those whose endpoints change, and that do not end. Others of the same Services stay believed: a change of the node may concern all Services.
@@ -106,6 +119,7 @@ impl UnreadLists {
             }
         }
         self.lists.retain(|list| !lists.contains(list));
+        self.last_read = lists.last().copied();
         Ok(wrong)
     }
 

@@ -259,8 +259,9 @@ fn plan_endpoints<'a>(
     ports.into_iter().zip(endpoints).map(with_endpoints).collect()
 }
 
-/// The frontends of all ports, role by role: an address in two roles, such as a VIP that is also an external IP, is served in the first
-/// one. Those that no budget has room for are counted only.
+/// The frontends of all ports. A frontend in two roles, such as a VIP that is also an external IP, is served in the first one: cluster
+/// IP, VIP, node port, external IP. Those that no budget has room for are counted only: the last ones, so VIPs and node ports of one
+/// port stay together, of which a load balancer needs one or the other.
 fn plan_frontends(
     service: &Service,
     ports: &[FamilyPort<'_>],
@@ -271,9 +272,11 @@ fn plan_frontends(
     let most = local_node.element_limits.service / FRONTEND_ELEMENTS;
     let sources: BTreeMap<_, _> =
         families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
+    let vips = vips_at_node_ports(service, ports, external, local_node);
     let mut seen = BTreeSet::new();
-    for role in [Role::ClusterIp, Role::Vip, Role::NodePort, Role::ExternalIp] {
-        for of in ports {
+    let groups: [&[Role]; 3] = [&[Role::ClusterIp], &[Role::Vip, Role::NodePort], &[Role::ExternalIp]];
+    for roles in groups {
+        for (of, role) in ports.iter().flat_map(|of| roles.iter().map(move |role| (of, *role))) {
             let room = most.saturating_sub(plan.frontends.len());
             if room == 0 && role == Role::ExternalIp {
                 plan.omitted.frontends +=
@@ -288,7 +291,8 @@ fn plan_frontends(
             let allowed = sources.get(&of.family).and_then(Option::as_ref);
             for (addr, number) in at.into_iter().take(room) {
                 let frontend = Frontend { addr, protocol: of.port.protocol, port: number };
-                if seen.insert(frontend) {
+                let is_vip = role == Role::NodePort && vips.contains(&frontend);
+                if !is_vip && seen.insert(frontend) {
                     let sources = allowed.filter(|_| role == Role::Vip).cloned();
                     // Only for VIPs: a packet to a node's address and node port is for that node alone.
                     let peers = of.peers.clone().filter(|_| role == Role::Vip);
@@ -298,6 +302,24 @@ fn plan_frontends(
             }
         }
     }
+}
+
+/// The frontends of VIPs that are addresses of node ports: there a node port of the Service may be at one of them.
+fn vips_at_node_ports(
+    service: &Service,
+    ports: &[FamilyPort<'_>],
+    external: &[IpAddr],
+    local_node: &LocalNode,
+) -> BTreeSet<Frontend> {
+    if !service.vips().any(|vip| local_node.node_port_addresses.contains(&vip)) {
+        return BTreeSet::new();
+    }
+    let at = |of: &FamilyPort<'_>| {
+        let protocol = of.port.protocol;
+        let at = addresses(service, of, Role::Vip, external, local_node).into_iter();
+        at.map(move |(addr, port)| Frontend { addr, protocol, port }).collect::<Vec<_>>()
+    };
+    ports.iter().flat_map(at).collect()
 }
 
 /// The nodes to which a port's packets are forwarded: under external policy Local, without an endpoint on this node.

@@ -201,6 +201,42 @@ fn service_of_many_ports_and_endpoints_is_served_by_some() {
     }
 }
 
+/// A load balancer needs the VIP or the node port of a port, and nobody knows here which: a port that is served keeps both.
+#[test]
+fn ports_that_are_served_keep_vip_and_node_port() {
+    let mut service = service(Protocol::Tcp, 10, 0, TrafficPolicy::Cluster);
+    service.kind = ServiceKind::LoadBalancer;
+    service.ingress = vec![Ingress { ip: "198.51.100.1".parse().ok(), hostname: None, ip_mode: None }];
+    for port in &mut service.ports {
+        port.node_port = Some(30_000 + port.port);
+    }
+    let node = IpAddr::from([10, 0, 0, 1]);
+    let place = LocalNode { node_port_addresses: [node].into(), ..place(10_000) };
+    let mut plan = plan_service(&service, &index(&service, endpoints(1, 1, 3)), &place);
+    assert_eq!(plan.frontends.len(), 30);
+    assert!(plan.reduce(256, 1).is_some());
+    let of = |role| plan.frontends.iter().filter(|(_, action)| action.role == role).count();
+    let (vips, node_ports) = (of(Role::Vip), of(Role::NodePort));
+    assert_eq!(of(Role::ClusterIp), 10);
+    assert!(vips > 1 && vips - node_ports <= 1, "{vips} VIPs, {node_ports} node ports");
+}
+
+/// Where a VIP is an address of node ports, the VIP comes first, also before a node port of another of the Service's ports.
+#[test]
+fn node_port_does_not_take_the_frontend_of_a_vip() {
+    let node = IpAddr::from([10, 0, 0, 1]);
+    let mut service = service(Protocol::Tcp, 2, 0, TrafficPolicy::Cluster);
+    service.kind = ServiceKind::LoadBalancer;
+    service.ingress = vec![Ingress { ip: Some(node), hostname: None, ip_mode: None }];
+    (service.ports[1].port, service.ports[0].node_port) = (30_080, Some(30_080));
+    let place = LocalNode { node_port_addresses: [node].into(), ..place(10_000) };
+    let plan = plan_service(&service, &index(&service, endpoints(1, 1, 3)), &place);
+    let roles: Vec<_> =
+        plan.frontends.iter().filter(|(at, _)| (at.addr, at.port) == (node, 30_080)).collect();
+    assert_eq!(roles.len(), 1);
+    assert_eq!(roles[0].1.role, Role::Vip);
+}
+
 /// Each external IP counts at each port, whether there was room to look at it or not.
 #[test]
 fn external_ips_at_many_ports_are_counted() {

@@ -236,6 +236,30 @@ fn udp_frontends_of_a_repair_that_fails_halfway_are_known() {
     });
 }
 
+/// Each of the changes has all lists read again: none waits for the end of the changes.
+#[test]
+fn all_lists_are_read_while_another_program_goes_on_changing_the_tables() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let ports = 20;
+        let mut proxy = open();
+        write(&mut proxy, large(ports, 0, 2_500)).unwrap();
+        let mut nft = Nft::open().unwrap();
+        let last = rows(&mut nft, SetId::Endpoints).unwrap().iter().last().map(|row| row.key.to_vec());
+        let table = Table::new(steerage_nft::Family::Ip, TABLE);
+        let mut batch = Batch::new();
+        batch.delete_elements(&table, &SetId::Endpoints.name(), &[Element::key(last.unwrap())]);
+        nft.commit(batch).unwrap();
+        let found = (0..=ports).find(|_| {
+            proxy.dataplane.foreign_change_noticed(true);
+            write(&mut proxy, BTreeMap::new()).unwrap();
+            proxy.dataplane.read_some_lists(&mut proxy.ruleset) > 0
+        });
+        assert!(found.is_some(), "the last list is never read");
+        assert_eq!(count(&mut nft, SetId::Endpoints), usize::from(ports) * 2_500);
+    });
+}
+
 /// The rows of a set.
 fn rows(nft: &mut Nft, id: SetId) -> Result<Rows, Error> {
     nft.rows(&Table::new(steerage_nft::Family::Ip, TABLE), &id.name(), id.row_shape(Family::V4))
@@ -290,31 +314,96 @@ fn small_services_are_loaded_first() {
     });
 }
 
-/// The process ended while it loaded the large Service. What the next one makes of that is what a single load makes.
+/// A Service of IPv6 with two endpoints.
+fn small_of_ipv6() -> (Key, ServicePlan) {
+    let key = Key::new("shop", "small6");
+    let service = Service {
+        cluster_ips: vec!["fd00:96::1".parse().unwrap()],
+        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
+        proxy_name: Some(names::PROXY_NAME.to_owned()),
+        ..Service::new(key.clone())
+    };
+    let mut index = Index::default();
+    index.apply_service(Event::Apply(service.clone()));
+    index.apply_slice(Event::Apply(EndpointSlice {
+        ports: vec![EndpointPort { name: "1".to_owned(), protocol: Protocol::Tcp, port: 8001 }].into(),
+        endpoints: ["fd00:244::1", "fd00:244::2"]
+            .map(|at| Endpoint::ready(at.parse().unwrap(), "other"))
+            .into(),
+        ..EndpointSlice::new(Key::new("shop", "small6-1"), key.clone(), Family::V6)
+    }));
+    let place = LocalNode { node: "node".to_owned(), ..LocalNode::default() };
+    let plan = plan_service(&service, &index, &place);
+    assert!(plan.frontends.iter().all(|(_, action)| action.targets.len() == 2));
+    (key, plan)
+}
+
+/// Each family has a table. The Services with few endpoints of the second one do not wait for the long lists of the first either.
+#[test]
+fn small_services_of_both_families_are_loaded_first() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let mut proxy = Proxy::open();
+        let (ports, endpoints) = (20, 2_500);
+        let is_over = AtomicBool::new(false);
+        let lengths = std::thread::scope(|scope| {
+            // The endpoints of IPv4 that were loaded when IPv6 was first served.
+            let seen = scope.spawn(|| {
+                let (mut nft, mut seen) = (Nft::open().unwrap(), BTreeSet::new());
+                let table = Table::new(steerage_nft::Family::Ip6, TABLE);
+                while !is_over.load(Ordering::Relaxed) {
+                    let chains = nft.chains(&table).unwrap_or_default();
+                    if chains.iter().any(|chain| chain == "prerouting") {
+                        seen.insert(count(&mut nft, SetId::Endpoints));
+                    }
+                }
+                seen
+            });
+            let mut plans = large(ports, 0, endpoints);
+            plans.extend([small_of_ipv6()]);
+            write(&mut proxy, plans).unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            seen.join().unwrap()
+        });
+        let first = lengths.first().copied().unwrap_or(usize::MAX);
+        assert!(first < usize::from(ports) * 2_500, "{lengths:?}");
+        proxy.dataplane.mark_out_of_sync();
+        assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
+    });
+}
+
+/// The process ended while it loaded the large Service. What the next one makes of that is what a single load makes, also of a Service
+/// that was deleted meanwhile.
 #[test]
 fn load_that_ended_halfway_is_completed() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         let plans = with_small(large(20, 0, 2_500));
         let mut proxy = Proxy::open();
+        // The lists of the process that ends are not in the order of their endpoints.
+        write(&mut proxy, with_small(large(20, 1_000, 2_500))).unwrap();
         write(&mut proxy, plans.clone()).unwrap();
         let table = Table::new(steerage_nft::Family::Ip, TABLE);
         let mut nft = Nft::open().unwrap();
-        let rows = rows(&mut nft, SetId::Endpoints).unwrap();
+        let [digests, rows] = [SetId::Digests, SetId::Endpoints].map(|id| rows(&mut nft, id).unwrap());
         drop(proxy);
-        for loaded in [0, 7_000, rows.len()] {
-            // Only what the first transactions of the rest had written: some endpoints, no digest, no frontend.
+        let lengths = [0, 7_000, rows.len()];
+        for (loaded, is_gone) in lengths.into_iter().flat_map(|loaded| [(loaded, false), (loaded, true)]) {
+            // Only what the first transactions of the rest had written: all digests, some endpoints, no frontend.
             let mut alone = Proxy::open();
             write(&mut alone, with_small(BTreeMap::new())).unwrap();
             let mut batch = Batch::new();
             assert_eq!([SetId::Digests, SetId::Endpoints].map(|id| count(&mut nft, id)), [0, 0]);
+            batch.add_rows(&table, &SetId::Digests.name(), digests.iter());
             batch.add_rows(&table, &SetId::Endpoints.name(), rows.iter().take(loaded));
             nft.commit(batch).unwrap();
             drop(alone);
             let mut next = Proxy::open();
-            write(&mut next, plans.clone()).unwrap();
+            let wanted = if is_gone { with_small(BTreeMap::new()) } else { plans.clone() };
+            write(&mut next, wanted).unwrap();
             next.dataplane.read_all_lists(&mut next.ruleset);
-            assert_eq!(count(&mut nft, SetId::Endpoints), rows.len(), "{loaded}");
+            let left = if is_gone { 0 } else { rows.len() };
+            assert_eq!(count(&mut nft, SetId::Endpoints), left, "{loaded}");
             next.dataplane.mark_out_of_sync();
             assert_eq!(write(&mut next, BTreeMap::new()).unwrap().elements, 0, "{loaded}");
         }

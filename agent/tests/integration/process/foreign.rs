@@ -48,6 +48,10 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
             "add rule ip steerage to-cluster drop",
             "insert rule ip steerage prerouting accept",
             "add chain ip steerage other",
+            "add chain ip steerage output { policy drop ; }",
+            "add table ip steerage { flags dormant ; }",
+            "flush chain ip steerage output; delete chain ip steerage output; \
+             add chain ip steerage output { type nat hook output priority 300 ; }",
             "flush table ip6 steerage",
             "delete table ip steerage",
             "delete table ip steerage; delete table ip6 steerage",
