@@ -195,6 +195,11 @@ impl SetId {
     }
 }
 
+/// The family of the addresses of a table.
+pub(super) fn model_family(family: Family) -> steerage_model::Family {
+    if family == Family::Ip6 { steerage_model::Family::V6 } else { steerage_model::Family::V4 }
+}
+
 pub(super) fn address_type(family: Family) -> DataType {
     if family == Family::Ip6 { DataType::Ipv6Addr } else { DataType::Ipv4Addr }
 }

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use steerage_agent::input::Input;
 use steerage_agent::kernel::read_table;
 use steerage_agent::plan::ElementLimits;
-use steerage_agent::rules::{BaseRuleset, RulesetConfig};
+use steerage_agent::rules::{BaseRuleset, RulesetConfig, UsedSets};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
@@ -123,7 +123,8 @@ fn step(random: &mut Rng) -> Input {
 fn elements(world: &World) -> usize {
     let families = [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)];
     let count = |(model, family)| {
-        let base_ruleset = BaseRuleset::new(family, &RulesetConfig::default());
+        let all = RulesetConfig { used: UsedSets::all(), ..RulesetConfig::default() };
+        let base_ruleset = BaseRuleset::new(family, &all);
         read_table(model, &base_ruleset).expect("readable").map_or(0, |table| table.elements.len())
     };
     world.run(At::Node, || families.map(count).into_iter().sum())
