@@ -280,7 +280,8 @@ fn flooded(world: &World, address: Ipv4Addr) -> (Cluster, Vec<EndpointSlice>) {
     (cluster, many)
 }
 
-struct StopOnDrop<'s>(&'s AtomicBool);
+/// Sets a flag at the end of a scope.
+pub(crate) struct StopOnDrop<'s>(pub(crate) &'s AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
