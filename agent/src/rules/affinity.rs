@@ -26,8 +26,9 @@ use crate::plan::AFFINITY_TIMEOUTS;
 pub(super) const AFFINITY: &str = "affinity";
 /// The same for clients of connections that have just begun.
 pub(super) const CANDIDATES: &str = "candidates";
-/// The counter of packets whose client is not remembered, because its namespace has added too many.
-pub const NOT_REMEMBERED: &str = "not-remembered";
+/// The counter of packets that the limit of affinity concerns: their client is not remembered, because its namespace has added too
+/// many. The metric is called so, too; the counter keeps its name, which is part of the layout.
+pub const AFFINITY_LIMITED: &str = "not-remembered";
 /// Clients that are remembered.
 const AFFINITY_SIZE: u32 = 1 << 19;
 /// Clients whose connections have just begun. The shortest timeout of affinity is longer than theirs.
@@ -235,7 +236,7 @@ impl RuleBuilder<'_> {
                     timeout(seconds),
                     limit(counted.clients() / shares, seconds),
                 );
-            self.count(rule, NOT_REMEMBERED).return_()
+            self.count(rule, AFFINITY_LIMITED).return_()
         };
         let limits = self.config.features.has(Feature::Limits).then(|| self.timeouts().map(too_many));
         limits.into_iter().flatten().chain([Rule::new().goto(next)]).collect()

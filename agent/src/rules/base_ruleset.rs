@@ -6,7 +6,7 @@
 
 use steerage_nft::{Batch, Family, RowShape, Set, Table};
 
-use super::affinity::NOT_REMEMBERED;
+use super::affinity::AFFINITY_LIMITED;
 use super::affinity::{AFFINITY, SHARES, dynamic_sets, is_chain};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
@@ -45,9 +45,9 @@ impl BaseRuleset {
     /// For `Family::Ip` or `Family::Ip6`.
     pub fn new(family: Family, config: &RulesetConfig) -> Self {
         let mut filled = vec![
-            SetId::Frontends,
+            SetId::ExternalFrontends,
             SetId::Rejected,
-            SetId::Dropped,
+            SetId::DroppedClusterFrontends,
             SetId::Restricted,
             SetId::Split,
             SetId::Masqueraded,
@@ -78,7 +78,7 @@ impl BaseRuleset {
         let mut counters: Vec<_> =
             DropReason::ALL.into_iter().filter(has_counter).map(DropReason::name).collect();
         if config.features.has(Feature::Counters) {
-            counters.push(NOT_REMEMBERED);
+            counters.push(AFFINITY_LIMITED);
             counters.extend(config.forward_to_peers.then_some(TO_PEERS));
         }
         let version = version(possible.iter().map(|(_, set)| set), &counters);
@@ -92,7 +92,7 @@ impl BaseRuleset {
         let affinity = sets.iter().find(|(name, _)| name == AFFINITY);
         let affinity = affinity.map(|(name, set)| (name.clone(), set.row_shape()));
         let chains = RuleBuilder { family, config }.chains();
-        Self { filled, sets, counters, affinity, chains, version }
+        Self { filled, sets, affinity, counters, chains, version }
     }
 }
 

@@ -144,7 +144,7 @@ impl RuleBuilder<'_> {
     fn incoming(&self) -> Vec<Rule> {
         vec![
             self.to_cluster_address().goto("services"),
-            Rule::new().in_set(&SetId::Frontends.name(), &self.frontend()).goto("services"),
+            Rule::new().in_set(&SetId::ExternalFrontends.name(), &self.frontend()).goto("services"),
         ]
     }
 
@@ -154,8 +154,11 @@ impl RuleBuilder<'_> {
             self.restricted().jump("check-source"),
             self.count(Rule::new().in_set(&SetId::Rejected.name(), &key), DropReason::NoEndpoint.name())
                 .reject(Reject::PortUnreachable(self.family)),
-            self.count(Rule::new().in_set(&SetId::Dropped.name(), &key), DropReason::NoLocalEndpoint.name())
-                .drop(),
+            self.count(
+                Rule::new().in_set(&SetId::DroppedClusterFrontends.name(), &key),
+                DropReason::NoLocalEndpoint.name(),
+            )
+            .drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
@@ -233,8 +236,8 @@ impl RuleBuilder<'_> {
             Side::Cluster => {
                 let unknown = self
                     .to_cluster_address()
-                    .not_in_set(&SetId::Dropped.name(), &self.frontend())
-                    .not_in_set(&SetId::Frontends.name(), &self.frontend());
+                    .not_in_set(&SetId::DroppedClusterFrontends.name(), &self.frontend())
+                    .not_in_set(&SetId::ExternalFrontends.name(), &self.frontend());
                 let unknown = self.count(unknown, DropReason::UnknownPort.name());
                 rules.push(unknown.reject(Reject::PortUnreachable(self.family)));
             }
@@ -308,7 +311,7 @@ impl RuleBuilder<'_> {
         vec![
             Rule::new().has_none(Expression::Ct(Ct::Status), Ct::DNAT).goto("unassigned"),
             Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).goto("translated"),
-            Rule::new().in_set(&SetId::Frontends.name(), &original).goto("translated"),
+            Rule::new().in_set(&SetId::ExternalFrontends.name(), &original).goto("translated"),
         ]
     }
 
@@ -333,7 +336,7 @@ impl RuleBuilder<'_> {
         // the client directly.
         rules.push(
             Rule::new()
-                .in_set(&SetId::Frontends.name(), &original)
+                .in_set(&SetId::ExternalFrontends.name(), &original)
                 .not_in_set(&SetId::Hairpins.name(), &to_itself)
                 .masquerade_random(),
         );

@@ -37,7 +37,7 @@ mod steps;
 mod used_sets;
 
 pub use crate::hash::{endpoint_hash, flow_seed};
-pub use affinity::NOT_REMEMBERED;
+pub use affinity::AFFINITY_LIMITED;
 pub use base_ruleset::BaseRuleset;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};

@@ -42,7 +42,7 @@ fn with(change: impl FnOnce(&mut Spec)) -> World {
 /// Each kind of Service that needs more, with the names of the sets and chains for it.
 fn special() -> [(World, Vec<&'static str>); 3] {
     let ranges = |spec: &mut Spec| {
-        spec.sources = ["192.0.2.0/24", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec()
+        spec.sources = ["192.0.2.0/24", "2001:db8::/32"].map(|net| net.parse().unwrap()).to_vec();
     };
     [
         (with(ranges), vec!["sources-24"]),
