@@ -369,3 +369,28 @@ pub struct Synchronised {
     /// The long lists that were not read.
     pub unread: BTreeSet<u32>,
 }
+
+#[cfg(test)]
+mod tests {
+    use steerage_requirements::{in_new_netns, requires};
+
+    use super::*;
+    use crate::kernel::Dataplane;
+    use crate::rules::{COMPUTED, Ruleset};
+
+    /// The digests of all rules take milliseconds, in which a starting process does not serve.
+    #[test]
+    fn base_ruleset_is_computed_once_for_each_family() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            for is_restart in [false, true] {
+                COMPUTED.set(0);
+                let (mut dataplane, mut ruleset) = (Dataplane::open().unwrap(), Ruleset::default());
+                dataplane.write(&mut ruleset, BTreeMap::new()).unwrap();
+                dataplane.mark_out_of_sync();
+                dataplane.write(&mut ruleset, BTreeMap::new()).unwrap();
+                assert_eq!(COMPUTED.get(), dataplane.families().len(), "restart: {is_restart}");
+            }
+        });
+    }
+}

@@ -34,6 +34,12 @@ pub struct BaseRuleset {
     pub version: String,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many were computed by this thread.
+    pub(crate) static COMPUTED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 impl BaseRuleset {
     /// Whether a table of this version may lack a chain, or have it: it is added when it is needed, and deleted when it is not.
     pub fn is_optional(chain: &str) -> bool {
@@ -44,6 +50,8 @@ impl BaseRuleset {
 
     /// For `Family::Ip` or `Family::Ip6`.
     pub fn new(family: Family, config: &RulesetConfig) -> Self {
+        #[cfg(test)]
+        COMPUTED.set(COMPUTED.get() + 1);
         let mut filled = vec![
             SetId::ExternalFrontends,
             SetId::Rejected,

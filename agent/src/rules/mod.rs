@@ -39,6 +39,8 @@ mod used_sets;
 pub use crate::hash::{endpoint_hash, flow_seed};
 pub use affinity::AFFINITY_LIMITED;
 pub use base_ruleset::BaseRuleset;
+#[cfg(test)]
+pub(crate) use base_ruleset::COMPUTED;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};
 pub use features::{Feature, Features, Without};
