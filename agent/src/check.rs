@@ -152,18 +152,28 @@ impl HostFacts {
     fn strict_reverse_path(&self) -> Option<Finding> {
         let of_all = self.setting("net.ipv4.conf.all.rp_filter").unwrap_or(0);
         let is_strict = |interface: &&Interface| interface.rp_filter.max(of_all) == 1;
-        let strict = named(self.interfaces.iter().filter(is_strict));
-        if of_all != 1 && strict.is_empty() {
-            return None;
-        }
-        let at = if of_all == 1 { "all".to_owned() } else { strict };
-        Some(Finding {
-            level: Level::Warning,
-            text: format!(
-                "rp_filter is 1 at {at} (net.ipv4.conf): a packet is dropped whose answer would leave by another interface. Set it to 2 \
-                 if the host has several, as with a tunnel"
-            ),
-        })
+        let strict: Vec<_> = self.interfaces.iter().filter(is_strict).collect();
+        let (found, at, set) = match strict.as_slice() {
+            _ if of_all == 1 => {
+                let name = "net.ipv4.conf.all.rp_filter";
+                (format!("{name} is 1 (strict)"), "an interface", name.to_owned())
+            }
+            [] => return None,
+            [only] => {
+                let name = format!("net.ipv4.conf.{}.rp_filter", only.name);
+                (format!("{name} is 1 (strict)"), "this interface", name)
+            }
+            several => {
+                let names = named(several.iter().copied());
+                let found = format!("rp_filter is 1 (strict) for the interfaces {names}");
+                (found, "one of them", "net.ipv4.conf.NAME.rp_filter".to_owned())
+            }
+        };
+        let text = format!(
+            "{found}: the node drops IPv4 packets that arrive at {at} while the route back to their sender leads through another one, \
+             as happens with tunnels and with several uplinks. With sysctl, set {set} to 2 if the node has several interfaces"
+        );
+        Some(Finding { level: Level::Warning, text })
     }
 
     /// Pods believe the MTU of their own interface, which is that of the network's device on the host.
@@ -172,16 +182,20 @@ impl HostFacts {
         let (most, uplink) = uplinks.filter_map(|uplink| Some((uplink.mtu?, &uplink.name))).min()?;
         let is_larger =
             |interface: &&Interface| !interface.is_uplink && interface.mtu.is_some_and(|mtu| mtu > most);
-        let larger = named(self.interfaces.iter().filter(is_larger));
+        let larger: Vec<_> = self.interfaces.iter().filter(is_larger).collect();
+        let largest = larger.iter().filter_map(|interface| interface.mtu).max();
         Some(if larger.is_empty() {
             Finding {
                 level: Level::Good,
                 text: format!("no interface has a larger MTU than {uplink} ({most})"),
             }
         } else {
+            let (up_to, size) = (if larger.len() > 1 { "up to " } else { "" }, largest.unwrap_or(most));
             let text = format!(
-                "{larger}: the MTU is larger than {most}, that of {uplink}, which has the default route. If pods use it, large packets \
-                 to clients are lost where ICMP is filtered. Set the MTU of the pods' network to {most} at most, less with a tunnel"
+                "the MTU of {} is {up_to}{size} bytes, larger than the {most} of {uplink}, which has the default route: if pods use it, \
+                 their large packets do not fit on the way to clients, and are lost where ICMP is filtered. Set the MTU of the pods' \
+                 network to {most} bytes at most, and to less with a tunnel",
+                named(larger.iter().copied())
             );
             Finding { level: Level::Warning, text }
         })
@@ -304,17 +318,25 @@ mod tests {
             ),
             (set("net.ipv4.ip_forward", 0), Level::Error, "net.ipv4.ip_forward is 0"),
             (set("net.ipv6.conf.all.forwarding", 0), Level::Warning, "IPv6 packets"),
-            (set("net.ipv4.conf.all.rp_filter", 1), Level::Warning, "rp_filter is 1 at all"),
-            (with(&[interface("vxlan0", 1450, 1)]), Level::Warning, "rp_filter is 1 at vxlan0 (net"),
+            (
+                set("net.ipv4.conf.all.rp_filter", 1),
+                Level::Warning,
+                "set net.ipv4.conf.all.rp_filter to 2 if the node has several interfaces",
+            ),
+            (
+                with(&[interface("vxlan0", 1450, 1)]),
+                Level::Warning,
+                "net.ipv4.conf.vxlan0.rp_filter is 1 (strict): the node drops IPv4 packets that arrive at this interface",
+            ),
             (
                 with(&["a", "b", "c", "d", "e"].map(|name| interface(name, 1500, 1))),
                 Level::Warning,
-                "rp_filter is 1 at a, b, c and 2 more",
+                "rp_filter is 1 (strict) for the interfaces a, b, c and 2 more: the node drops IPv4 packets that arrive at one of them",
             ),
             (
                 with(&[interface("cni1", 9000, 0)]),
                 Level::Warning,
-                "cni1: the MTU is larger than 1500, that of eth0",
+                "the MTU of cni1 is 9000 bytes, larger than the 1500 of eth0, which has the default route: if pods use it, ",
             ),
             (set("net.bridge.bridge-nf-call-iptables", 0), Level::Warning, "bridge-nf-call-iptables is 0"),
             (set("net.netfilter.nf_conntrack_count", 800), Level::Warning, "800 of 1000"),

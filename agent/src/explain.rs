@@ -241,7 +241,7 @@ impl ExplainContext<'_> {
         explanation.verdict = PacketVerdict::Forwarded(Arc::clone(&targets.list));
         explanation.masqueraded = match (action.masquerade, explanation.origin) {
             (Masquerade::All, _) | (_, PacketOrigin::Host) => true,
-            (Masquerade::NotPods, PacketOrigin::Outside) => self.recognises_pods(frontend.family()),
+            (Masquerade::AllButLocalPods, PacketOrigin::Outside) => self.recognises_pods(frontend.family()),
             _ => false,
         };
         explanation.path.push("postrouting");

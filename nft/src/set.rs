@@ -43,6 +43,11 @@ impl Set {
         }
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Makes it a map to values. A change of rules costs the same however many elements such a map has.
     #[must_use]
     pub fn maps_to(mut self, data: &[DataType]) -> Self {

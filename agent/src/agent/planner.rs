@@ -13,7 +13,7 @@ use std::time::Instant;
 use steerage_model::{EndpointSlice, Key, Node, NodeAgent, Service, ServiceCidr, TrafficPolicy};
 use steerage_watch::{Dirty, Event, Index, Store};
 
-use claimants::{Contested, Jumps};
+use claimants::{Claim, Contested, Jumps, Vacant};
 use cluster_nodes::ClusterNodes;
 
 use crate::local_node::{LocalNode, LocalPods};
@@ -58,6 +58,7 @@ pub(super) struct Planner {
     later: BTreeSet<Key>,
     /// Those of which that is so.
     settled: BTreeSet<Key>,
+    vacant: Vacant,
     /// The plans that were made.
     #[cfg(test)]
     made: std::cell::Cell<usize>,
@@ -270,7 +271,8 @@ impl Planner {
         deleted: BTreeMap<Key, ServicePlan>,
         mut is_over: impl FnMut() -> bool,
     ) -> BTreeMap<Key, ServicePlan> {
-        let (mut updates, mut contested) = (deleted, Contested::default());
+        self.vacant.tidy(round.desired, round.now);
+        let (mut updates, mut contested) = (deleted, Contested::new(&self.vacant, round.desired));
         for (key, plan) in &updates {
             contested.note(key, plan, round.desired);
         }
@@ -289,6 +291,9 @@ impl Planner {
             }
         }
         self.plan_claimants(round, &mut updates, contested);
+        for (key, plan) in &updates {
+            self.vacant.note(key, plan, round.desired, round.now);
+        }
         updates
     }
 
@@ -311,8 +316,8 @@ impl Planner {
         is_last
     }
 
-    /// Plans Services before their turn that were assigned what others leave or take as an external IP: a few. For those that wait all
-    /// the same it is reserved.
+    /// Plans Services before their turn that were assigned what others leave or take as an external IP, or take what others leave as an
+    /// external IP: a few. For those that wait all the same it is reserved, if it was assigned to them.
     fn plan_claimants(
         &mut self,
         round: &Round<'_>,
@@ -324,16 +329,16 @@ impl Planner {
         // Each pass but the last one plans a Service: what that one leaves may be another one's.
         while !contested.is_empty() {
             let waiting = self.turns.all().chain(&self.later).filter_map(|key| self.index.service(key));
-            for (key, frontends) in contested.take(waiting, round.local_node) {
+            for Claim { service: key, assigned } in contested.take(waiting, round.local_node) {
                 if self.turns.contains(&key) && jumps.take(&key) {
                     self.turns.remove(&key);
                     has_completed |= self.take_turn(&key, round, updates, &mut contested);
                 }
-                if self.is_waiting(&key) {
+                if self.is_waiting(&key) && !assigned.is_empty() {
                     // It ends with the next plan, which has everything that this one has.
                     let plan = updates.entry(key).or_insert_with_key(|key| round.desired.plan(key));
                     let known: BTreeSet<_> = plan.reserved.iter().copied().collect();
-                    plan.reserved.extend(frontends.into_iter().filter(|at| !known.contains(at)));
+                    plan.reserved.extend(assigned.into_iter().filter(|at| !known.contains(at)));
                 }
             }
         }

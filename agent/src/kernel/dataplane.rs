@@ -20,7 +20,9 @@ use super::unread_lists::{ListNumbers, UnreadLists};
 use super::{FAMILIES, FamilyTable, has_ipv6};
 use crate::foreign::ForeignChange;
 use crate::plan::ServicePlan;
-use crate::rules::{Changes, Difference, Elements, Feature, KernelState, Ruleset, SetId, is_kept};
+use crate::rules::{
+    Changes, Difference, Elements, Feature, KernelState, Ruleset, RulesetConfig, SetId, is_kept,
+};
 
 /// The slots of long lists that packets look at.
 type ListSizes = BTreeMap<(Family, u32), u32>;
@@ -212,7 +214,7 @@ impl Dataplane {
         };
         let (written, state) = match (&difference, state) {
             (Difference::Elements(_), KernelState::InSync) => {
-                (self.write_elements(&difference)?, KernelState::InSync)
+                (self.write_elements(ruleset.config(), &difference)?, KernelState::InSync)
             }
             (Difference::Full, _) | (_, KernelState::Unknown) => {
                 self.adopt_lists(ruleset, state);
@@ -308,13 +310,17 @@ impl Dataplane {
         }
     }
 
-    fn write_elements(&mut self, difference: &Difference) -> Result<Written, Error> {
+    fn write_elements(&mut self, config: &RulesetConfig, difference: &Difference) -> Result<Written, Error> {
         let mut written = Written::default();
         let mut failed = None;
         for table in &mut self.tables {
-            if let Some(changes) = difference.of(table.model()).filter(|changes| changes.count() > 0) {
-                let begun = Instant::now();
-                let result = table.write(changes);
+            let begun = Instant::now();
+            let changed_rules = table.write_rules(config);
+            let changes = difference.of(table.model());
+            let changes =
+                changes.filter(|changes| changes.count() > 0 || !matches!(changed_rules, Ok(false)));
+            if let Some(changes) = changes {
+                let result = changed_rules.and_then(|_| table.write(changes));
                 self.writes.push(FamilyWrite {
                     family: table.model(),
                     full: false,

@@ -2,20 +2,22 @@
 //! The table of one address family: creates, adopts, repairs and updates it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use steerage_model::Family;
 use steerage_nft::{Batch, Element, Error, Nft, Rows, Table};
 
 use super::load::{Loaded, PAUSE, load, load_rest};
 use super::repair::{
-    ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, must_be_replaced, repair, replace,
+    ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, is_whole, must_be_replaced, repair,
+    replace,
 };
 use super::scope::{Scope, read_digests, read_lists};
 use crate::foreign::Damage;
 use crate::plan::Frontend;
 use crate::rules::{
     BaseRuleset, CLIENT_MAPS, Changes, Elements, KernelLists, LARGEST_STEP, ListDigest, RulesetConfig, SetId,
-    TABLE, kernel_lists, steps,
+    TABLE, UsedSets, kernel_lists, steps,
 };
 
 /// Attempts to delete all clients that have to be forgotten.
@@ -30,6 +32,8 @@ pub struct FamilyTable {
     model: Family,
     family: steerage_nft::Family,
     table: Table,
+    /// The base ruleset of the last configuration.
+    base: Option<(RulesetConfig, Arc<BaseRuleset>)>,
     /// The rules as listed right after the last write.
     written: Option<ChainRules>,
     /// The last write replaced the table, and left chains that only the replacement needs.
@@ -44,7 +48,20 @@ impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
         let (table, deleted) = (Table::new(family, TABLE), BTreeSet::new());
-        Self { nft, model, family, table, written: None, has_handover: false, rest: None, deleted }
+        let (base, written, rest) = (None, None, None);
+        Self { nft, model, family, table, base, written, has_handover: false, rest, deleted }
+    }
+
+    /// What the table has besides elements: computed once for each configuration.
+    fn base_ruleset(&mut self, config: &RulesetConfig) -> Arc<BaseRuleset> {
+        match &self.base {
+            Some((of, base)) if of == config => Arc::clone(base),
+            _ => {
+                let base = Arc::new(BaseRuleset::new(self.family, config));
+                self.base = Some((config.clone(), Arc::clone(&base)));
+                base
+            }
+        }
     }
 
     /// Its address family.
@@ -97,7 +114,7 @@ impl FamilyTable {
         let Some(info) = self.nft.table(&self.table)? else { return Ok(KernelLists::new()) };
         let (chains, sets) = (self.nft.chain_infos(&self.table)?, self.nft.set_infos(&self.table)?);
         let has_digests = sets.iter().any(|set| set.name == SetId::Digests.name());
-        if !has_digests || must_be_replaced(&BaseRuleset::new(self.family, config), &info, &chains, &sets) {
+        if !has_digests || must_be_replaced(&self.base_ruleset(config), &info, &chains, &sets) {
             return self.lists();
         }
         let mut lists = read_digests(&mut self.nft, &self.table, self.model)?;
@@ -125,6 +142,55 @@ impl FamilyTable {
         Ok(())
     }
 
+    /// Makes the rules and sets of a table that is as it was written match another configuration, before elements that need them: a packet
+    /// that met the old rules must not meet the new elements. Returns whether that was necessary.
+    pub fn write_rules(&mut self, config: &RulesetConfig) -> Result<bool, Error> {
+        if self.base.as_ref().is_some_and(|(of, _)| of == config) {
+            return Ok(false);
+        }
+        let base_ruleset = self.base_ruleset(config);
+        self.fit_rules(&base_ruleset)?;
+        Ok(true)
+    }
+
+    /// Makes rules and sets match, and reads and writes no elements. Returns the generations before and after.
+    fn fit_rules(&mut self, base_ruleset: &BaseRuleset) -> Result<(u32, u32), Error> {
+        let (table, none, written) = (self.table.clone(), Elements::new(self.model), self.written.as_ref());
+        let generations = self.nft.transact(|nft| {
+            repair(nft, &table, base_ruleset, &none, written, Scope::Damaged(&[])).map(|repair| repair.batch)
+        })?;
+        self.written = self.listed()?;
+        Ok(generations)
+    }
+
+    /// The configuration with the sets, too, that the table has and nobody needs any more: the elements in them go first. As it is where
+    /// the table is going to be replaced.
+    fn with_present_sets(&mut self, config: &RulesetConfig) -> Result<RulesetConfig, Error> {
+        let base_ruleset = self.base_ruleset(config);
+        let Some(info) = self.nft.table(&self.table)? else { return Ok(config.clone()) };
+        let (chains, sets) = (self.nft.chain_infos(&self.table)?, self.nft.set_infos(&self.table)?);
+        if must_be_replaced(&base_ruleset, &info, &chains, &sets) {
+            return Ok(config.clone());
+        }
+        let present = UsedSets::of_table(self.model, sets.iter().map(|set| set.name.as_str()));
+        Ok(RulesetConfig { used: present.union(&config.used), ..config.clone() })
+    }
+
+    /// Adds the rules and sets that a table lacks, where it is whole without them. Else they have to come back together with their
+    /// elements. Returns the generations before and after.
+    fn grow(&mut self, config: &RulesetConfig, base_ruleset: &BaseRuleset) -> Result<(u32, u32), Error> {
+        let sets = self.nft.sets(&self.table)?;
+        let used = UsedSets::of_table(self.model, sets.iter().map(String::as_str));
+        if used.has_all(&config.used, self.model) {
+            return Ok((0, 0));
+        }
+        let before = BaseRuleset::new(self.family, &RulesetConfig { used, ..config.clone() });
+        if !is_whole(&mut self.nft, &self.table, &before)? {
+            return Ok((0, 0));
+        }
+        self.fit_rules(base_ruleset)
+    }
+
     fn commit_changes(&mut self, changes: &Changes) -> Result<(), Error> {
         let mut batch = Batch::new();
         append(&mut batch, &self.table, changes);
@@ -149,7 +215,7 @@ impl FamilyTable {
         wanted: &Elements,
         scope: Scope<'_>,
     ) -> Result<Synchronised, Error> {
-        let base_ruleset = BaseRuleset::new(self.family, config);
+        let base_ruleset = self.base_ruleset(config);
         (self.has_handover, self.rest) = (false, None);
         let table = self.table.clone();
         let mut done = Synchronised::default();
@@ -159,10 +225,18 @@ impl FamilyTable {
             self.written = self.listed()?;
             return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
+        let present = unless_interrupted(self.with_present_sets(config))?.unwrap_or_else(|| config.clone());
+        let has_more = present != *config;
+        let with_present = if has_more {
+            Arc::new(BaseRuleset::new(self.family, &present))
+        } else {
+            Arc::clone(&base_ruleset)
+        };
+        let grown = unless_interrupted(self.grow(&present, &with_present))?.unwrap_or_default();
         let (written, mut is_replaced, mut steps) = (self.written.as_ref(), false, Vec::new());
         let mut frontends = BTreeSet::new();
         let repaired = self.nft.transact(|nft| {
-            let repair = repair(nft, &table, &base_ruleset, wanted, written, scope)?;
+            let repair = repair(nft, &table, &with_present, wanted, written, scope)?;
             let Repair { batch, further, elements, deleted, unread, replaces } = repair;
             (steps, frontends) = (further, deleted);
             done = Synchronised { elements, unread, ..Synchronised::default() };
@@ -175,7 +249,7 @@ impl FamilyTable {
             Err(error @ (Error::DumpInterrupted(_) | Error::StaleGeneration)) => {
                 tracing::warn!(%table, %error, "table not readable while others commit; replacing it");
                 let mut batch = Batch::new();
-                replace(&mut batch, &table, &base_ruleset, wanted);
+                replace(&mut batch, &table, &with_present, wanted);
                 self.nft.commit(batch)?;
                 done = Synchronised { elements: wanted.len(), ..Synchronised::default() };
                 (is_replaced, steps) = (true, Vec::new());
@@ -183,14 +257,20 @@ impl FamilyTable {
             }
             repaired => repaired?,
         };
+        if grown.1 == done.generations.0 {
+            done.generations.0 = grown.0;
+        }
         done.generations.1 = self.commit_further(&steps, done.generations.1)?;
         if is_replaced {
             self.has_handover = true;
-            self.nft.commit(end_handover(&table, &base_ruleset))?;
+            self.nft.commit(end_handover(&table, &with_present))?;
             self.has_handover = false;
             done.generations.1 = following(done.generations.1);
         }
         self.written = self.listed()?;
+        if has_more && let Some(shrunk) = unless_interrupted(self.fit_rules(&base_ruleset))? {
+            done.generations.1 = if shrunk.0 == done.generations.1 { shrunk.1 } else { 0 };
+        }
         Ok(done)
     }
 
@@ -209,7 +289,7 @@ impl FamilyTable {
         damage: &Damage,
         wanted: impl FnOnce(&[SetId]) -> Elements,
     ) -> Result<usize, Error> {
-        let base_ruleset = BaseRuleset::new(self.family, config);
+        let base_ruleset = self.base_ruleset(config);
         let is_damaged = |id: &SetId| damage.sets.contains_key(&id.name());
         let damaged: Vec<_> = base_ruleset.filled.iter().copied().filter(is_damaged).collect();
         let wanted = wanted(&damaged);
@@ -235,7 +315,9 @@ impl FamilyTable {
 
     /// Deletes the clients of maps of affinity that are not to be kept, for rules that cannot: see [`crate::rules::is_kept`].
     pub fn forget(&mut self, is_kept: impl Fn(&Element) -> bool) -> Result<(), Error> {
-        for map in CLIENT_MAPS {
+        let sets = self.nft.sets(&self.table)?;
+        // Without Services that have affinity there is none.
+        for map in CLIENT_MAPS.into_iter().filter(|map| sets.iter().any(|set| set == map)) {
             // A single listing may lack elements, and what is about to expire may be gone before it is deleted.
             for attempt in 1..=FORGET_ATTEMPTS {
                 let is_gone = |client: &Element| {
@@ -274,6 +356,14 @@ impl FamilyTable {
     }
 }
 
+/// Nothing where others commit so often that the table cannot be read: what depends on it can wait.
+fn unless_interrupted<T>(result: Result<T, Error>) -> Result<Option<T>, Error> {
+    match result {
+        Err(Error::DumpInterrupted(_) | Error::StaleGeneration) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
 /// The generation after one, if that is known. The kernel skips generation 0.
 fn following(generation: u32) -> u32 {
     if generation == 0 { 0 } else { generation.checked_add(1).unwrap_or(1) }
@@ -289,4 +379,29 @@ pub struct Synchronised {
     pub generations: (u32, u32),
     /// The long lists that were not read.
     pub unread: BTreeSet<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_requirements::{in_new_netns, requires};
+
+    use super::*;
+    use crate::kernel::Dataplane;
+    use crate::rules::{COMPUTED, Ruleset};
+
+    /// The digests of all rules take milliseconds, in which a starting process does not serve.
+    #[test]
+    fn base_ruleset_is_computed_once_for_each_family() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            for is_restart in [false, true] {
+                COMPUTED.set(0);
+                let (mut dataplane, mut ruleset) = (Dataplane::open().unwrap(), Ruleset::default());
+                dataplane.write(&mut ruleset, BTreeMap::new()).unwrap();
+                dataplane.mark_out_of_sync();
+                dataplane.write(&mut ruleset, BTreeMap::new()).unwrap();
+                assert_eq!(COMPUTED.get(), dataplane.families().len(), "restart: {is_restart}");
+            }
+        });
+    }
 }

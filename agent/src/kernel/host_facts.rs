@@ -10,7 +10,7 @@ use super::foreign_chains::foreign_chains;
 use super::load::add_chains;
 use super::{FAMILIES, KernelFeatures, kernel_features};
 use crate::check::{HostFacts, Interface, SETTINGS};
-use crate::rules::{BaseRuleset, Features, RulesetConfig};
+use crate::rules::{BaseRuleset, Features, RulesetConfig, UsedSets};
 
 /// The table in which the rules are tried.
 const TRIAL: &str = "steerage-check";
@@ -80,7 +80,7 @@ fn uplinks() -> Vec<String> {
 /// Has the kernel check all sets, chains and rules as the agent writes them for these features, and keep none of them.
 fn try_rules(family: steerage_nft::Family, features: &Features) -> Result<(), Error> {
     let config = RulesetConfig {
-        affinity: true,
+        used: UsedSets::all(),
         drop_invalid: true,
         features: features.clone(),
         ..RulesetConfig::default()

@@ -7,7 +7,7 @@ use steerage_model::Family;
 use steerage_nft::{Error, Nft, Table};
 
 use super::FAMILIES;
-use crate::rules::{BaseRuleset, DropReason, Elements, NOT_REMEMBERED, SetId, TABLE, TO_PEERS};
+use crate::rules::{AFFINITY_LIMITED, BaseRuleset, DropReason, Elements, SetId, TABLE, TO_PEERS};
 
 /// A table in the kernel.
 #[derive(Debug, Clone)]
@@ -64,8 +64,8 @@ pub struct CountedPackets {
     pub dropped: Vec<DroppedPackets>,
     /// Packets that were forwarded to other nodes, by family, where they are.
     pub forwarded: Vec<(Family, u64)>,
-    /// Packets whose client was not remembered, because its namespace had added too many clients, by family.
-    pub not_remembered: Vec<(Family, u64)>,
+    /// Packets that the limit of affinity concerned, by family: their client was not remembered, because its namespace had added too many.
+    pub affinity_limited: Vec<(Family, u64)>,
 }
 
 /// Reads the counters in the network namespace of the calling thread. Nothing for a family that the kernel lacks.
@@ -79,7 +79,7 @@ pub fn counted_packets() -> Result<CountedPackets, Error> {
         };
         let of = |name| counters.get(name).map(|packets| (model, *packets));
         found.forwarded.extend(of(TO_PEERS));
-        found.not_remembered.extend(of(NOT_REMEMBERED));
+        found.affinity_limited.extend(of(AFFINITY_LIMITED));
         found.dropped.extend(DropReason::ALL.into_iter().filter_map(|reason| {
             let packets = *counters.get(reason.name())?;
             Some(DroppedPackets { family: model, reason, packets })

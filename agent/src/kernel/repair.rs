@@ -58,12 +58,38 @@ pub(super) fn must_be_replaced(
     let is_moved = |chain: &RulesetChain| {
         chains.iter().any(|info| info.name == chain.name && !chain.chain.runs_as(info))
     };
-    // Such as those for affinity, if the last Service with it was deleted while no agent ran.
+    // Such as those for affinity, if its last Service has been deleted since the process before began.
     let is_repairable = differing.all(|name| BaseRuleset::is_optional(name))
         && unfit_sets(base_ruleset, sets).all(|name| name == SetId::Digests.name());
     table.comment.as_deref() != Some(base_ruleset.version.as_str())
         || !is_repairable
         || base_ruleset.chains.iter().any(is_moved)
+}
+
+/// Whether a table has the chains, the rules and the sets of this base ruleset, and no others.
+pub(super) fn is_whole(nft: &mut Nft, table: &Table, base_ruleset: &BaseRuleset) -> Result<bool, Error> {
+    let Some(info) = nft.table(table)? else { return Ok(false) };
+    let (chains, sets) = (nft.chain_infos(table)?, nft.set_infos(table)?);
+    let has_policies = |chain: &RulesetChain| {
+        chains.iter().any(|info| info.name == chain.name && chain.chain.has_policy_of(info))
+    };
+    if info.is_dormant
+        || must_be_replaced(base_ruleset, &info, &chains, &sets)
+        || !base_ruleset.chains.iter().all(has_policies)
+        || chains.len() != base_ruleset.chains.len()
+        || sets.len() != base_ruleset.sets.len()
+    {
+        return Ok(false);
+    }
+    let rules = nft.rules(table)?;
+    Ok(base_ruleset.chains.iter().all(|chain| has_rules_of(&rules, chain)))
+}
+
+/// Whether a chain has the digest and the number of rules that it should have.
+fn has_rules_of(rules: &[RuleInfo], chain: &RulesetChain) -> bool {
+    let mut rules = rules.iter().filter(|rule| rule.chain == chain.name).peekable();
+    let digest = rules.peek().and_then(|rule| rule.comment.as_deref());
+    digest == Some(chain.digest.as_str()) && rules.count() == chain.rules.len()
 }
 
 /// Sets of another type or size than they should have.
@@ -104,17 +130,15 @@ pub(super) fn repair(
         let clients = affinity(nft, table, base_ruleset, &sets);
         tracing::info!(%table, clients = clients.len(), "table has another layout; replacing it");
         replace(&mut batch, table, base_ruleset, wanted);
-        batch.add_elements(table, &base_ruleset.affinity.0, &clients);
+        if let Some((map, _)) = &base_ruleset.affinity {
+            batch.add_elements(table, map, &clients);
+        }
         return Ok(Repair { batch, elements: wanted.len(), replaces: true, ..Repair::default() });
     }
 
     if info.is_dormant {
         tracing::info!(%table, "table is dormant; activating it");
         batch.add_table(table, Some(&base_ruleset.version));
-    }
-    for name in surplus {
-        tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
-        batch.delete_chain(table, name);
     }
     if unfit_sets(base_ruleset, &infos).next().is_some() {
         if is_left {
@@ -145,10 +169,8 @@ pub(super) fn repair(
             tracing::info!(%table, chain = chain.name, "chain has another policy; setting it");
             batch.add_chain(table, &chain.chain);
         }
-        let found_rules: Vec<_> = rules.iter().filter(|rule| rule.chain == chain.name).collect();
-        let digest = found_rules.first().and_then(|rule| rule.comment.as_deref());
         let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
-        if digest != Some(chain.digest.as_str()) || found_rules.len() != chain.rules.len() || !unchanged {
+        if !has_rules_of(&rules, chain) || !unchanged {
             tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
             batch.flush_chain(table, &chain.name);
             for rule in &chain.rules {
@@ -160,15 +182,23 @@ pub(super) fn repair(
     let changes = difference(&kernel, wanted);
     let deleted = deleted_udp_frontends(&changes);
     let elements = changes.count();
-    let mut foreign =
-        sets.iter().filter(|name| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name)).peekable();
+    let is_foreign = |name: &&String| !base_ruleset.sets.iter().any(|(wanted, _)| wanted == *name);
+    let foreign: Vec<_> = sets.iter().filter(is_foreign).collect();
     // Rules that come back before their elements would admit what the elements forbid.
-    let largest = if batch.is_empty() && foreign.peek().is_none() { LARGEST_STEP } else { usize::MAX };
+    let is_small = batch.is_empty() && surplus.is_empty() && foreign.is_empty();
+    let largest = if is_small { LARGEST_STEP } else { usize::MAX };
     let mut steps = repair_steps(&changes, largest).into_iter();
     if let Some(first) = steps.next() {
         append(&mut batch, table, &first);
     }
-    // After the chains that mentioned them were rewritten.
+    // After the chains that mentioned them were rewritten. Chains may mention each other.
+    for name in &surplus {
+        tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
+        batch.flush_chain(table, name);
+    }
+    for name in surplus {
+        batch.delete_chain(table, name);
+    }
     for name in foreign {
         batch.delete_set(table, name);
     }
@@ -179,10 +209,9 @@ pub(super) fn repair(
 /// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning
 /// matches no endpoint, and its first lookup deletes it.
 fn affinity(nft: &mut Nft, table: &Table, base_ruleset: &BaseRuleset, sets: &[String]) -> Vec<Element> {
-    let (map, shape) = &base_ruleset.affinity;
-    if !sets.contains(map) {
+    let Some((map, shape)) = base_ruleset.affinity.as_ref().filter(|(map, _)| sets.contains(map)) else {
         return Vec::new();
-    }
+    };
     let fits = |element: &Element| {
         let length = match &element.data {
             Some(Data::Value(value)) => value.len(),

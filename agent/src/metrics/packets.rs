@@ -29,7 +29,7 @@ pub fn register_sample_counted_packets(registry: &mut Registry) {
         Ok(CountedPackets {
             dropped: vec![DroppedPackets { family: Family::V4, reason, packets: 0 }],
             forwarded: vec![(Family::V4, 0)],
-            not_remembered: vec![(Family::V4, 0)],
+            affinity_limited: vec![(Family::V4, 0)],
         })
     };
     registry.register_collector(Box::new(Counted { read }));
@@ -49,7 +49,7 @@ impl Collector for Counted {
         let help = "Packets to a load balancer's address that were forwarded to a node with an endpoint, because this one had none; starts anew when the tables are replaced";
         encode_families(&mut encoder, "forwarded_packets", help, &counted.forwarded)?;
         let help = "Packets of connections to Services with session affinity whose client was not remembered, because its namespace had added too many clients; starts anew when the tables are replaced";
-        encode_families(&mut encoder, "affinity_limited_packets", help, &counted.not_remembered)?;
+        encode_families(&mut encoder, "affinity_limited_packets", help, &counted.affinity_limited)?;
         if counted.dropped.is_empty() {
             return Ok(());
         }
@@ -100,7 +100,7 @@ mod tests {
             Ok(CountedPackets {
                 dropped: vec![DroppedPackets { family: Family::V6, reason: DropReason::Invalid, packets: 3 }],
                 forwarded: vec![(Family::V4, 5)],
-                not_remembered: vec![(Family::V6, 7)],
+                affinity_limited: vec![(Family::V6, 7)],
             })
         };
         for sample in [

@@ -34,8 +34,6 @@ pub struct Desired {
     reduced_count: usize,
     cluster_addresses: Counted<IpAddr>,
     hairpins: Counted<IpAddr>,
-    /// Frontends with affinity.
-    affine: usize,
 }
 
 /// A Service's plan without the actions, which are stored once, with the frontends.
@@ -263,7 +261,6 @@ impl Desired {
     }
 
     fn add_owner(&mut self, frontend: Frontend, by: &Key, action: Action) {
-        self.affine += usize::from(action.affinity.is_some());
         let owners = self.owners.entry(frontend).or_insert_with(|| Vec::with_capacity(1));
         let at = owners.partition_point(|(owner, other)| {
             (other.role, other.created, owner) < (action.role, action.created, by)
@@ -282,8 +279,7 @@ impl Desired {
     fn remove_owner(&mut self, frontend: &Frontend, by: &Key) {
         let Some(owners) = self.owners.get_mut(frontend) else { return };
         if let Some(at) = owners.iter().position(|(owner, _)| owner == by) {
-            let (_, action) = owners.remove(at);
-            self.affine -= usize::from(action.affinity.is_some());
+            owners.remove(at);
         }
         if owners.is_empty() {
             self.owners.remove(frontend);
@@ -359,11 +355,6 @@ impl Desired {
     pub fn health_ports(&self) -> HealthPorts {
         let with_port = |(key, record): (&Key, &ServiceRecord)| Some((key.clone(), record.health.clone()?));
         self.services.iter().filter_map(with_port).collect()
-    }
-
-    /// Whether a Service has affinity.
-    pub fn has_affinity(&self) -> bool {
-        self.affine > 0
     }
 }
 

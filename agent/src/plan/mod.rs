@@ -49,15 +49,15 @@ impl Frontend {
     }
 }
 
-/// Which clients' source address is replaced by the node's.
+/// Which clients' packets get the node's address as their source. Those of a pod to itself do in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Masquerade {
-    /// All: external traffic under policy Cluster, and with `--masquerade-all` traffic to a `ClusterIP`.
+    /// Those of all clients: external traffic under policy Cluster, and with `--masquerade-all` traffic to a `ClusterIP`.
     All,
-    /// All but local pods: `ClusterIP` otherwise.
-    NotPods,
-    /// This host only: external traffic under policy Local keeps the client's address.
-    Host,
+    /// Those of all clients but this node's pods: a `ClusterIP` otherwise.
+    AllButLocalPods,
+    /// Those of this host only: external traffic under policy Local keeps the client's address.
+    HostOnly,
 }
 
 /// What a frontend is to its Service. Of several Services with one frontend, that with the first role is served, and of those the

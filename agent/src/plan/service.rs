@@ -402,7 +402,7 @@ fn addresses(
 
 /// What happens to packets to a port in one role, without the allowed sources.
 fn action(service: &Service, of: &FamilyPort<'_>, role: Role, local_node: &LocalNode) -> Action {
-    let at_cluster_ip = if local_node.masquerade_all { Masquerade::All } else { Masquerade::NotPods };
+    let at_cluster_ip = if local_node.masquerade_all { Masquerade::All } else { Masquerade::AllButLocalPods };
     let PortEndpoints { cluster, local, serving, reject } = &of.endpoints;
     let local = || Endpoints { selection: Selection::Local, list: Arc::clone(local) };
     let cluster = || Endpoints { selection: Selection::Cluster, list: Arc::clone(cluster) };
@@ -410,7 +410,7 @@ fn action(service: &Service, of: &FamilyPort<'_>, role: Role, local_node: &Local
         (Role::ClusterIp, TrafficPolicy::Cluster, _) => (cluster(), None, at_cluster_ip),
         (Role::ClusterIp, TrafficPolicy::Local, _) => (local(), None, at_cluster_ip),
         (_, _, TrafficPolicy::Cluster) => (cluster(), None, Masquerade::All),
-        (_, _, TrafficPolicy::Local) => (cluster(), Some(local()), Masquerade::Host),
+        (_, _, TrafficPolicy::Local) => (cluster(), Some(local()), Masquerade::HostOnly),
     };
     Action {
         role,

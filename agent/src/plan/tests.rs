@@ -104,7 +104,11 @@ fn masquerade_all_concerns_cluster_ips_only() {
     let index = index_of(&local, both());
     let plan = plan_service(&local, &index, &LocalNode { masquerade_all: true, ..local_node() });
     assert_eq!(action(&plan, "10.96.0.1:80").masquerade, Masquerade::All);
-    assert_eq!(action(&plan, "192.0.2.1:80").masquerade, Masquerade::Host, "policy Local keeps the client's");
+    assert_eq!(
+        action(&plan, "192.0.2.1:80").masquerade,
+        Masquerade::HostOnly,
+        "policy Local keeps the client's"
+    );
 }
 
 #[test]
@@ -131,12 +135,12 @@ fn each_frontend_kind_has_its_targets_and_masquerade() {
     let plan = plan(&local, both());
     let internal = action(&plan, "10.96.0.1:80");
     assert_eq!(targets(&internal.targets), [HERE, THERE]);
-    assert_eq!((&internal.local, internal.masquerade), (&None, Masquerade::NotPods));
+    assert_eq!((&internal.local, internal.masquerade), (&None, Masquerade::AllButLocalPods));
     for external in ["192.0.2.1:80", "10.0.0.1:30080"] {
         let external = action(&plan, external);
         assert_eq!(targets(&external.targets), [HERE, THERE]);
         assert_eq!(targets(external.local.as_ref().unwrap()), [HERE]);
-        assert_eq!(external.masquerade, Masquerade::Host);
+        assert_eq!(external.masquerade, Masquerade::HostOnly);
     }
     assert_eq!(plan.frontends.len(), 3, "no frontend of a family without cluster address");
     assert_eq!(plan.hairpins, [addr("10.244.0.1")]);
@@ -290,7 +294,6 @@ fn frontend_of_two_services_has_one_owner() {
     let plans: BTreeMap<_, _> = [&a, &b].map(|service| (service.key.clone(), plan(service, both()))).into();
     desired.update(plans);
     assert_eq!(desired.action(&vip).unwrap().affinity, Some(5));
-    assert!(desired.has_affinity());
     // The VIP moves to the other one.
     a.ingress.clear();
     let update: BTreeMap<_, _> = [(a.key.clone(), plan(&a, both()))].into();

@@ -26,8 +26,9 @@ use crate::plan::AFFINITY_TIMEOUTS;
 pub(super) const AFFINITY: &str = "affinity";
 /// The same for clients of connections that have just begun.
 pub(super) const CANDIDATES: &str = "candidates";
-/// The counter of packets whose client is not remembered, because its namespace has added too many.
-pub const NOT_REMEMBERED: &str = "not-remembered";
+/// The counter of packets that the limit of affinity concerns: their client is not remembered, because its namespace has added too
+/// many. The metric is called so, too; the counter keeps its name, which is part of the layout.
+pub const AFFINITY_LIMITED: &str = "not-remembered";
 /// Clients that are remembered.
 const AFFINITY_SIZE: u32 = 1 << 19;
 /// Clients whose connections have just begun. The shortest timeout of affinity is longer than theirs.
@@ -88,8 +89,8 @@ pub(super) fn shares(timeouts: usize) -> u32 {
     SHARES.into_iter().find(enough).unwrap_or(SHARES[SHARES.len() - 1])
 }
 
-/// The maps and sets that packets fill.
-pub(super) fn dynamic_sets(family: Family) -> Vec<(String, Set)> {
+/// The maps and sets that packets fill, each with the set without which nothing fills it.
+pub(super) fn dynamic_sets(family: Family) -> Vec<(SetId, Set)> {
     let addr = address_type(family);
     let clients = |name: &str, size| {
         Set::new(name, &[addr, DataType::InetProto, DataType::InetService, addr])
@@ -99,23 +100,48 @@ pub(super) fn dynamic_sets(family: Family) -> Vec<(String, Set)> {
             .size(size)
     };
     let counted = |(counted, seconds): (Counted, u32)| {
-        let name = counted.counters(seconds);
-        let set = Set::new(name.as_str(), &[DataType::Mark]).expiring(None).dynamic().size(NAMESPACES);
-        (name, set)
+        let set = Set::new(counted.counters(seconds), &[DataType::Mark]).expiring(None).dynamic();
+        (SetId::AffineFor(seconds), set.size(NAMESPACES))
     };
     let both = |seconds| [(Counted::All, seconds), (Counted::Answered, seconds)];
     let maps = [(AFFINITY, AFFINITY_SIZE), (CANDIDATES, CANDIDATES_SIZE)];
-    maps.map(|(name, size)| (name.to_owned(), clients(name, size)))
+    maps.map(|(name, size)| (SetId::Affine, clients(name, size)))
         .into_iter()
         .chain(AFFINITY_TIMEOUTS.into_iter().flat_map(both).map(counted))
         .collect()
 }
 
+/// The names of its chains but for base chains and those of [`Counted::chain`].
+const CHAINS: [&str; 7] =
+    ["keep", "remember-used", "remember", "answered", "propose", "recall-cluster", "recall-local"];
 /// The names of the base chains that only a table with affinity in use has: every packet passes them.
 pub(super) const BASE_CHAINS: [(&str, Hook); 2] =
     [("remember-received", Hook::Prerouting), ("remember-sent", Hook::Output)];
 
+/// Whether this is the name of a chain that only a table with affinity in use has.
+pub(super) fn is_chain(name: &str) -> bool {
+    let divided = |counted: Counted| SHARES.into_iter().any(|shares| counted.chain(shares) == name);
+    CHAINS.contains(&name)
+        || BASE_CHAINS.iter().any(|(base, _)| *base == name)
+        || divided(Counted::All)
+        || divided(Counted::Answered)
+}
+
 impl RuleBuilder<'_> {
+    /// The chains that others jump to, in the order of their creation.
+    pub(super) fn affinity_chains(&self) -> Vec<(String, Vec<Rule>)> {
+        let mut chains = self.remembering();
+        chains.push(("propose".to_owned(), self.propose()));
+        let recall = [("recall-cluster", Side::Cluster), ("recall-local", Side::Local)];
+        chains.extend(recall.map(|(name, side)| (name.to_owned(), self.recall(side))));
+        chains
+    }
+
+    /// The timeouts that are in use.
+    fn timeouts(&self) -> impl Iterator<Item = u32> {
+        AFFINITY_TIMEOUTS.into_iter().filter(|seconds| self.has(SetId::AffineFor(*seconds)))
+    }
+
     /// Base chains that see the packets of established connections.
     pub(super) fn remembering_chains(&self) -> Vec<RulesetChain> {
         let chain = |(name, hook): (&str, Hook)| {
@@ -154,7 +180,7 @@ impl RuleBuilder<'_> {
     }
 
     /// The chains that remember the client of a connection or keep it for another timeout, in the order of their creation.
-    pub(super) fn remembering(&self) -> Vec<(String, Vec<Rule>)> {
+    fn remembering(&self) -> Vec<(String, Vec<Rule>)> {
         let mut chains = vec![("keep".to_owned(), self.keep())];
         for (counted, known, new) in
             [(Counted::All, "keep", "remember-used"), (Counted::Answered, "remember", "answered")]
@@ -210,9 +236,9 @@ impl RuleBuilder<'_> {
                     timeout(seconds),
                     limit(counted.clients() / shares, seconds),
                 );
-            self.count(rule, NOT_REMEMBERED).return_()
+            self.count(rule, AFFINITY_LIMITED).return_()
         };
-        let limits = self.config.features.has(Feature::Limits).then(|| AFFINITY_TIMEOUTS.map(too_many));
+        let limits = self.config.features.has(Feature::Limits).then(|| self.timeouts().map(too_many));
         limits.into_iter().flatten().chain([Rule::new().goto(next)]).collect()
     }
 
@@ -240,11 +266,11 @@ impl RuleBuilder<'_> {
                 .return_()
         };
         let rules = self.if_kept(&endpoint);
-        rules.iter().flat_map(|rule| AFFINITY_TIMEOUTS.map(|seconds| record(rule, seconds))).collect()
+        rules.iter().flat_map(|rule| self.timeouts().map(|seconds| record(rule, seconds))).collect()
     }
 
     /// Makes the client of a first packet a candidate. The packet has the address of its endpoint here.
-    pub(super) fn propose(&self) -> Vec<Rule> {
+    fn propose(&self) -> Vec<Rule> {
         let endpoint = Expression::Jhash {
             of: vec![Expression::daddr(self.family), Expression::dport()],
             modulus: ENDPOINT_MODULUS,
@@ -270,7 +296,7 @@ impl RuleBuilder<'_> {
     }
 
     /// Sends a client to its last endpoint if the frontend still has that; else forgets it, or leaves that to the agent.
-    pub(super) fn recall(&self, side: Side) -> Vec<Rule> {
+    fn recall(&self, side: Side) -> Vec<Rule> {
         let sticky = SetId::Sticky(side);
         let mut client = self.frontend();
         client.push(Expression::saddr(self.family));

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The chains and sets of one family: the part that does not depend on single Services. [`super::chains`] has the rules.
 //!
-//! It depends on [`RulesetConfig`] alone. When that changes, the chains that mention it are rewritten in one transaction.
+//! It depends on [`RulesetConfig`] alone. When that changes, the chains that mention it are rewritten in one transaction. Sets that
+//! only some Services need are in it when they are needed, see [`super::UsedSets`].
 
 use steerage_nft::{Batch, Family, RowShape, Set, Table};
 
-use super::affinity::NOT_REMEMBERED;
-use super::affinity::{AFFINITY, BASE_CHAINS, SHARES, dynamic_sets};
+use super::affinity::AFFINITY_LIMITED;
+use super::affinity::{AFFINITY, SHARES, dynamic_sets, is_chain};
 use super::chains::{INVALID, RuleBuilder};
 use super::drops::DropReason;
 use super::features::Feature;
-use super::layout::{LONG, SHORT, SetId, Side};
+use super::layout::{LONG, SHORT, SetId, Side, model_family};
 use super::peers::TO_PEERS;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, digest};
 use super::source_lists::prefix_lengths;
@@ -23,28 +24,38 @@ pub struct BaseRuleset {
     pub filled: Vec<SetId>,
     /// All sets to create, with their names.
     pub sets: Vec<(String, Set)>,
-    /// The map of clients' endpoints, which packets fill, with the lengths of its elements.
-    pub affinity: (String, RowShape),
+    /// The map of clients' endpoints, which packets fill, with the lengths of its elements, where Services need it.
+    pub affinity: Option<(String, RowShape)>,
     /// The counters that rules count into.
     pub counters: Vec<&'static str>,
     /// The chains; a chain comes before those that jump to it.
     pub chains: Vec<RulesetChain>,
-    /// A digest of constant sets and base chains: the comment of the table.
+    /// A digest of all sets that a table may have, and of its constant base chains: the comment of the table.
     pub version: String,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many were computed by this thread.
+    pub(crate) static COMPUTED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 impl BaseRuleset {
     /// Whether a table of this version may lack a chain, or have it: it is added when it is needed, and deleted when it is not.
     pub fn is_optional(chain: &str) -> bool {
-        chain == INVALID || BASE_CHAINS.iter().any(|(name, _)| *name == chain)
+        let long =
+            || Side::ALL.into_iter().flat_map(|side| LONG.map(|class| SetId::Long(side, class).name()));
+        chain == INVALID || is_chain(chain) || long().any(|name| name == chain)
     }
 
     /// For `Family::Ip` or `Family::Ip6`.
     pub fn new(family: Family, config: &RulesetConfig) -> Self {
+        #[cfg(test)]
+        COMPUTED.set(COMPUTED.get() + 1);
         let mut filled = vec![
-            SetId::Frontends,
+            SetId::ExternalFrontends,
             SetId::Rejected,
-            SetId::Dropped,
+            SetId::DroppedClusterFrontends,
             SetId::Restricted,
             SetId::Split,
             SetId::Masqueraded,
@@ -66,10 +77,8 @@ impl BaseRuleset {
         if config.forward_to_peers {
             filled.extend([SetId::WithoutLocal, SetId::Peers]);
         }
-        let dynamic = dynamic_sets(family);
-        let shape = |(name, set): &(String, Set)| (name == AFFINITY).then(|| set.row_shape());
-        let affinity = dynamic.iter().find_map(shape).unwrap_or(RowShape { key: 0, range: false, data: 0 });
-        let sets: Vec<_> = filled.iter().map(|id| (id.name(), id.set(family))).chain(dynamic).collect();
+        let possible: Vec<_> =
+            filled.iter().map(|id| (*id, id.set(family))).chain(dynamic_sets(family)).collect();
         let has_counter = |reason: &DropReason| {
             config.features.has(Feature::Counters)
                 && (config.forward_to_peers || *reason != DropReason::AlreadyForwarded)
@@ -77,19 +86,28 @@ impl BaseRuleset {
         let mut counters: Vec<_> =
             DropReason::ALL.into_iter().filter(has_counter).map(DropReason::name).collect();
         if config.features.has(Feature::Counters) {
-            counters.push(NOT_REMEMBERED);
+            counters.push(AFFINITY_LIMITED);
             counters.extend(config.forward_to_peers.then_some(TO_PEERS));
         }
-        let version = version(&sets, &counters);
+        let version = version(possible.iter().map(|(_, set)| set), &counters);
+        let is_used = |id: &SetId| config.used.has(model_family(family), *id);
+        filled.retain(is_used);
+        let sets: Vec<_> = possible
+            .into_iter()
+            .filter(|(id, _)| is_used(id))
+            .map(|(_, set)| (set.name().to_owned(), set))
+            .collect();
+        let affinity = sets.iter().find(|(name, _)| name == AFFINITY);
+        let affinity = affinity.map(|(name, set)| (name.clone(), set.row_shape()));
         let chains = RuleBuilder { family, config }.chains();
-        Self { filled, sets, counters, affinity: (AFFINITY.to_owned(), affinity), chains, version }
+        Self { filled, sets, affinity, counters, chains, version }
     }
 }
 
 /// Identifies the sets, counters and base chains.
-fn version(sets: &[(String, Set)], counters: &[&str]) -> String {
+fn version<'s>(sets: impl Iterator<Item = &'s Set>, counters: &[&str]) -> String {
     let (table, mut batch) = (Table::new(Family::Ip, ""), Batch::new());
-    for (_, set) in sets {
+    for set in sets {
         batch.add_set(&table, set);
     }
     for counter in counters {

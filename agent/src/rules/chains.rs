@@ -10,7 +10,7 @@ use steerage_nft::{
 
 use super::drops::DropReason;
 use super::features::Feature;
-use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side};
+use super::layout::{LOCAL_OFFSET, LONG, SHORT, SetId, Side, model_family};
 use super::numbers::Numbers;
 use super::ruleset_chain::{RulesetChain, RulesetConfig, base_chains, with_digest};
 use super::source_lists::prefix_lengths;
@@ -32,15 +32,13 @@ pub(super) struct RuleBuilder<'a> {
 
 impl RuleBuilder<'_> {
     pub(super) fn chains(&self) -> Vec<RulesetChain> {
-        let long = Side::ALL.into_iter().flat_map(|side| LONG.map(|class| (side, class)));
+        let long = Side::ALL.into_iter().flat_map(|side| self.classes(side).map(move |class| (side, class)));
+        let affinity = self.has(SetId::Affine).then(|| self.affinity_chains());
         let mut chains: Vec<_> = long
             .map(|(side, class)| (SetId::Long(side, class).name(), self.long(side, class)))
-            .chain(self.remembering())
+            .chain(affinity.into_iter().flatten())
             .chain(
                 [
-                    ("propose", self.propose()),
-                    ("recall-cluster", self.recall(Side::Cluster)),
-                    ("recall-local", self.recall(Side::Local)),
                     ("to-cluster", self.endpoints(Side::Cluster)),
                     ("to-local", self.endpoints(Side::Local)),
                     ("to-split", self.split()),
@@ -62,13 +60,23 @@ impl RuleBuilder<'_> {
             let chain = Chain::base(INVALID, ChainType::Filter, Hook::Forward, 0);
             chains.push(with_digest(INVALID, chain, vec![self.invalid()]));
         }
-        if self.config.affinity {
+        if self.has(SetId::Affine) {
             chains.extend(self.remembering_chains());
         }
         if self.config.forward_to_peers {
             chains.extend(self.chains_to_peers());
         }
         chains
+    }
+
+    /// Whether the table has this set.
+    pub(super) fn has(&self, id: SetId) -> bool {
+        self.config.used.has(model_family(self.family), id)
+    }
+
+    /// The classes of long lists that are in use.
+    fn classes(&self, side: Side) -> impl Iterator<Item = u32> {
+        LONG.into_iter().filter(move |class| self.has(SetId::Long(side, *class)))
     }
 
     /// A packet that connection tracking cannot place, such as one outside the window, is not translated back. With the address of its
@@ -136,7 +144,7 @@ impl RuleBuilder<'_> {
     fn incoming(&self) -> Vec<Rule> {
         vec![
             self.to_cluster_address().goto("services"),
-            Rule::new().in_set(&SetId::Frontends.name(), &self.frontend()).goto("services"),
+            Rule::new().in_set(&SetId::ExternalFrontends.name(), &self.frontend()).goto("services"),
         ]
     }
 
@@ -146,8 +154,11 @@ impl RuleBuilder<'_> {
             self.restricted().jump("check-source"),
             self.count(Rule::new().in_set(&SetId::Rejected.name(), &key), DropReason::NoEndpoint.name())
                 .reject(Reject::PortUnreachable(self.family)),
-            self.count(Rule::new().in_set(&SetId::Dropped.name(), &key), DropReason::NoLocalEndpoint.name())
-                .drop(),
+            self.count(
+                Rule::new().in_set(&SetId::DroppedClusterFrontends.name(), &key),
+                DropReason::NoLocalEndpoint.name(),
+            )
+            .drop(),
             Rule::new().in_set(&SetId::Split.name(), &key).goto("to-split"),
             Rule::new().goto("to-cluster"),
         ]
@@ -175,7 +186,9 @@ impl RuleBuilder<'_> {
             Rule::new().in_set(&SetId::Sources(length).name(), &[self.source_list(), source]).return_()
         };
         // Twice: the list may have been exchanged for one that has the source's network in a set which the packet had already passed.
-        let mut rules: Vec<_> = (0..2).flat_map(|_| prefix_lengths(is_v6).map(allowed)).collect();
+        let lengths: Vec<_> =
+            prefix_lengths(is_v6).filter(|length| self.has(SetId::Sources(*length))).collect();
+        let mut rules: Vec<_> = [&lengths, &lengths].into_iter().flatten().copied().map(allowed).collect();
         // Every source may have become allowed meanwhile.
         rules.push(self.count(self.restricted(), DropReason::SourceNotAllowed.name()).drop());
         rules.push(Rule::new().return_());
@@ -199,14 +212,17 @@ impl RuleBuilder<'_> {
             Side::Cluster => ("recall-cluster", 0),
             Side::Local => ("recall-local", LOCAL_OFFSET),
         };
-        let mut rules = vec![Rule::new().in_set(&SetId::Affine.name(), &self.frontend()).jump(recall)];
+        let mut rules = Vec::new();
+        if self.has(SetId::Affine) {
+            rules.push(Rule::new().in_set(&SetId::Affine.name(), &self.frontend()).jump(recall));
+        }
         // Twice: a frontend may have moved to a map that the packet had already passed.
         for _ in 0..2 {
             for count in 1..=SHORT {
                 let key = self.frontend_and(self.flow_hash(count, 0, offset));
                 rules.push(Rule::new().map(&SetId::Slots(count).name(), &key).dnat(self.family));
             }
-            for class in LONG {
+            for class in self.classes(side) {
                 let long = SetId::Long(side, class).name();
                 rules.push(Rule::new().in_set(&long, &self.frontend()).jump(&long));
             }
@@ -220,8 +236,8 @@ impl RuleBuilder<'_> {
             Side::Cluster => {
                 let unknown = self
                     .to_cluster_address()
-                    .not_in_set(&SetId::Dropped.name(), &self.frontend())
-                    .not_in_set(&SetId::Frontends.name(), &self.frontend());
+                    .not_in_set(&SetId::DroppedClusterFrontends.name(), &self.frontend())
+                    .not_in_set(&SetId::ExternalFrontends.name(), &self.frontend());
                 let unknown = self.count(unknown, DropReason::UnknownPort.name());
                 rules.push(unknown.reject(Reject::PortUnreachable(self.family)));
             }
@@ -260,13 +276,20 @@ impl RuleBuilder<'_> {
 
     /// Base chain input: first packets to an endpoint in the host's own network, which never reach postrouting.
     fn to_host(&self) -> Vec<Rule> {
-        vec![self.of_affine_frontend().jump("propose")]
+        let rules: Vec<_> = self.proposing().collect();
+        // A chain without rules would have no digest.
+        if rules.is_empty() { vec![Rule::new().return_()] } else { rules }
     }
 
-    fn of_affine_frontend(&self) -> Rule {
-        Rule::new()
-            .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
-            .in_set(&SetId::Affine.name(), &self.original_frontend())
+    /// Makes the clients of frontends with affinity candidates.
+    fn proposing(&self) -> impl Iterator<Item = Rule> {
+        let of_affine_frontend = || {
+            Rule::new()
+                .has_any(Expression::Ct(Ct::Status), Ct::DNAT)
+                .in_set(&SetId::Affine.name(), &self.original_frontend())
+                .jump("propose")
+        };
+        self.has(SetId::Affine).then(of_affine_frontend).into_iter()
     }
 
     /// First packets that leave untranslated by this or any other proxy. One to a load balancer's address would loop between load
@@ -288,7 +311,7 @@ impl RuleBuilder<'_> {
         vec![
             Rule::new().has_none(Expression::Ct(Ct::Status), Ct::DNAT).goto("unassigned"),
             Rule::new().in_set(&SetId::ClusterAddresses.name(), &original[..1]).goto("translated"),
-            Rule::new().in_set(&SetId::Frontends.name(), &original).goto("translated"),
+            Rule::new().in_set(&SetId::ExternalFrontends.name(), &original).goto("translated"),
         ]
     }
 
@@ -297,11 +320,11 @@ impl RuleBuilder<'_> {
         let original = self.original_frontend();
         let ends = [Expression::saddr(self.family), Expression::daddr(self.family)];
         let to_itself = [Expression::daddr(self.family), Expression::daddr(self.family)];
-        let mut rules = vec![
-            self.of_affine_frontend().jump("propose"),
+        let mut rules: Vec<_> = self.proposing().collect();
+        rules.extend([
             Rule::new().in_set(&SetId::Hairpins.name(), &ends).masquerade_random(),
             Rule::new().in_set(&SetId::Masqueraded.name(), &original).masquerade_random(),
-        ];
+        ]);
         let pods: Vec<_> = self.sent_by_pods().into_iter().map(Rule::return_).collect();
         // Without a way to recognise local pods, a ClusterIP keeps every client's address.
         let outsiders = (!pods.is_empty())
@@ -313,7 +336,7 @@ impl RuleBuilder<'_> {
         // the client directly.
         rules.push(
             Rule::new()
-                .in_set(&SetId::Frontends.name(), &original)
+                .in_set(&SetId::ExternalFrontends.name(), &original)
                 .not_in_set(&SetId::Hairpins.name(), &to_itself)
                 .masquerade_random(),
         );

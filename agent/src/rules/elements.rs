@@ -245,10 +245,10 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     // Frontends of cluster addresses are found by their addresses.
     let on_cluster_address = action.role == Role::ClusterIp;
     if !on_cluster_address {
-        member(SetId::Frontends);
+        member(SetId::ExternalFrontends);
     }
     if on_cluster_address && action.targets.is_empty() && !action.reject {
-        member(SetId::Dropped);
+        member(SetId::DroppedClusterFrontends);
     }
     if action.reject {
         member(SetId::Rejected);
@@ -259,7 +259,7 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     match action.masquerade {
         Masquerade::All => member(SetId::Masqueraded),
         // Matched by address.
-        Masquerade::NotPods | Masquerade::Host => {}
+        Masquerade::AllButLocalPods | Masquerade::HostOnly => {}
     }
     if let Some(seconds) = action.affinity {
         member(SetId::Affine);

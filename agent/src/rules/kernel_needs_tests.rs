@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use steerage_nft::{Family, KernelExpression};
 
 use super::features::{Feature, Features};
-use super::{BaseRuleset, RulesetConfig};
+use super::{BaseRuleset, RulesetConfig, UsedSets};
 use crate::local_node::LocalPods;
 
 /// The oldest kernel that the rules are written for.
@@ -95,7 +95,7 @@ impl Known {
 fn all_rules(family: Family, pods: LocalPods, features: Features) -> Vec<KernelExpression> {
     let config = RulesetConfig {
         pods,
-        affinity: true,
+        used: UsedSets::all(),
         unassigned: vec!["192.0.2.0/24".parse().unwrap(), "2001:db8::/32".parse().unwrap()],
         drop_invalid: true,
         forward_to_peers: true,

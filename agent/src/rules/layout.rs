@@ -49,12 +49,13 @@ pub(crate) fn long_class(endpoints: usize) -> u32 {
 /// A set or map that the agent fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SetId {
-    /// Frontends except those of cluster addresses.
-    Frontends,
+    /// Frontends at addresses that are not cluster addresses: VIPs, node ports and external IPs. At cluster addresses all packets are the
+    /// agent's, whatever their port.
+    ExternalFrontends,
     /// Frontends without any usable endpoint in the cluster.
     Rejected,
-    /// Frontends of cluster addresses without an endpoint for this node: internal policy Local.
-    Dropped,
+    /// Frontends at cluster addresses whose packets are dropped: internal policy Local, and no endpoint on this node.
+    DroppedClusterFrontends,
     /// Frontends with allowed sources: the number of the list.
     Restricted,
     /// Allowed sources with prefixes of one length: number of the list and the first address of the network.
@@ -94,12 +95,12 @@ pub enum SetId {
 }
 
 impl SetId {
-    /// Its name in the table.
+    /// Its name in the table, which is part of the layout: another one would have each node's table replaced.
     pub fn name(self) -> String {
         match self {
-            Self::Frontends => "frontends".to_owned(),
+            Self::ExternalFrontends => "frontends".to_owned(),
             Self::Rejected => "rejected".to_owned(),
-            Self::Dropped => "dropped".to_owned(),
+            Self::DroppedClusterFrontends => "dropped".to_owned(),
             Self::Restricted => "restricted".to_owned(),
             Self::Sources(length) => format!("sources-{length}"),
             Self::Split => "split".to_owned(),
@@ -170,9 +171,9 @@ impl SetId {
     /// The frontend in the key of an element, where each element is of a frontend.
     pub(super) fn frontend_of_key(self, key: &[u8]) -> Option<&[u8]> {
         let (before, behind) = match self {
-            Self::Frontends
+            Self::ExternalFrontends
             | Self::Rejected
-            | Self::Dropped
+            | Self::DroppedClusterFrontends
             | Self::Restricted
             | Self::Split
             | Self::Masqueraded
@@ -193,6 +194,11 @@ impl SetId {
         };
         key.get(before..key.len().checked_sub(behind)?)
     }
+}
+
+/// The family of the addresses of a table.
+pub(super) fn model_family(family: Family) -> steerage_model::Family {
+    if family == Family::Ip6 { steerage_model::Family::V6 } else { steerage_model::Family::V4 }
 }
 
 pub(super) fn address_type(family: Family) -> DataType {

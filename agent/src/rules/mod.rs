@@ -8,7 +8,7 @@
 //! the same maps, at numbers from [`LOCAL_OFFSET`] on. More endpoints are in the map `endpoints`, in a list that all frontends of the
 //! Service's port share: `lists` has its number, and a set `long-N` tells the range of hashes. Likewise `restricted` has the number of
 //! a frontend's list of allowed sources in the sets `sources-N`. No rule reads the map `digests`: it tells a new process what the lists
-//! hold.
+//! hold. A table has the sets `sources-N`, `long-N` and those of affinity, with the rules that look in them, only if a Service needs them.
 //!
 //! Lookups are not atomic to a packet: it may pass one map before a commit and the next one after it. So the packet walks all
 //! maps twice. If it has no endpoint then, it is dropped, or rejected at a port of a cluster address that no Service has. No packet
@@ -34,10 +34,13 @@ mod ruleset_chain;
 mod source_lists;
 mod stale_flows;
 mod steps;
+mod used_sets;
 
 pub use crate::hash::{endpoint_hash, flow_seed};
-pub use affinity::NOT_REMEMBERED;
+pub use affinity::AFFINITY_LIMITED;
 pub use base_ruleset::BaseRuleset;
+#[cfg(test)]
+pub(crate) use base_ruleset::COMPUTED;
 pub use drops::DropReason;
 pub use elements::{Changes, Elements, difference};
 pub use features::{Feature, Features, Without};
@@ -51,6 +54,7 @@ pub use ruleset::{Difference, KernelState, Ruleset};
 pub use ruleset_chain::{RulesetChain, RulesetConfig};
 pub use stale_flows::{StaleFlows, deleted_udp_frontends};
 pub use steps::{LARGEST_STEP, repair_steps, steps};
+pub use used_sets::UsedSets;
 
 #[cfg(test)]
 mod kernel_needs_tests;

@@ -175,9 +175,6 @@ impl Ruleset {
         };
         self.changed_udp.extend(old_udp.into_iter().filter_map(changed));
 
-        if self.desired.has_affinity() && !std::mem::replace(&mut self.config.affinity, true) {
-            return Difference::Full;
-        }
         let (Some(affected), Some([old_v4, old_v6])) = (affected, old) else { return Difference::Full };
         let [new_v4, new_v6] = self.elements(&affected);
         Difference::Elements([difference(&old_v4, &new_v4), difference(&old_v6, &new_v6)])
@@ -231,6 +228,7 @@ impl Ruleset {
         self.lists.endpoints.update(updates);
         self.lists.sources.update(updates);
         self.lists.namespaces.update(updates);
+        self.config.used.add(updates);
     }
 
     fn elements(&self, (affected, networks): &(Affected, BTreeSet<Networks>)) -> [Elements; 2] {

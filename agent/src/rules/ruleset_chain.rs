@@ -5,6 +5,7 @@ use ipnet::IpNet;
 use steerage_nft::{Batch, Chain, ChainType, Family, Hook, Rule, Table};
 
 use super::features::Features;
+use super::used_sets::UsedSets;
 use crate::hash::jhash;
 use crate::local_node::LocalPods;
 
@@ -20,8 +21,8 @@ const INPUT: i32 = 100;
 pub struct RulesetConfig {
     /// How traffic from local pods is recognised.
     pub pods: LocalPods,
-    /// A Service has affinity, or had: then packets of established connections are looked at.
-    pub affinity: bool,
+    /// The sets that Services need, or needed.
+    pub used: UsedSets,
     /// Networks of both families whose addresses serve nothing but Services.
     pub unassigned: Vec<IpNet>,
     /// Drop forwarded packets that connection tracking cannot place, as kube-proxy does.

@@ -30,10 +30,15 @@ pub(super) fn prefix_lengths(is_v6: bool) -> impl Iterator<Item = u8> {
     lengths.into_iter()
 }
 
+/// The prefix length that a network has in the kernel.
+pub(super) fn kernel_length(net: IpNet) -> u8 {
+    let step = if net.addr().is_ipv6() { STEPS[1] } else { STEPS[0] };
+    net.prefix_len().max(1).next_multiple_of(step)
+}
+
 /// A network as the kernel has it: one network or several.
 pub(super) fn kernel_networks(net: IpNet) -> impl Iterator<Item = IpNet> {
-    let step = if net.addr().is_ipv6() { STEPS[1] } else { STEPS[0] };
-    let length = net.prefix_len().max(1).next_multiple_of(step);
+    let length = kernel_length(net);
     let v4 = if let IpNet::V4(net) = net { net.subnets(length).ok() } else { None };
     let v6 = if let IpNet::V6(net) = net { net.subnets(length).ok() } else { None };
     v4.into_iter().flatten().map(IpNet::from).chain(v6.into_iter().flatten().map(IpNet::from))
@@ -150,6 +155,7 @@ mod tests {
             let net = net.trunc();
             let parts: Vec<_> = kernel_networks(net).collect();
             prop_assert_eq!(IpNet::aggregate(&parts), [net]);
+            prop_assert!(parts.iter().all(|part| part.prefix_len() == kernel_length(net)));
             prop_assert!(parts.iter().all(|part| prefix_lengths(is_v6).any(|length| length == part.prefix_len())));
             prop_assert!(parts.len() <= 1 << 4);
         }

@@ -47,7 +47,9 @@ pub fn deleted_udp_frontends(changes: &Changes) -> BTreeSet<Frontend> {
     let mut frontends = BTreeSet::new();
     for (id, rows) in &changes.delete {
         let beyond = match id {
-            SetId::Frontends | SetId::Rejected | SetId::Dropped | SetId::Lists(_) => 0,
+            SetId::ExternalFrontends | SetId::Rejected | SetId::DroppedClusterFrontends | SetId::Lists(_) => {
+                0
+            }
             SetId::Slots(_) => size_of::<u32>(),
             _ => continue,
         };
@@ -94,7 +96,7 @@ mod tests {
             local: None,
             reject: endpoints == 0,
             peers: None,
-            masquerade: Masquerade::NotPods,
+            masquerade: Masquerade::AllButLocalPods,
             sources: None,
             affinity: None,
             serving: list,

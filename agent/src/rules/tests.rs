@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -59,7 +59,22 @@ fn counted(expected: &[(&str, usize)]) -> BTreeMap<String, usize> {
 
 #[test]
 fn a_frontend_becomes_elements() {
-    let elements = |action: &Action| names(&elements(action.clone()));
+    let elements = |action: &Action| {
+        let mut ruleset = Ruleset::default();
+        ruleset.stage(service(vec![(frontend(1), action.clone())]));
+        let elements = ruleset.all_elements(Family::V4);
+        let used = UsedSets::of_table(Family::V4, names(&elements).keys().map(String::as_str));
+        assert_eq!(ruleset.config().used, used, "the sets that have elements, and no others");
+        for (model, family) in
+            [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)]
+        {
+            let base_ruleset = BaseRuleset::new(family, ruleset.config());
+            let all = ruleset.all_elements(model);
+            let missing: Vec<_> = all.sets().filter(|(id, _)| !base_ruleset.filled.contains(id)).collect();
+            assert!(missing.is_empty(), "{model}: {missing:?}");
+        }
+        names(&elements)
+    };
     assert_eq!(
         elements(&action(&[1, 2, 3], Some(&[1]))),
         counted(&[("frontends", 1), ("split", 1), ("masqueraded", 1), ("slots-3", 3), ("slots-1", 1)])
@@ -230,7 +245,6 @@ fn configuration_changes_only_the_chains_that_mention_it() {
     let plain = base_ruleset(&RulesetConfig::default());
     let configured = base_ruleset(&RulesetConfig {
         pods: LocalPods::Networks(vec!["10.244.0.0/24".parse().unwrap(), "fd44::/64".parse().unwrap()]),
-        affinity: true,
         unassigned: vec!["192.0.2.0/24".parse().unwrap()],
         ..RulesetConfig::default()
     });
@@ -242,9 +256,33 @@ fn configuration_changes_only_the_chains_that_mention_it() {
     let changed: Vec<_> =
         plain.iter().filter(|(name, of)| configured[*name] != **of).map(|(name, _)| name.as_str()).collect();
     assert_eq!(changed, ["to-split", "translated", "unassigned"]);
-    let added: Vec<_> = configured.keys().filter(|name| !plain.contains_key(*name)).collect();
-    assert_eq!(added, ["remember-received", "remember-sent"]);
-    assert!(added.iter().all(|name| BaseRuleset::is_optional(name)));
+    assert_eq!(configured.len(), plain.len());
+}
+
+/// A table that lacks what no Service needs has the same version as one with everything, and is not replaced.
+#[test]
+fn tables_with_and_without_sets_that_services_need_have_one_version() {
+    let (none, all) =
+        (RulesetConfig::default(), RulesetConfig { used: UsedSets::all(), ..RulesetConfig::default() });
+    for family in [steerage_nft::Family::Ip, steerage_nft::Family::Ip6] {
+        let (none, all) = (BaseRuleset::new(family, &none), BaseRuleset::new(family, &all));
+        assert_eq!(none.version, all.version);
+        let names = |rules: &BaseRuleset| -> BTreeSet<String> {
+            rules.chains.iter().map(|chain| chain.name.clone()).collect()
+        };
+        let added: Vec<_> = names(&all).difference(&names(&none)).cloned().collect();
+        assert!(added.iter().any(|name| name == "remember-received"), "{added:?}");
+        assert!(added.iter().any(|name| name == "long-local-64"), "{added:?}");
+        for name in names(&all) {
+            assert_eq!(BaseRuleset::is_optional(&name), added.contains(&name), "{name}");
+        }
+        let rules = |rules: &BaseRuleset| rules.chains.iter().map(|chain| chain.rules.len()).sum::<usize>();
+        assert!(rules(&none) * 8 < rules(&all), "{} of {}", rules(&none), rules(&all));
+        assert!(none.sets.len() * 3 < all.sets.len(), "{} of {}", none.sets.len(), all.sets.len());
+        assert!(!none.sets.iter().any(|(name, _)| name.starts_with("sources-") || name.contains("affin")));
+        let restricted = none.chains.iter().find(|chain| chain.name == "check-source").unwrap();
+        assert_eq!(restricted.rules.len(), 2, "a list of sources without networks admits nobody");
+    }
 }
 
 /// Services by number, each with the frontends that it claims and their targets.
@@ -310,6 +348,8 @@ proptest! {
             for (key, data) in held(changes.delete.iter()) {
                 prop_assert_eq!(kernel.remove(&key), Some(data), "what is deleted was there");
             }
+            let base_ruleset = BaseRuleset::new(steerage_nft::Family::Ip, ruleset.config());
+            prop_assert!(changes.add.keys().all(|id| base_ruleset.filled.contains(id)), "{:?}", changes.add.keys());
             for (key, data) in held(changes.add.iter()) {
                 prop_assert_eq!(kernel.insert(key, data), None, "what is added was not there");
             }
@@ -331,7 +371,8 @@ proptest! {
 #[test]
 fn rows_have_the_lengths_of_their_sets() {
     for (model, family) in [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)] {
-        for id in BaseRuleset::new(family, &RulesetConfig::default()).filled {
+        let all = RulesetConfig { used: UsedSets::all(), ..RulesetConfig::default() };
+        for id in BaseRuleset::new(family, &all).filled {
             assert_eq!(id.row_shape(model), id.set(family).row_shape(), "{}", id.name());
         }
     }

@@ -213,6 +213,12 @@ impl Planner {
         self.index.apply_service(Event::Apply(Service { kind, ingress, ..service }));
     }
 
+    fn set_external_ips(&mut self, key: &Key, external_ips: impl IntoIterator<Item = IpAddr>) {
+        let service = self.index.service(key).unwrap().clone();
+        let external_ips = external_ips.into_iter().collect();
+        self.index.apply_service(Event::Apply(Service { external_ips, ..service }));
+    }
+
     fn delete(&mut self, key: &Key) -> BTreeMap<Key, ServicePlan> {
         self.index.apply_service(Event::Delete { key: key.clone(), version: String::new() });
         self.plan_deleted(vec![key.clone()])
@@ -266,6 +272,45 @@ fn frontend_that_moves_is_planned_in_one_round() {
         assert_eq!(served(&desired, &at(MOVED)), Some(new), "{is_deleted}");
         assert_eq!(rounds, if is_deleted { 1 } else { 2 }, "it does not come before its turn");
         assert!(planner.has_waiting());
+    }
+}
+
+/// An external IP moves between two Services of a namespace of which others wait. If the change of the new one comes with that of the old
+/// one, both plans are in one round; if it comes later, it does not wait for its turn.
+#[test]
+fn external_ip_that_moves_waits_for_no_turn() {
+    for (is_later, is_deleted) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+        let keys: Vec<_> = (0..20).map(|number| add_large(&mut planner, number, 2, 3)).collect();
+        let (old, new) = (&keys[1], &keys[9]);
+        planner.set_external_ips(old, [MOVED]);
+        let mut desired = Desired::default();
+        desired.update(planner.plan_all(keys.iter().cloned()));
+        assert_eq!(served(&desired, &at(MOVED)), Some(old));
+        let mut deleted = BTreeMap::new();
+        if is_deleted {
+            deleted = planner.delete(old);
+        } else {
+            planner.set_external_ips(old, []);
+        }
+        if !is_later {
+            planner.set_external_ips(new, [MOVED]);
+        }
+        let waits = |key: &&Key| (!is_deleted || *key != old) && (!is_later || *key != new);
+        planner.turns.extend(keys.iter().filter(waits).cloned());
+        let mut unserved = 0;
+        while served(&desired, &at(MOVED)) != Some(new) {
+            desired.update(planner.plan_one_turn_after(std::mem::take(&mut deleted), &desired));
+            let is_unserved = served(&desired, &at(MOVED)).is_none();
+            unserved += usize::from(is_unserved);
+            if is_later && unserved == 1 && is_unserved {
+                planner.set_external_ips(new, [MOVED]);
+                planner.turns.extend([new.clone()]);
+            }
+            assert!(unserved < 20, "later: {is_later}, deleted: {is_deleted}");
+        }
+        assert_eq!(unserved, usize::from(is_later), "deleted: {is_deleted}");
+        assert!(planner.has_waiting(), "others wait for their turns");
     }
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waiting Services that were assigned what others leave, or take as an external IP: a VIP that moves is served in between only if both
-//! plans are in one write. Where the new owner has to wait all the same, nobody's external IP is served in its place. Pure.
+//! plans are in one write. Where the new owner has to wait all the same, nobody's external IP is served in its place. Likewise Services
+//! that have as an external IP what others leave, or left before: nothing is reserved for them. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use steerage_model::{Key, Service};
 
@@ -14,45 +16,110 @@ use crate::plan::{Action, Desired, Frontend, Role, ServicePlan, assigned};
 const MOST: usize = 8;
 /// Of one namespace.
 const MOST_OF_NAMESPACE: usize = 2;
+/// Frontends of external IPs that are remembered after their Service has left them.
+const MOST_LEFT: usize = 256;
+/// And so long: the changes of both Services come soon after each other, and to look for Services that may take them costs time.
+const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// The frontends that waiting Services may have been assigned.
+/// What waiting Services may have, too.
 #[derive(Debug, Default)]
-pub(super) struct Contested(BTreeSet<Frontend>);
+pub(super) struct Contested {
+    /// The frontends that they may have been assigned.
+    frontends: BTreeSet<Frontend>,
+    /// Those that nobody is served at, so that an external IP may be.
+    left: BTreeSet<Frontend>,
+}
+
+/// A Service that is to be planned before its turn.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) service: Key,
+    /// What it was assigned.
+    pub(super) assigned: Vec<Frontend>,
+}
 
 impl Contested {
+    /// Begins with what was left before.
+    pub(super) fn new(vacant: &Vacant, desired: &Desired) -> Self {
+        let left = vacant.0.iter().map(|(at, _)| *at).filter(|at| desired.served_at(at).is_none()).collect();
+        Self { frontends: BTreeSet::new(), left }
+    }
+
     /// Adds those where this plan ends what is served, or begins to serve an external IP.
     pub(super) fn note(&mut self, service: &Key, plan: &ServicePlan, desired: &Desired) {
         let before: HashSet<_> = desired.frontends(service).iter().copied().collect();
         let after: HashSet<_> = plan.frontends.iter().map(|(frontend, _)| *frontend).collect();
         let is_served = |at: &Frontend| desired.served_at(at).is_some_and(|(owner, _)| owner == service);
-        self.0.extend(before.difference(&after).filter(|at| is_served(at)));
+        let left = || before.difference(&after).filter(|at| is_served(at));
+        self.frontends.extend(left());
+        self.left.extend(left());
         let is_new =
             |(at, action): &&(Frontend, Action)| action.role == Role::ExternalIp && !before.contains(at);
-        self.0.extend(plan.frontends.iter().filter(is_new).map(|(at, _)| *at));
+        self.frontends.extend(plan.frontends.iter().filter(is_new).map(|(at, _)| *at));
     }
 
-    /// Takes those of them that were assigned to these Services, by Service.
+    /// Takes the Services that were assigned some of them, and then those that have an external IP there.
     pub(super) fn take<'s>(
         &mut self,
         waiting: impl Iterator<Item = &'s Service>,
         local_node: &LocalNode,
-    ) -> BTreeMap<Key, Vec<Frontend>> {
-        let contested = std::mem::take(&mut self.0);
-        let addresses: HashSet<IpAddr> = contested.iter().map(|frontend| frontend.addr).collect();
+    ) -> Vec<Claim> {
+        let Self { frontends, left } = std::mem::take(self);
+        let addresses: HashSet<IpAddr> = frontends.iter().chain(&left).map(|at| at.addr).collect();
         if addresses.is_empty() {
-            return BTreeMap::new();
+            return Vec::new();
         }
-        let claims = waiting.filter_map(|service| {
-            let mut at = assigned(service, local_node, |addr| addresses.contains(addr));
-            at.retain(|frontend| contested.contains(frontend));
-            (!at.is_empty()).then(|| (service.key.clone(), at))
-        });
-        claims.collect()
+        let (mut claims, mut external) = (BTreeMap::new(), BTreeSet::new());
+        for service in waiting {
+            let mut assigned = assigned(service, local_node, |addr| addresses.contains(addr));
+            assigned.retain(|at| frontends.contains(at));
+            if !assigned.is_empty() {
+                claims.insert(service.key.clone(), assigned);
+            } else if has_external_ip_at(service, &left) {
+                external.insert(service.key.clone());
+            }
+        }
+        let external = external.into_iter().map(|service| (service, Vec::new()));
+        claims.into_iter().chain(external).map(|(service, assigned)| Claim { service, assigned }).collect()
     }
 
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.frontends.is_empty() && self.left.is_empty()
+    }
+}
+
+fn has_external_ip_at(service: &Service, frontends: &BTreeSet<Frontend>) -> bool {
+    let mut all =
+        service.external_ips.iter().flat_map(|addr| service.ports.iter().map(move |port| (addr, port)));
+    all.any(|(addr, port)| {
+        frontends.contains(&Frontend { addr: *addr, protocol: port.protocol, port: port.port })
+    })
+}
+
+/// Frontends of external IPs that a Service has left, the last ones: the change of another one that takes them may come later, and does
+/// not have to wait for its turn.
+#[derive(Debug, Default)]
+pub(super) struct Vacant(VecDeque<(Frontend, Instant)>);
+
+impl Vacant {
+    /// Adds those that this plan leaves, before it is in `desired`.
+    pub(super) fn note(&mut self, service: &Key, plan: &ServicePlan, desired: &Desired, now: Instant) {
+        let after: HashSet<_> = plan.frontends.iter().map(|(frontend, _)| frontend).collect();
+        let is_external = |at: &&Frontend| {
+            desired
+                .served_at(at)
+                .is_some_and(|(owner, action)| owner == service && action.role == Role::ExternalIp)
+        };
+        let left = desired.frontends(service).iter().filter(|at| !after.contains(at)).filter(is_external);
+        self.0.extend(left.map(|at| (*at, now)));
+    }
+
+    /// Forgets those at which somebody is served, old ones, and the oldest ones of too many.
+    pub(super) fn tidy(&mut self, desired: &Desired, now: Instant) {
+        let is_recent = |since: &Instant| now.saturating_duration_since(*since) < REMEMBERED;
+        self.0.retain(|(at, since)| is_recent(since) && desired.served_at(at).is_none());
+        self.0.drain(..self.0.len().saturating_sub(MOST_LEFT));
     }
 }
 

@@ -38,7 +38,7 @@ fn plan(ports: u16, endpoints: usize, local: usize, affinity: bool, sources: usi
             targets,
             local: Some(local),
             peers: None,
-            masquerade: Masquerade::Host,
+            masquerade: Masquerade::HostOnly,
             sources: sources.clone(),
             affinity: affinity.then_some(60),
             serving: list,
@@ -46,7 +46,7 @@ fn plan(ports: u16, endpoints: usize, local: usize, affinity: bool, sources: usi
         let internal = Action {
             role: Role::ClusterIp,
             local: None,
-            masquerade: Masquerade::NotPods,
+            masquerade: Masquerade::AllButLocalPods,
             sources: None,
             ..external.clone()
         };

@@ -42,7 +42,7 @@ fn plan(spec: &Spec) -> ServicePlan {
         local,
         peers: None,
         reject: spec.endpoints == 0,
-        masquerade: Masquerade::NotPods,
+        masquerade: Masquerade::AllButLocalPods,
         sources: (!sources.is_empty()).then(|| sources.into()),
         affinity: spec.affinity,
         serving: list(0),

@@ -9,3 +9,4 @@ mod large_updates;
 mod listing;
 mod ruleset;
 mod updates;
+mod used_sets;

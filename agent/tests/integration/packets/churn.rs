@@ -280,18 +280,29 @@ fn flooded(world: &World, address: Ipv4Addr) -> (Cluster, Vec<EndpointSlice>) {
     (cluster, many)
 }
 
+/// Sets a flag at the end of a scope.
+pub(crate) struct StopOnDrop<'s>(pub(crate) &'s AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Applies changes during a flood. Every datagram must be translated.
 fn under_flood(world: &World, to: SocketAddrV4, mut change: impl FnMut()) {
     let stop = AtomicBool::new(false);
     let mut changes = 0;
     let sent = std::thread::scope(|scope| {
+        // Also if a change panics: else the flood would not end.
+        let stop_at_end = StopOnDrop(&stop);
         let sender = scope.spawn(|| world.run(At::Client, || flood(to, &stop)));
         let end = Instant::now() + TIME;
         while Instant::now() < end || changes < 20 {
             change();
             changes += 1;
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stop_at_end);
         sender.join().expect("the flood")
     });
     std::thread::sleep(Duration::from_millis(500));
@@ -325,6 +336,47 @@ fn no_packet_of_flood_is_lost_while_vip_changes_map() {
             }
         }
         cluster.apply();
+    });
+}
+
+/// Sets that Services need come and go with the rules that look in them, also while the agent restarts.
+#[test]
+fn no_packet_of_flood_is_lost_while_sets_come_and_go() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("IPv4") };
+    let (mut cluster, _) = flooded(&world, *to.ip());
+    let slim = cluster.index.service(&key()).expect("the Service").clone();
+    let mut more = on_ports(&[At::Pod1], 20);
+    more.retain(|slice| slice.family == Family::V4);
+    let mut change = 0;
+    under_flood(&world, to, || {
+        change += 1;
+        let mut service = slim.clone();
+        match change % 4 {
+            // Each time of another length.
+            0 => {
+                let network = format!("10.1.64.0/{}", 8 + change % 17);
+                service.source_ranges = vec![network.parse().expect("a network")];
+            }
+            1 => service = with_affinity(service, Duration::from_secs(change)),
+            2 => {
+                for slice in &more[8..] {
+                    cluster.index.apply_slice(Event::Apply(slice.clone()));
+                }
+            }
+            _ => {
+                for slice in &more[8..] {
+                    cluster.delete_slice(slice.key.clone());
+                }
+            }
+        }
+        cluster.index.apply_service(Event::Apply(service));
+        // What the change needs comes with a running process, or a new one; in any case that deletes what was needed before.
+        if change % 8 < 4 {
+            cluster.apply();
+        }
+        cluster.restart(&world);
     });
 }
 

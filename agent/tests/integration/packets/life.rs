@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use steerage_agent::kernel::{FlowCleaner, clean_up};
+use steerage_agent::kernel::{FlowCleaner, FlowWalk, clean_up};
 use steerage_agent::plan::ServicePlan;
 use steerage_agent::rules::KernelState;
 use steerage_model::{Family, Protocol};
@@ -172,6 +173,41 @@ fn udp_flows_end(remove: impl FnOnce(&World, &mut Cluster) -> Applied) {
     for to in all {
         eventually(|| translated_flows(&world, to) == 0);
     }
+}
+
+/// A packet that had chosen the old endpoint before a change becomes an entry after the first search: the second one deletes it.
+#[test]
+fn udp_flow_that_begins_after_the_first_search_ends() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let to = Way::Vip.to(Family::V4);
+    let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1]);
+    let (walked, walks) = channel();
+    let done = move |walk| walked.send(walk).unwrap();
+    let cleaner = world.run(At::Node, || FlowCleaner::start(done).unwrap());
+    // A slow machine may search twice before the entry is there.
+    let is_met = || {
+        cluster.set(local(service()), &[At::Pod1]);
+        cleaner.clean(cluster.set(local(service()), &[At::Pod2]).stale);
+        let first = walks.recv_timeout(Duration::from_mins(1)).expect("a search");
+        assert!(matches!(first, FlowWalk::Done(_)), "{first:?}");
+        // The rules of before stand for the packet's late arrival: nobody is told of this change.
+        cluster.set(local(service()), &[At::Pod1]);
+        let socket = world.run(At::Client, || udp_socket(to));
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod1");
+        let is_in_time = walks.try_recv().is_err();
+        cluster.set(local(service()), &[At::Pod2]);
+        if !is_in_time {
+            return false;
+        }
+        assert_eq!(translated_flows(&world, to), 1, "the entry of the late packet");
+        let second = walks.recv_timeout(Duration::from_mins(1)).expect("a second search");
+        assert!(matches!(second, FlowWalk::Done(_)), "{second:?}");
+        assert_eq!(translated_flows(&world, to), 0);
+        assert_eq!(ask_udp(&socket, to).unwrap().0, "pod2");
+        true
+    };
+    assert!(std::iter::repeat_with(is_met).take(10).any(|is_met| is_met), "never in time");
 }
 
 #[test]

@@ -2,21 +2,24 @@
 //! A hostile tenant: whatever a user may write into one namespace, at random, beside another tenant's Service.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use steerage_agent::input::Input;
 use steerage_agent::kernel::read_table;
 use steerage_agent::plan::ElementLimits;
-use steerage_agent::rules::{BaseRuleset, RulesetConfig};
+use steerage_agent::rules::{BaseRuleset, LARGEST_STEP, RulesetConfig, TABLE, UsedSets};
 use steerage_model::{
     Affinity, Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServiceKind,
     ServicePort, TrafficPolicy, names,
 };
+use steerage_nft::{Monitor, Nft, Notification, ObjectKind, Table};
 use steerage_requirements::requires;
 use steerage_watch::Event;
 
 use crate::packets::agent::{Running, soon};
+use crate::packets::churn::StopOnDrop;
 use crate::packets::cluster::{FAMILIES, NODE_PORT, Way, service};
 use crate::world::{At, World};
 
@@ -24,7 +27,13 @@ use crate::world::{At, World};
 const STEPS: usize = 200;
 /// The tenant's Services.
 const SERVICES: u8 = 12;
-const LIMITS: ElementLimits = ElementLimits { service: 2_000, namespace: 5_000 };
+/// What this test's own packets may add to the maps that packets fill.
+const OF_PACKETS: usize = 1_000;
+/// So small that a commit of all that the tenant may have, before and after, is smaller than the largest step: without limits commits
+/// would be larger.
+const LIMITS: ElementLimits = ElementLimits { service: 1_500, namespace: 3_100 };
+const LARGEST_COMMIT: usize = 2 * LIMITS.namespace;
+const _: () = assert!(LARGEST_COMMIT < LARGEST_STEP, "steps bound it, and not the limits");
 
 fn any_of<T: Copy>(random: &mut Rng, values: &[T]) -> T {
     values[random.usize(..values.len())]
@@ -119,11 +128,78 @@ fn step(random: &mut Rng) -> Input {
     }
 }
 
+/// The commits of a network namespace's tables `steerage`, as the kernel tells them.
+#[derive(Debug, Default)]
+struct Commits {
+    /// The elements that the commits have changed so far.
+    elements: Vec<usize>,
+    /// Those of a commit that has not ended.
+    running: usize,
+    /// Notifications were lost: the sizes of some commits are not known.
+    has_gap: bool,
+}
+
+impl Commits {
+    fn note(&mut self, notification: &Notification) {
+        match notification {
+            Notification::Change(change)
+                if change.object == ObjectKind::Elements && change.table.name == TABLE =>
+            {
+                self.running += 1;
+            }
+            Notification::Change(_) => {}
+            Notification::Commit(_) => {
+                let elements = std::mem::take(&mut self.running);
+                if !std::mem::take(&mut self.has_gap) {
+                    self.elements.push(elements);
+                }
+            }
+        }
+    }
+}
+
+/// Notes commits until stopped.
+fn watch_commits(world: &World, stop: &AtomicBool) -> Commits {
+    let mut commits = Commits::default();
+    world.run(At::Node, || {
+        let mut monitor = Monitor::open().expect("a monitor");
+        while !stop.load(Ordering::Relaxed) {
+            monitor.wait(Duration::from_millis(50)).expect("waits");
+            loop {
+                match monitor.receive() {
+                    Ok(Some(notifications)) => notifications.iter().for_each(|told| commits.note(told)),
+                    Ok(None) => break,
+                    Err(steerage_nft::Error::Overrun) => (commits.running, commits.has_gap) = (0, true),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    });
+    commits
+}
+
+/// Everything in the sets and maps of both tables, also what packets put there.
+fn listed(world: &World) -> usize {
+    world.run(At::Node, || {
+        let mut nft = Nft::open().expect("a socket");
+        let mut count = 0;
+        for family in [steerage_nft::Family::Ip, steerage_nft::Family::Ip6] {
+            let table = Table::new(family, TABLE);
+            for set in nft.sets(&table).expect("the table") {
+                // One that has gone meanwhile has none.
+                count += nft.elements(&table, &set).map_or(0, |elements| elements.len());
+            }
+        }
+        count
+    })
+}
+
 /// The elements of both tables.
 fn elements(world: &World) -> usize {
     let families = [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)];
     let count = |(model, family)| {
-        let base_ruleset = BaseRuleset::new(family, &RulesetConfig::default());
+        let all = RulesetConfig { used: UsedSets::all(), ..RulesetConfig::default() };
+        let base_ruleset = BaseRuleset::new(family, &all);
         read_table(model, &base_ruleset).expect("readable").map_or(0, |table| table.elements.len())
     };
     world.run(At::Node, || families.map(count).into_iter().sum())
@@ -149,19 +225,33 @@ fn hostile_tenant_disturbs_nobody() {
     };
     soon("served", || agent.asks(Way::Vip, Family::V4).is_ok());
     let own = elements(&world);
-    let mut most = 0;
-    for number in 0..STEPS {
-        let input = step(&mut random);
-        agent.send(input);
-        if number % 4 == 0 {
-            answers(FAMILIES[number / 4 % 2], &format!("in step {number}"));
+    let (mut most, stop) = (0, AtomicBool::new(false));
+    let commits = std::thread::scope(|scope| {
+        let stop_at_end = StopOnDrop(&stop);
+        let commits = scope.spawn(|| watch_commits(&world, &stop));
+        for number in 0..STEPS {
+            let input = step(&mut random);
+            agent.send(input);
+            if number % 4 == 0 {
+                answers(FAMILIES[number / 4 % 2], &format!("in step {number}"));
+                // Until its budget is shared out anew a namespace may have old elements and new ones.
+                let all = listed(&world);
+                let limit = own + 2 * LIMITS.namespace + OF_PACKETS;
+                assert!(all <= limit, "{all} elements in step {number}, seed {seed}");
+            }
+            if number % 20 == 19 {
+                let of_tenant = elements(&world).saturating_sub(own);
+                most = most.max(of_tenant);
+                assert!(of_tenant <= LIMITS.namespace, "{of_tenant} elements in step {number}, seed {seed}");
+            }
         }
-        if number % 20 == 19 {
-            let of_tenant = elements(&world).saturating_sub(own);
-            most = most.max(of_tenant);
-            assert!(of_tenant <= LIMITS.namespace, "{of_tenant} elements in step {number}, seed {seed}");
-        }
-    }
+        drop(stop_at_end);
+        commits.join().expect("the watch")
+    });
+    let largest = commits.elements.iter().max().copied().unwrap_or_default();
+    println!("{} commits, the largest of {largest} elements; most {most}", commits.elements.len());
+    assert!(commits.elements.len() > STEPS / 20, "{commits:?}");
+    assert!(largest <= LARGEST_COMMIT, "a commit of {largest} elements, seed {seed}");
     for family in FAMILIES {
         answers(family, "in the end");
     }
