@@ -445,6 +445,46 @@ async fn rejected_change_keeps_the_steering_in_place() {
     assert_eq!(reconcile(another_check).await, "a", "nobody knows which check is in place");
 }
 
+/// A watch that brings nothing says nothing about what is gone: targets stay, and follow again when it brings something.
+#[tokio::test(start_paused = true)]
+async fn stale_watch_freezes_targets_until_it_brings_data() {
+    let provider = Arc::new(Polled::default());
+    let (mut reconciler, service, bodies) = local_service_on_a(&provider);
+    reconciler.freeze_targets_after = Some(Duration::from_mins(5));
+    add_nodes(&reconciler, "b");
+    let is_degraded = || {
+        let bodies = bodies.lock().expect("lock");
+        let conditions = bodies.iter().rev().find_map(|body| body["status"]["conditions"].as_array());
+        conditions.is_some_and(|found| found.iter().any(|c| c["reason"] == reasons::TARGETS_FROZEN))
+    };
+    let targets = async |nodes: &str| {
+        set_endpoints(&reconciler, nodes);
+        let outcome = reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
+        (provider.targets.lock().expect("lock").clone(), outcome)
+    };
+    reconciler.staleness.record("nodes");
+    reconciler.staleness.record("endpointslices");
+    assert_eq!(targets("a").await.0, "a");
+    tokio::time::advance(Duration::from_secs(301)).await;
+    // Only one of them is fresh, and what it shows may be half of a change.
+    reconciler.staleness.record("endpointslices");
+    let (frozen, outcome) = targets("b").await;
+    assert_eq!(frozen, "a");
+    assert!(is_degraded());
+    // Its end is no event.
+    let ReconcileOutcome::RequeueAfter(after, _) = outcome else { panic!("{outcome:?}") };
+    assert!(after <= Duration::from_secs(5), "{after:?}");
+    reconciler.staleness.record("nodes");
+    tokio::time::advance(after).await;
+    assert_eq!(targets("b").await.0, "b");
+    assert!(!is_degraded());
+    reconciler.freeze_targets_after = None;
+    tokio::time::advance(Duration::from_hours(1)).await;
+    set_endpoints(&reconciler, "a");
+    reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
+    assert_eq!(*provider.targets.lock().expect("lock"), "a", "off by default");
+}
+
 /// A Service that is of type LoadBalancer again before its load balancer is deleted gets another one.
 #[tokio::test(start_paused = true)]
 async fn service_that_returns_during_its_deletion_is_programmed_again() {

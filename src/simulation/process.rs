@@ -27,6 +27,9 @@ pub(super) const LEASE: &str = "steerage-controller";
 /// Short, so that a run is.
 pub(super) const RESYNC: Duration = Duration::from_mins(2);
 
+/// Shorter than the flag may be, and than many lags and parts of the network.
+const FREEZE: Duration = Duration::from_secs(40);
+
 /// The flags that the plans depend on.
 pub(super) fn config(provider: ProviderKind) -> Config {
     let default_steering = if provider == ProviderKind::Own { Steering::Api } else { Steering::HealthCheck };
@@ -46,7 +49,7 @@ pub(super) struct Running {
 impl Running {
     /// Starts a replica's next process.
     pub(super) fn start(world: &SharedWorld, replica: usize) -> Self {
-        let (id, kind) = {
+        let (id, kind, freezes) = {
             let mut world = world.lock();
             let (id, now) = (world.processes.len(), Instant::now());
             let identity = format!("replica-{replica}-{id}");
@@ -59,7 +62,7 @@ impl Running {
                 watches_cut: now,
                 removals: Removals::default(),
             });
-            (id, world.provider)
+            (id, world.provider, world.freezes)
         };
         let admin = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let component = Component { name: "controller", version: "0", admin };
@@ -86,7 +89,7 @@ impl Running {
             backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
             identity,
             provider_qps: 1000,
-            freeze_targets_after: None,
+            freeze_targets_after: freezes.then_some(FREEZE),
             mass_removal_hold: LONGEST_HOLD,
             migrate_legacy_annotations: false,
         };

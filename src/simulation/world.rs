@@ -115,6 +115,8 @@ pub(super) struct World {
     pub(super) cloud: Cloud,
     pub(super) nodes: NodeHistory,
     pub(super) provider: ProviderKind,
+    /// Whether a stale watch freezes targets.
+    pub(super) freezes: bool,
     pub(super) processes: Vec<ProcessState>,
     /// Processes that crash now.
     pub(super) crashing: Vec<ProcessId>,
@@ -143,6 +145,7 @@ impl SharedWorld {
             cloud: Cloud::default(),
             nodes: NodeHistory::default(),
             provider,
+            freezes: seed % 4 == 3,
             processes: Vec::new(),
             crashing: Vec::new(),
             violations: Vec::new(),

@@ -26,7 +26,7 @@ impl Staleness {
     }
 
     /// The watch of `kind` brought data now, or starts.
-    pub(crate) fn record(&self, kind: &'static str) {
+    pub fn record(&self, kind: &'static str) {
         self.lock().insert(kind, Instant::now());
     }
 
