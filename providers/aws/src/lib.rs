@@ -26,6 +26,7 @@ mod failing_groups;
 mod finish;
 mod first_look;
 mod follow;
+mod group_pass;
 mod groups_in_use;
 mod health;
 mod health_check;

@@ -266,6 +266,7 @@ impl Aws {
         if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
+        entry.report_failing(owner, &mut outcome);
         if let Some(refused) = refused.or(failure.map(Refused::unavailable)) {
             refused.report(&mut outcome);
         }
@@ -460,6 +461,7 @@ impl Provider for Aws {
             refused.report(&mut outcome);
         }
         let SetTargets { refused, held, exceeded } = converged?;
+        entry.report_failing(owner, &mut outcome);
         if let Some(exceeded) = exceeded {
             exceeded.report(&mut outcome);
         }

@@ -364,7 +364,10 @@ impl ServiceState {
         /// `EndpointSlices` may lack a changed port for a moment.
         const PATIENCE: Duration = Duration::from_secs(10);
         let refused = self.refused_meanwhile.as_ref().map(|found| (found.reason, found.message.clone()));
-        let waiting = self.waiting_ports.as_ref().filter(|(_, since)| since.elapsed() >= PATIENCE);
+        let waiting = self
+            .waiting_ports
+            .as_ref()
+            .filter(|(ports, since)| !ports.is_empty() && since.elapsed() >= PATIENCE);
         let waiting = waiting.map(|(ports, _)| {
             let message = format!(
                 "Served, but not as requested, because no endpoint has their new target port: {}. Steerage changes them when one \

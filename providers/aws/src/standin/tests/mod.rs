@@ -9,6 +9,7 @@ mod consistency;
 mod driver;
 mod dual_stack;
 mod economy;
+mod failing_groups;
 mod follow;
 mod groups_in_use;
 mod held_ports;
