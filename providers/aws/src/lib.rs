@@ -15,6 +15,7 @@ mod adoption;
 pub mod annotations;
 mod apply;
 mod attributes;
+mod change_gate;
 mod change_listeners;
 mod client;
 mod config;

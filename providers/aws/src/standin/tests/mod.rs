@@ -12,6 +12,7 @@ mod economy;
 mod failing_groups;
 mod follow;
 mod groups_in_use;
+mod hanging_changes;
 mod held_ports;
 mod late_calls;
 mod named_groups;
