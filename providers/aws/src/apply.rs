@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use steerage_model::Family;
 use steerage_provider_api::{Compare, Error, Owner};
 use steerage_provider_cloud::marks::{self, Ownership};
@@ -11,10 +12,11 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::change_listeners::hold_emptied;
-use crate::client::{Balancer, NewBalancer, Tags, read_tags};
+use crate::client::{Balancer, CallError, NewBalancer, Tags, read_tags};
 use crate::desired::Desired;
 use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
-use crate::failing_groups::Failures;
+use crate::failing_groups::{Failures, Retry};
+use crate::group_pass::{self, Lender};
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
 use crate::observe::Resources;
@@ -27,9 +29,10 @@ use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
 use crate::state::ServiceState;
+use crate::targets::{self, SharedRefusals};
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
-use crate::{annotations, reasons, security_group_sync, shared, source_nat_sync, targets};
+use crate::{annotations, reasons, security_group_sync, shared, source_nat_sync};
 
 /// After a target group failed, listeners are changed if the call still has this time.
 const TIME_FOR_LISTENERS: Duration = Duration::from_secs(20);
@@ -43,6 +46,8 @@ pub(crate) enum Stepped {
     /// The listeners of these ports would lose their last target: their new groups have none yet. The other steps were made, but for those
     /// that AWS refused, or that must wait for these.
     Empty(Vec<u16>, Option<Refused>),
+    /// No target group takes its targets. The other steps were made, but for those that must wait for targets.
+    Failing(Error),
 }
 
 fn arn_of(resources: &Resources, group: &str) -> Result<String, Error> {
@@ -129,25 +134,22 @@ impl Aws {
         }
         // Its lines name only the target group.
         let span = tracing::warn_span!("targets", service = %owner.service);
-        let registered = self.register(wanted, targets, resources, entry).instrument(span).await;
-        let failing = entry.failing.since(entry.began);
-        let is_of_groups =
-            matches!(registered, Err(Error::Unavailable(_) | Error::Denied(_))) && !failing.is_empty();
-        // Where AWS does not answer, other calls may take as long.
-        if is_of_groups && Instant::now() + TIME_FOR_LISTENERS <= entry.must_end() {
-            // A group that fails holds up its own listeners only: a certificate may expire, or a port has to be closed.
-            for listener in &wanted.listeners {
-                let known =
-                    resources.groups.get(&listener.group).map(|group| entry.registered.get(&group.arn));
-                // A try ends after some failures, and leaves groups without a target.
-                let has_targets = known.flatten().is_some_and(|known| !known.is_empty());
-                if failing.contains(&listener.group) || !has_targets {
-                    refused.wait_for_group(listener.port, resources);
-                }
-            }
-        } else {
-            registered.clone()?;
+        let failures = self.register(wanted, targets, resources, entry).instrument(span).await;
+        if let Some(failure) = failures.fatal() {
+            return Err(failure.clone().into());
         }
+        if failures.count() > 0 && Instant::now() + TIME_FOR_LISTENERS > entry.must_end() {
+            // Other calls may take as long. The next try leaves out those that do not answer.
+            return failures.of_all().map_or_else(
+                || Err(CallError::out_of_time().into()),
+                |failure| Ok(Stepped::Failing(failure.clone().into())),
+            );
+        }
+        match failures.of_all().map(|failure| Error::from(failure.clone())) {
+            None | Some(Error::Unavailable(_) | Error::Denied(_)) => {}
+            Some(error) => return Err(error),
+        }
+        refused.hold_failing(wanted, targets, (resources, &entry.registered), &failures)?;
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
         let leaving: Vec<ObservedListener> = leaving.cloned().collect();
@@ -193,10 +195,11 @@ impl Aws {
             }
         }
         let stepped = refused.conclude(wanted, targets, resources)?;
+        let failing = failures.of_all().map(|failure| Stepped::Failing(failure.clone().into()));
         for step in balancer_steps(wanted, &resources.balancer_attributes, &resources.balancer_tags) {
             self.step(owner, step, &balancer, &tags, resources, entry).await?;
         }
-        registered.map(|()| stepped)
+        Ok(failing.unwrap_or(stepped))
     }
 
     /// Reads the tags of what was created: for a name that exists, AWS returns the existing resource, whoever made it. False while
@@ -237,40 +240,42 @@ impl Aws {
         targets: &WantedTargets,
         resources: &Resources,
         entry: &mut ServiceState,
-    ) -> Result<(), Error> {
+    ) -> Failures {
         let all = targets.all();
         entry.refused_targets.retain(|id| all.contains_key(id));
         let limits = self.limits(entry, Compare::Remembered);
+        let ServiceState { registered, refused_targets, unfollowed, failing, .. } = entry;
         let groups = wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name));
-        let mut failures = Failures::default();
-        for (name, group) in entry.failing.in_order(groups) {
-            let Some(targets) = targets.of(name, group) else { continue };
-            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            let added = if entry.unfollowed.contains(name) || !resources.uses(&group.arn) {
-                // No listener may lead to a node that is no target any more. Another process may not have followed it.
-                let converged =
-                    targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await;
-                if converged.is_ok() {
-                    entry.unfollowed.remove(name);
+        let (lender, refusals) = (&Lender::new(registered), &SharedRefusals::new(refused_targets));
+        let may_be_old = |name: &String, arn: &str| unfollowed.contains(name) || !resources.uses(arn);
+        let pass = group_pass::over(groups, (failing, Retry::OnlyAnswered), |name, group| {
+            let (client, arn, is_old) = (&*self.client, group.arn.as_str(), may_be_old(name, &group.arn));
+            async move {
+                let Some(targets) = targets.of(name, group) else { return Ok(false) };
+                let mut known = lender.lend(arn);
+                let added = if is_old {
+                    // No listener may lead to a node that is no target any more. Another process may not have followed it.
+                    targets::converge(client, arn, &mut known, targets, refusals, limits).await.map(|_| ())
+                } else {
+                    targets::add(client, arn, &mut known, targets, refusals, limits).await
+                };
+                match added {
+                    // Others leave the group afterwards, which makes room.
+                    Err(failure)
+                        if failure.is_quota() && known.get(arn).is_some_and(|known| !known.is_empty()) =>
+                    {
+                        Ok(false)
+                    }
+                    done => done.map(|()| is_old),
                 }
-                converged.map(|_| ())
-            } else {
-                targets::add(&*self.client, &group.arn, known, targets, refused, limits).await
-            };
-            let done = match added {
-                // Others leave the group afterwards, which makes room.
-                Err(failure)
-                    if failure.is_quota() && known.get(&group.arn).is_some_and(|known| !known.is_empty()) =>
-                {
-                    Ok(())
-                }
-                other => other,
-            };
-            if !entry.failing.note(name, done, &mut failures) {
-                break;
             }
+            .boxed()
+        });
+        let (done, failures) = pass.await;
+        for (name, _) in done.into_iter().filter(|(_, is_converged)| *is_converged) {
+            unfollowed.remove(name);
         }
-        failures.worst().map_or(Ok(()), |failure| Err(failure.into()))
+        failures
     }
 
     async fn balancer(

@@ -1,42 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Target groups whose targets AWS does not let Steerage change: the others go first, and few of them cost a call in each try. No I/O.
+//! Target groups whose targets AWS does not let Steerage change: the others follow all the same, and few of them cost a call in each try.
+//! `group_pass` asks which to try. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use steerage_provider_api::{Error, Outcome, Owner};
 use tokio::time::Instant;
 
 use crate::client::CallError;
+use crate::refused_listeners::Refused;
+use crate::security_group_sync::again_after;
+use crate::state::ServiceState;
 
 /// Groups in which a try may fail before it leaves the rest to the next one.
-const MAX_FAILURES: usize = 3;
+pub(crate) const MAX_FAILURES: usize = 3;
+/// The first wait before another try, which doubles, and the longest one: dead nodes leave soon after an outage.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The same where no answer came: a call may hang for half a minute, in which the Service's other targets do not change.
+const RETRY_UNANSWERED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(1));
 
-/// The groups of one Service, by name, each with the time of its last failure.
+/// The groups of one Service that fail, by name.
 #[derive(Debug, Default)]
 pub(crate) struct FailingGroups {
-    by_name: BTreeMap<String, Instant>,
+    by_name: BTreeMap<String, FailingGroup>,
+}
+
+#[derive(Debug)]
+struct FailingGroup {
+    failure: CallError,
+    at: Instant,
+    /// Failures in a row.
+    count: u32,
+}
+
+impl FailingGroup {
+    fn retry_at(&self) -> Instant {
+        let (first, longest) = if self.failure.is_unanswered() { RETRY_UNANSWERED } else { RETRY };
+        self.at + first.saturating_mul(1 << self.count.saturating_sub(1).min(8)).min(longest)
+    }
+}
+
+/// Which groups a pass leaves out while others do not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// Those whose wait has not ended.
+    WhenDue,
+    /// Also those that gave no answer: a change of the structure does not wait for them.
+    OnlyAnswered,
 }
 
 /// What failed in one pass over the groups.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
+    /// Groups that failed in this pass.
     count: usize,
-    worst: Option<CallError>,
+    /// Those, and the ones that were left out, with their failures.
+    groups: BTreeMap<String, CallError>,
+    /// What ends the use of what is known, or says something of all calls.
+    fatal: Option<CallError>,
+    /// Groups that have their targets.
+    followed: usize,
 }
 
 impl FailingGroups {
-    /// The groups of a pass, those that failed at the end.
-    pub(crate) fn in_order<'a, T>(
+    /// The groups that a pass tries, those that failed at the end.
+    pub(crate) fn to_try<'a, T>(
         &self,
         groups: impl Iterator<Item = (&'a String, T)>,
+        retry: Retry,
+        failures: &mut Failures,
     ) -> Vec<(&'a String, T)> {
         let mut all: Vec<_> = groups.collect();
-        all.sort_by_key(|(name, _)| self.by_name.get(*name).copied());
+        let failing = |name: &String| self.by_name.get(name);
+        all.sort_by_key(|(name, _)| failing(name).map(|found| found.at));
+        if all.iter().any(|(name, _)| failing(name).is_none()) {
+            let now = Instant::now();
+            all.retain(|(name, _)| {
+                let left_out = failing(name).filter(|found| {
+                    found.retry_at() > now || retry == Retry::OnlyAnswered && found.failure.is_unanswered()
+                });
+                failures.groups.extend(left_out.map(|found| ((*name).clone(), found.failure.clone())));
+                left_out.is_none()
+            });
+        }
         all
     }
 
     /// Those that failed since then.
     pub(crate) fn since(&self, began: Option<Instant>) -> BTreeSet<String> {
-        let failed = self.by_name.iter().filter(|(_, at)| began.is_some_and(|began| **at >= began));
+        let failed = self.by_name.iter().filter(|(_, found)| began.is_some_and(|began| found.at >= began));
         failed.map(|(name, _)| name.clone()).collect()
     }
 
@@ -49,80 +102,163 @@ impl FailingGroups {
     ) -> bool {
         let Err(failure) = result else {
             self.by_name.remove(name);
+            failures.followed += 1;
             return true;
         };
         if failure.is_of_all_calls() {
             // It says nothing of the group.
-            failures.set(failure);
+            failures.set_fatal(failure);
             return false;
         }
-        self.by_name.insert(name.to_owned(), Instant::now());
+        let count = self.by_name.get(name).map_or(0, |found| found.count).saturating_add(1);
+        self.by_name
+            .insert(name.to_owned(), FailingGroup { failure: failure.clone(), at: Instant::now(), count });
         failures.count += 1;
-        // The next one may get no answer either, for half a minute.
-        let goes_on = failures.count < MAX_FAILURES && !failure.is_unanswered();
-        if failures.worst.is_none() || failure.is_not_found() {
-            failures.set(failure);
+        if failure.is_not_found() {
+            failures.set_fatal(failure);
+        } else {
+            failures.groups.insert(name.to_owned(), failure);
         }
-        goes_on
+        failures.count < MAX_FAILURES
     }
 
     /// Forgets groups that are gone.
     pub(crate) fn retain(&mut self, is_there: impl Fn(&String) -> bool) {
         self.by_name.retain(|name, _| is_there(name));
     }
+
+    /// All that fail.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        self.by_name.keys().cloned().collect()
+    }
+
+    /// When the next one is tried again.
+    fn retry(&self) -> Option<Duration> {
+        let due = self.by_name.values().map(FailingGroup::retry_at).min();
+        due.map(|at| at.saturating_duration_since(Instant::now()))
+    }
 }
 
 impl Failures {
-    fn set(&mut self, failure: CallError) {
+    fn set_fatal(&mut self, failure: CallError) {
         // That a group is gone ends the use of what is known.
-        if self.worst.as_ref().is_none_or(|worst| !worst.is_not_found()) {
-            self.worst = Some(failure);
+        if self.fatal.as_ref().is_none_or(|before| !before.is_not_found()) {
+            self.fatal = Some(failure);
         }
     }
 
-    /// The failure that decides what comes next: that a group is gone, else that no further call was made, else the first.
-    pub(crate) fn worst(self) -> Option<CallError> {
-        self.worst
+    /// Groups that failed in this pass.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// What decides where nothing else can be done: that a group is gone, else that AWS takes no further call.
+    pub(crate) fn fatal(&self) -> Option<&CallError> {
+        self.fatal.as_ref()
+    }
+
+    /// The failure of all groups; `None` if some have their targets.
+    pub(crate) fn of_all(&self) -> Option<&CallError> {
+        self.groups.values().next().filter(|_| self.followed == 0)
+    }
+
+    /// The groups that failed, by name.
+    pub(crate) fn groups(&self) -> &BTreeMap<String, CallError> {
+        &self.groups
+    }
+}
+
+impl ServiceState {
+    /// Reports the groups that fail while others follow, and asks for the next try.
+    pub(crate) fn report_failing(&self, owner: &Owner, outcome: &mut Outcome) {
+        let Some(retry) = self.failing.retry() else { return };
+        again_after(outcome, retry.max(RETRY.0));
+        let (mut ports, mut first) = (Vec::new(), None);
+        for (name, found) in &self.failing.by_name {
+            if let Some(of_group) = self.ports_of_group(owner, name) {
+                ports.extend(of_group);
+                first = first.or(Some(&found.failure));
+            }
+        }
+        let Some(failure) = first else { return };
+        ports.sort_unstable();
+        ports.dedup();
+        let ports: Vec<String> =
+            ports.iter().map(|(port, protocol)| format!("port {port} ({protocol})")).collect();
+        let error = Error::from(failure.clone());
+        let message = format!("The targets of {} are not as wanted. {error}", ports.join(", "));
+        Refused { reason: error.reason(), message, may_pass: true }.report(outcome);
+    }
+
+    /// The ports that lead to the target group of this name; `None` if the failure of their listeners is told already.
+    fn ports_of_group(&self, owner: &Owner, name: &str) -> Option<Vec<(u16, String)>> {
+        let known = self.resources.as_ref().filter(|(known, _)| known == owner).map(|(_, known)| known);
+        if let Some((known, group)) =
+            known.and_then(|known| known.groups.get(name).map(|group| (known, group)))
+        {
+            let lead = known.listeners.iter().filter(|found| found.group_arn.as_ref() == Some(&group.arn));
+            let ports: Vec<_> = lead.map(|found| (found.port, found.protocol.clone())).collect();
+            if !ports.is_empty() {
+                return Some(ports);
+            }
+            if self.complete.as_ref().is_some_and(|complete| complete.refused.is_some()) {
+                return None;
+            }
+        }
+        let wanted =
+            self.wanted.iter().filter(|(of, _)| of == owner).flat_map(|(_, wanted)| &wanted.listeners);
+        let lead = wanted.filter(|listener| listener.group == name);
+        let ports: Vec<_> = lead.map(|listener| (listener.port, listener.protocol.to_owned())).collect();
+        (!ports.is_empty()).then_some(ports)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn failure(code: &str) -> Result<(), CallError> {
         Err(CallError::made_up("RegisterTargets", code, ""))
     }
 
-    fn in_order(groups: &FailingGroups) -> String {
+    fn tried(groups: &FailingGroups, retry: Retry) -> String {
         let all = ["a", "b", "c", "d"].map(str::to_owned);
-        groups
-            .in_order(all.iter().map(|name| (name, ())))
-            .into_iter()
-            .map(|(name, ())| name.as_str())
-            .collect()
+        let named = all.iter().map(|name| (name, ()));
+        let tried = groups.to_try(named, retry, &mut Failures::default());
+        tried.into_iter().map(|(name, ())| name.as_str()).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failing_groups_go_last() {
+    async fn failing_groups_go_last_and_wait() {
         let mut groups = FailingGroups::default();
         let mut failures = Failures::default();
         tokio::time::advance(Duration::from_secs(1)).await;
         let began = Instant::now();
         assert!(groups.note("a", failure("ServiceUnavailable"), &mut failures));
-        tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(groups.note("b", failure("AccessDenied"), &mut failures));
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert!(groups.note("b", failure("ServiceUnavailable"), &mut failures));
         assert!(groups.note("c", Ok(()), &mut failures));
-        assert_eq!(in_order(&groups), "cdab");
+        assert_eq!((tried(&groups, Retry::WhenDue), failures.count()), ("cd".to_owned(), 2));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(tried(&groups, Retry::WhenDue), "cdab");
         assert_eq!(groups.since(Some(began)), ["a", "b"].map(str::to_owned).into());
         assert!(groups.since(Some(began + Duration::from_secs(2))).is_empty());
+        groups.note("b", failure("ServiceUnavailable"), &mut Failures::default());
+        tokio::time::advance(Duration::from_millis(1500)).await;
+        assert_eq!(tried(&groups, Retry::WhenDue), "cda", "the wait doubles");
+        groups.note("b", failure(""), &mut Failures::default());
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert_eq!(tried(&groups, Retry::WhenDue), "cda");
+        tokio::time::advance(Duration::from_secs(30)).await;
+        assert_eq!(tried(&groups, Retry::WhenDue), "cdab");
+        assert_eq!(tried(&groups, Retry::OnlyAnswered), "cda");
+        for name in ["c", "d"] {
+            groups.note(name, failure("AccessDenied"), &mut Failures::default());
+        }
+        assert_eq!(tried(&groups, Retry::WhenDue), "abcd", "nothing else is to be done");
         assert!(groups.note("a", Ok(()), &mut failures));
-        assert_eq!(in_order(&groups), "acdb");
+        assert_eq!(tried(&groups, Retry::WhenDue), "ab", "the others wait again");
         assert!(!groups.note("d", failure("InternalFailure"), &mut failures), "three are enough");
-        assert!(failures.worst().is_some_and(|worst| worst.is("ServiceUnavailable")));
-        assert!(!groups.note("d", failure(""), &mut Failures::default()), "no answer");
     }
 
     #[test]
@@ -130,12 +266,18 @@ mod tests {
         let worst = |codes: &[&str]| {
             let (mut groups, mut failures) = (FailingGroups::default(), Failures::default());
             let goes_on = codes.iter().map(|code| groups.note(code, failure(code), &mut failures)).last();
-            (failures.worst().map(|worst| worst.is(codes[codes.len() - 1])), goes_on)
+            let last = codes[codes.len() - 1];
+            (failures.fatal().map(|worst| worst.is(last)), goes_on == Some(true))
         };
-        assert_eq!(worst(&["AccessDenied", "TargetGroupNotFound"]), (Some(true), Some(true)));
-        assert_eq!(worst(&["AccessDenied", "Throttling"]), (Some(true), Some(false)));
-        assert_eq!(worst(&["TargetGroupNotFound", "Throttling"]), (Some(false), Some(false)));
-        assert_eq!(worst(&["ExpiredToken"]), (Some(true), Some(false)));
-        assert_eq!(worst(&["AccessDenied", "ServiceUnavailable"]), (Some(false), Some(true)));
+        assert_eq!(worst(&["AccessDenied", "TargetGroupNotFound"]), (Some(true), true));
+        assert_eq!(worst(&["AccessDenied", "Throttling"]), (Some(true), false));
+        assert_eq!(worst(&["TargetGroupNotFound", "Throttling"]), (Some(false), false));
+        assert_eq!(worst(&["ExpiredToken"]), (Some(true), false));
+        assert_eq!(worst(&["AccessDenied", "ServiceUnavailable"]), (None, true));
+        let (mut groups, mut failures) = (FailingGroups::default(), Failures::default());
+        groups.note("a", failure("AccessDenied"), &mut failures);
+        assert!(failures.of_all().is_some_and(|failure| failure.is("AccessDenied")));
+        groups.note("b", Ok(()), &mut failures);
+        assert!(failures.of_all().is_none());
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What remains when the structure is in place: targets, target groups that leave, and whether the load balancer is active.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use steerage_model::Ingress;
 use steerage_provider_api::{Error, Outcome, Progress};
 use tokio::time::Instant;
@@ -11,15 +11,16 @@ use tracing::Instrument as _;
 
 use crate::client::{Balancer, CallError};
 use crate::diff::ObservedGroup;
-use crate::failing_groups::Failures;
+use crate::failing_groups::Retry;
+use crate::group_pass::{self, Lender};
 use crate::groups_in_use::RetryDeletion;
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::refused_listeners::Refused;
-use crate::registered::{HOLD_POLL, MAX_HOLD, RegisteredIds};
+use crate::registered::{HOLD_POLL, MAX_HOLD};
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
-use crate::targets::{self, Limits, RefusedTargets};
+use crate::targets::{self, Limits, SharedRefusals};
 use crate::wanted_targets::WantedTargets;
 use crate::{names, reasons};
 
@@ -32,6 +33,15 @@ pub(crate) struct SetTargets {
     pub(crate) held: Option<Duration>,
     /// The quota that has no room for some.
     pub(crate) exceeded: Option<Refused>,
+}
+
+/// What remains of one group.
+#[derive(Default)]
+struct ConvergedGroup {
+    /// When to call again for targets that wait before they leave.
+    held: Option<Duration>,
+    /// The quota has no room for some.
+    exceeded: Option<CallError>,
 }
 
 impl Aws {
@@ -146,36 +156,40 @@ impl Aws {
         let groups = || known.iter().flat_map(|(_, groups)| *groups).filter(is_ours);
         failing.retain(|name| known.is_some_and(|(_, groups)| groups.contains_key(name)));
         let mut refused = wanted.refused_nodes(groups().map(|(_, group)| group));
-        let (mut held, mut exceeded, mut failures) = (None::<Duration>, None, Failures::default());
         // Its lines name only the target group.
         let service = known.map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
         let followed =
             groups().filter(|(name, group)| !unfollowed.contains(*name) && is_followed(name, group));
+        let (lender, refusals) = (Lender::new(registered), SharedRefusals::new(refused_targets));
+        let (lender, refusals) = (&lender, &refusals);
         // The other groups follow all the same.
-        for (name, group) in failing.in_order(followed) {
-            let converged = self.converge_group(name, group, wanted, registered, refused_targets, limits);
-            let done = match converged.instrument(span.clone()).await {
-                Ok(wait) => {
-                    held = held.into_iter().chain(wait).min();
-                    Ok(())
-                }
-                Err(failure) if failure.is_quota() => {
-                    exceeded = exceeded.or(Some(failure));
-                    Ok(())
-                }
-                Err(failure) => Err(failure),
-            };
-            if !failing.note(name, done, &mut failures) {
-                break;
-            }
+        let before = failing.names();
+        let pass = group_pass::over(followed, (failing, Retry::WhenDue), |name, group| {
+            let converged = self.converge_group(name, group, wanted, (lender, refusals), limits);
+            converged.instrument(span.clone()).boxed()
+        });
+        let (done, failures) = pass.await;
+        let mut held = done.iter().filter_map(|(_, found)| found.held).min();
+        let has_recovered =
+            done.iter().any(|(name, found)| found.exceeded.is_none() && before.contains(*name));
+        let exceeded = done.into_iter().find_map(|(_, found)| found.exceeded);
+        if has_recovered
+            && let Some(complete) = &mut entry.complete
+            && complete.refused.is_some()
+        {
+            // A listener may wait for the group.
+            (complete.retry, held) = (Some(Instant::now()), Some(Duration::ZERO));
         }
-        if let Some(failure) = failures.worst() {
+        if let Some(failure) = failures.fatal() {
             if failure.is_not_found() {
                 // The next call reads everything.
                 entry.must_read_all();
             }
-            return Err(failure.into());
+            return Err(failure.clone().into());
+        }
+        if let Some(failure) = failures.of_all() {
+            return Err(failure.clone().into());
         }
         for (id, name) in &names {
             if let Some(why) = entry.refused_targets.reason(id) {
@@ -195,22 +209,29 @@ impl Aws {
         name: &str,
         group: &ObservedGroup,
         wanted: &WantedTargets,
-        registered: &mut HashMap<String, RegisteredIds>,
-        refused: &mut RefusedTargets,
+        (lender, refused): (&Lender<'_>, &SharedRefusals<'_>),
         limits: Limits,
-    ) -> Result<Option<Duration>, CallError> {
+    ) -> Result<ConvergedGroup, CallError> {
         let (client, arn) = (&*self.client, group.arn.as_str());
+        let mut registered = lender.lend(arn);
         let limits = Limits { may_hold: wanted.may_hold(group), ..limits };
-        if let Some(targets) = wanted.of(name, group) {
-            return targets::converge(client, arn, registered, targets, refused, limits).await;
-        }
-        if !wanted.drops_ended(group) {
-            return Ok(None);
-        }
-        let known = targets::known(client, arn, registered, limits).await?;
-        match wanted.staying(group, known.ids()) {
-            Some(staying) => targets::converge(client, arn, registered, &staying, refused, limits).await,
-            None => Ok(None),
+        let staying;
+        let targets = match wanted.of(name, group) {
+            Some(targets) => targets,
+            None if wanted.drops_ended(group) => {
+                let known = targets::known(client, arn, &mut registered, limits).await?;
+                let Some(found) = wanted.staying(group, known.ids()) else {
+                    return Ok(ConvergedGroup::default());
+                };
+                staying = found;
+                &staying
+            }
+            None => return Ok(ConvergedGroup::default()),
+        };
+        match targets::converge(client, arn, &mut registered, targets, refused, limits).await {
+            Ok(held) => Ok(ConvergedGroup { held, exceeded: None }),
+            Err(failure) if failure.is_quota() => Ok(ConvergedGroup { held: None, exceeded: Some(failure) }),
+            Err(failure) => Err(failure),
         }
     }
 

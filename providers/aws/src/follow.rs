@@ -6,6 +6,7 @@ use steerage_provider_api::{Compare, Error, Owner};
 
 use crate::desired::Desired;
 use crate::diff::ObservedGroup;
+use crate::failing_groups::MAX_FAILURES;
 use crate::last_known::are_right_for;
 use crate::provider::Aws;
 use crate::state::ServiceState;
@@ -23,6 +24,10 @@ impl Aws {
         let limits = self.limits(entry, Compare::Remembered);
         // The caller has just tried these.
         let tried = entry.failing.since(entry.began);
+        if tried.len() >= MAX_FAILURES {
+            // The others may fail too. The next call continues.
+            return Ok(());
+        }
         if entry.is_known(owner) || entry.follows_last_known(owner) {
             let is_right = |group: &ObservedGroup| wanted.is_none_or(|wanted| are_right_for(group, wanted));
             let is_followed = |name: &String, group: &ObservedGroup| !tried.contains(name) && is_right(group);

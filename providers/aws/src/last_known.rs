@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
+use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::diff::ObservedGroup;
@@ -30,6 +31,16 @@ pub(crate) struct LastKnown {
     pub(crate) groups: BTreeMap<String, ObservedGroup>,
     /// What is wrong, for users.
     failure: String,
+}
+
+/// A change of the structure that failed, so that it is open whether AWS made it.
+#[derive(Debug)]
+pub(crate) struct FailedChange {
+    owner: Owner,
+    wanted: Desired,
+    /// What is wrong, for users.
+    failure: String,
+    retry_at: Instant,
 }
 
 /// Whether the wanted targets are right for this group, although it may not become what is wanted: AWS asks its nodes the same. Of nodes that
@@ -79,16 +90,33 @@ impl ServiceState {
         self.open_change(owner).is_some_and(|last| !last.groups.is_empty())
     }
 
-    /// How long to wait after a change of the structure failed: at first the time after which reads show what AWS has made.
-    pub(crate) fn wait_after_failed_change(&mut self, settle: Duration) -> Duration {
+    /// How long to wait after this change of the structure failed: at first the time after which reads show what AWS has made.
+    pub(crate) fn wait_after_failed_change(
+        &mut self,
+        owner: &Owner,
+        (wanted, failure): (Desired, String),
+        settle: Duration,
+    ) -> Duration {
         let wait = settle.saturating_mul(1 << self.failed_changes.min(MOST_DOUBLINGS));
         self.failed_changes = self.failed_changes.saturating_add(1);
+        let (owner, retry_at) = (owner.clone(), Instant::now() + wait);
+        self.failed_change = Some(FailedChange { owner, wanted, failure, retry_at });
         wait
+    }
+
+    /// How long this change still waits, which failed: until then, targets follow. Another one is tried at once.
+    pub(crate) fn must_wait_after_failed_change(&self, owner: &Owner, wanted: &Desired) -> Option<Duration> {
+        let is_same = |failed: &&FailedChange| (&failed.owner, &failed.wanted) == (owner, wanted);
+        let failed = self.failed_change.as_ref().filter(is_same)?;
+        let rest = failed.retry_at.saturating_duration_since(Instant::now());
+        (!rest.is_zero()).then_some(rest)
     }
 
     /// Why the owner's resources must be read again, if a change is the cause.
     pub(crate) fn open_failure(&self, owner: &Owner) -> Option<&str> {
-        self.open_change(owner).map(|last| last.failure.as_str())
+        let waiting = self.failed_change.as_ref().filter(|failed| failed.owner == *owner);
+        let waiting = waiting.map(|failed| failed.failure.as_str());
+        self.open_change(owner).map(|last| last.failure.as_str()).or(waiting)
     }
 
     /// What was known of the owner before a change of which it is open whether AWS made it.

@@ -22,6 +22,7 @@ use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
 use crate::apply::check_kept;
+use crate::change_gate::{COMES_AGAIN, ChangeGate};
 use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
@@ -64,6 +65,7 @@ pub struct Aws {
     pub(crate) subnets: Recent<[Subnet], CallError>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
     pub(crate) new_balancers: NewBalancers,
+    changes: ChangeGate,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
     /// Services that wait for their turn to change a shared load balancer.
@@ -133,6 +135,7 @@ impl Aws {
             reading: tokio::sync::Mutex::default(),
             subnets: Recent::new(lookup::AGE),
             group_names: Mutex::default(),
+            changes: ChangeGate::default(),
             shared_uses: Keyed::default(),
             shared_lines: Lines::default(),
             first_call: OnceLock::new(),
@@ -172,6 +175,8 @@ impl Aws {
             }
             (entry.first_look, entry.names, entry.adopted) = (found.look, found.names, found.adopted);
             entry.uses = found.uses;
+            // Another process may have ended in a change that hangs.
+            entry.targets_first = matches!(entry.first_look, FirstLook::Owned(..));
             entry.initialized = true;
         }
         entry.grant_time();
@@ -266,6 +271,7 @@ impl Aws {
         if is_finished && has_v6 {
             self.sync_source_nat(owner, entry, compare_rules, &mut outcome).await;
         }
+        entry.report_failing(owner, &mut outcome);
         if let Some(refused) = refused.or(failure.map(Refused::unavailable)) {
             refused.report(&mut outcome);
         }
@@ -294,16 +300,12 @@ impl Aws {
         {
             Ok(None)
         } else {
-            if std::mem::take(&mut entry.was_throttled) {
-                // The calls of the change may wait again, ten seconds each.
-                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
-            }
-            self.restructure(lb, &wanted, targets, entry, compare).await
+            self.try_change(lb, &wanted, targets, entry, compare).await
         };
-        entry.was_throttled = matches!(structured, Err(Error::Throttled { .. }));
+        entry.targets_first |= matches!(structured, Err(Error::Throttled { .. } | Error::Unavailable(_)));
         let is_in_place = matches!(structured, Ok(None));
         if is_in_place {
-            entry.failed_changes = 0;
+            (entry.failed_changes, entry.failed_change) = (0, None);
         }
         if let Some(known) = entry.balancer(&lb.owner).cloned() {
             entry.last_balancer = Some((lb.owner.clone(), known));
@@ -338,8 +340,9 @@ impl Aws {
                 let is_of_change = entry.written >= entry.began && entry.follows_last_known(&lb.owner);
                 match error {
                     // Each try reads all that the Service has, in a budget that the account shares.
-                    Error::Unavailable(_) if is_of_change => {
-                        Ok(again(entry.wait_after_failed_change(self.config.settle)))
+                    Error::Unavailable(failure) if is_of_change => {
+                        let settle = self.config.settle;
+                        Ok(again(entry.wait_after_failed_change(&lb.owner, (wanted, failure), settle)))
                     }
                     error => Err(error),
                 }
@@ -347,6 +350,41 @@ impl Aws {
             Err(error @ Error::Conflict(_)) => Err(error),
         };
         Ok((is_in_place, finished, compare_rules))
+    }
+
+    /// Changes or compares the structure, unless that must wait. Returns when to call again; `None` if it is in place.
+    async fn try_change(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        targets: &WantedTargets,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Option<Duration>, Error> {
+        if compare == Compare::Remembered
+            && let Some(wait) = entry.must_wait_after_failed_change(&lb.owner, wanted)
+        {
+            return Ok(Some(wait));
+        }
+        let Some(entered) = self.changes.enter(entry.failed_change.is_some()) else {
+            return match compare {
+                Compare::Remembered => Ok(Some(COMES_AGAIN)),
+                // The caller must not forget what to compare.
+                Compare::InPlace => {
+                    let message = "AWS did not answer changes of other Services. Steerage makes few at a time, and retries.";
+                    Err(Error::Throttled { after: Some(COMES_AGAIN), message: message.to_owned() })
+                }
+            };
+        };
+        entry.failed_change = None;
+        if std::mem::take(&mut entry.targets_first) {
+            // The calls of the change may wait for the budget, ten seconds each, or hang.
+            entry.adopt_list(&lb.owner);
+            self.follow_meanwhile(&lb.owner, entry, (targets, Some(wanted))).await;
+        }
+        let done = self.restructure(lb, wanted, targets, entry, compare).await;
+        entered.end(&done);
+        done
     }
 
     /// What a call may do with target groups.
@@ -460,6 +498,7 @@ impl Provider for Aws {
             refused.report(&mut outcome);
         }
         let SetTargets { refused, held, exceeded } = converged?;
+        entry.report_failing(owner, &mut outcome);
         if let Some(exceeded) = exceeded {
             exceeded.report(&mut outcome);
         }

@@ -18,7 +18,7 @@ use crate::provider::Aws;
 use crate::refused_listeners::has_port;
 use crate::source_nat_sync::has_udp;
 use crate::state::ServiceState;
-use crate::targets;
+use crate::targets::{self, SharedRefusals};
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
 
@@ -177,8 +177,8 @@ impl Aws {
             resources.groups.iter().filter(|(_, group)| entry.left.need(&group.arn)).collect();
         for (name, group) in groups {
             let Some(targets) = targets.of(name, group) else { continue };
-            let (known, refused) = (&mut entry.registered, &mut entry.refused_targets);
-            targets::converge(&*self.client, &group.arn, known, targets, refused, limits).await?;
+            let (known, refused) = (&mut entry.registered, SharedRefusals::new(&mut entry.refused_targets));
+            targets::converge(&*self.client, &group.arn, known, targets, &refused, limits).await?;
         }
         let done = self.put_back_all(owner, (&balancer, tags), resources, entry).await;
         // It is tried again after the change.

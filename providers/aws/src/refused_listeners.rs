@@ -2,7 +2,7 @@
 //! Listeners that AWS refuses, or whose target group it refuses or cannot fill yet, while the others of the Service become what is wanted.
 //! `apply` notes the refusals here, and asks which steps must wait for them. No I/O.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Outcome};
@@ -10,9 +10,11 @@ use steerage_provider_api::{Error, Outcome};
 use crate::apply::Stepped;
 use crate::desired::Desired;
 use crate::diff::{ObservedGroup, ObservedListener, Step, Tagged};
+use crate::failing_groups::Failures;
 use crate::observe::Resources;
 use crate::put_back::is_refusal;
 use crate::reasons;
+use crate::registered::RegisteredIds;
 use crate::wanted_targets::WantedTargets;
 
 /// A permission or a quota may change at any time: the first wait before another try, which doubles.
@@ -73,6 +75,8 @@ pub(crate) struct RefusedListeners {
     may_pass: bool,
     /// Whether one of them has no listener.
     lacks_listener: bool,
+    /// Whether AWS fails with the targets of some.
+    is_failing: bool,
 }
 
 /// The present listener that the step changes.
@@ -182,10 +186,14 @@ impl RefusedListeners {
             Error::Denied(_) if is_refusal(&error) => true,
             _ => return Err(error),
         };
+        self.hold(port, what, error, may_pass);
+        Ok(())
+    }
+
+    fn hold(&mut self, port: u16, what: &str, error: Error, may_pass: bool) {
         self.may_pass |= may_pass;
         self.ports.insert(port);
         self.first.get_or_insert((format!("{what} of port {port}"), error));
-        Ok(())
     }
 
     /// The target group to which the listener of this port is to switch has no target yet.
@@ -193,10 +201,39 @@ impl RefusedListeners {
         self.waiting.insert(port);
     }
 
-    /// AWS fails with the targets of the group to which the listener of this port leads or is to lead.
-    pub(crate) fn wait_for_group(&mut self, port: u16, resources: &Resources) {
-        self.waiting.insert(port);
-        self.lacks_listener |= !has_port(resources, port);
+    /// Holds the listeners that are to lead to a group whose targets AWS fails to change, or that got none because a try ends after some
+    /// failures. One that leads there already changes like any other.
+    pub(crate) fn hold_failing(
+        &mut self,
+        wanted: &Desired,
+        targets: &WantedTargets,
+        (resources, registered): (&Resources, &HashMap<String, RegisteredIds>),
+        failures: &Failures,
+    ) -> Result<(), Error> {
+        let Some(first) = failures.groups().values().next() else { return Ok(()) };
+        for listener in &wanted.listeners {
+            let Some(group) = resources.groups.get(&listener.group) else { continue };
+            let leads_there = |found: &ObservedListener| {
+                found.port == listener.port && found.group_arn.as_ref() == Some(&group.arn)
+            };
+            if resources.listeners.iter().any(leads_there) {
+                continue;
+            }
+            let lacks_targets = || {
+                targets.of(&listener.group, group).is_some_and(|wanted| !wanted.is_empty())
+                    && registered.get(&group.arn).is_none_or(RegisteredIds::is_empty)
+            };
+            let failure = failures.groups().get(&listener.group);
+            if let Some(failure) = failure.or_else(|| lacks_targets().then_some(first)) {
+                self.lacks_listener |= !has_port(resources, listener.port);
+                self.is_failing = true;
+                match Error::from(failure.clone()) {
+                    error @ Error::Unavailable(_) => self.hold(listener.port, "targets", error, true),
+                    error => self.keep(listener.port, "targets", error)?,
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Whether a refused port has no listener.
@@ -216,9 +253,11 @@ impl RefusedListeners {
         targets: &WantedTargets,
         resources: &Resources,
     ) -> Result<Stepped, Error> {
-        let is_denied = matches!(self.first, Some((_, Error::Denied(_))));
+        let is_failing = self.is_failing;
+        let is_denied = !is_failing && matches!(self.first, Some((_, Error::Denied(_))));
         match self.conclude(wanted, targets, resources)? {
             Stepped::Done(Some(Refused { message, .. })) if is_denied => Err(Error::Denied(message)),
+            Stepped::Done(Some(refused)) if is_failing => Ok(Stepped::Empty(Vec::new(), Some(refused))),
             Stepped::Done(Some(Refused { reason, message, .. })) => Err(Error::invalid(reason, message)),
             waiting => Ok(waiting),
         }
@@ -263,12 +302,19 @@ impl RefusedListeners {
         let states = states.into_iter().filter(|(_, ports)| !ports.is_empty());
         let states: Vec<String> =
             states.map(|(state, ports)| format!("{state}: {}.", named(&ports))).collect();
-        let message = format!("AWS rejects the {what}. {} {error}", states.join(" "));
+        let rejects = if matches!(error, Error::Unavailable(_)) { "does not take" } else { "rejects" };
+        let message = format!("AWS {rejects} the {what}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
+        let refused = Refused { reason: error.reason(), message, may_pass: self.may_pass };
         if !waiting.is_empty() || !resources.listeners.is_empty() && are_followed {
-            return Ok(stepped(Some(Refused { reason: error.reason(), message, may_pass: self.may_pass })));
+            return Ok(stepped(Some(refused)));
         }
+        if self.is_failing {
+            // It may pass soon, and is tried with the targets.
+            return Ok(Stepped::Empty(waiting, Some(refused)));
+        }
+        let message = refused.message;
         Err(match error {
             Error::Denied(_) => Error::Denied(message),
             _ => Error::invalid(error.reason(), message),

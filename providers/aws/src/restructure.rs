@@ -213,6 +213,11 @@ impl Aws {
                 self.follow_meanwhile(owner, entry, (targets, Some(wanted))).await;
                 return Ok(Some(EMPTY_POLL));
             }
+            Ok(Stepped::Failing(error)) => {
+                // What a registration may have done is noted for each target.
+                entry.know(owner, resources);
+                return Err(error);
+            }
             Err(error) => {
                 entry.put_back(owner, resources, &error);
                 entry.note_rejected(&error);

@@ -124,12 +124,9 @@ impl Aws {
         let used = match self.lock_in_turn(shared, owner).await {
             Ok(used) => used,
             Err(wait) => {
-                let outcome = self.follow_targets(lb, &wanted, entry, compare).await;
-                if outcome.is_err() {
-                    // Nobody knows when it comes again.
-                    self.shared_lines.leave(&shared.to_owned(), owner);
-                }
-                return Ok(again_in_turn(outcome?, wait));
+                let mut outcome = self.follow_targets(lb, &wanted, entry, compare).await;
+                entry.report_failing(owner, &mut outcome);
+                return Ok(again_in_turn(outcome, wait));
             }
         };
         if let Some(wait) = self.check_use(owner, LoadBalancerUse::Shared(shared.to_owned()), entry).await? {
@@ -176,24 +173,31 @@ impl Aws {
     }
 
     /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
-    /// has.
+    /// has. Whatever becomes of them, it comes again in its turn.
     async fn follow_targets(
         &self,
         lb: &LoadBalancer,
         wanted: &Desired,
         entry: &mut ServiceState,
         compare: Compare,
-    ) -> Result<Outcome, Error> {
+    ) -> Outcome {
         entry.must_compare |= compare == Compare::InPlace;
         let targets = WantedTargets::new(&self.config, &lb.owner.service, &lb.targets());
         if !entry.is_complete(&lb.owner, wanted) {
-            self.follow(&lb.owner, entry, (&targets, Some(wanted))).await?;
-            return Ok(again(BUSY_POLL));
+            self.follow_meanwhile(&lb.owner, entry, (&targets, Some(wanted))).await;
+            return again(BUSY_POLL);
         }
         let limits = self.limits(entry, Compare::Remembered);
-        let SetTargets { refused, exceeded, .. } = self.converge_targets(entry, &targets, limits).await?;
+        let SetTargets { refused, exceeded, .. } = match self.converge_targets(entry, &targets, limits).await
+        {
+            Ok(set) => set,
+            Err(error) => {
+                tracing::debug!(service = %lb.owner.service, %error, "targets not set; retrying");
+                return again(BUSY_POLL);
+            }
+        };
         let Some(ingress) = entry.complete.as_ref().and_then(|complete| complete.ingress.clone()) else {
-            return Ok(Outcome { refused, ..again(BUSY_POLL) });
+            return Outcome { refused, ..again(BUSY_POLL) };
         };
         // Only a comparison waits: nothing that the Service's status should say.
         let incomplete = entry.incomplete.clone();
@@ -202,7 +206,7 @@ impl Aws {
         if let Some(exceeded) = exceeded.filter(|_| outcome.incomplete.is_none()) {
             exceeded.report(&mut outcome);
         }
-        Ok(outcome)
+        outcome
     }
 
     /// Calls those who wait for the port of a listener that was deleted.

@@ -22,7 +22,7 @@ use crate::groups_in_use::GroupsInUse;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
-use crate::last_known::LastKnown;
+use crate::last_known::{FailedChange, LastKnown};
 use crate::named_groups::NamedGroups;
 use crate::observe::Resources;
 use crate::partial_read::PartialRead;
@@ -89,10 +89,12 @@ pub(crate) struct ServiceState {
     pub(crate) registered: HashMap<String, RegisteredIds>,
     pub(crate) refused_targets: RefusedTargets,
     pub(crate) failing: FailingGroups,
-    /// Whether the last try to change or compare the structure was throttled.
-    pub(crate) was_throttled: bool,
+    /// Whether the next try to change or compare the structure sets the targets first: the last one was throttled or failed.
+    pub(crate) targets_first: bool,
     /// How often in a row a change of the structure failed.
     pub(crate) failed_changes: u32,
+    /// The change that failed last, until the next try.
+    pub(crate) failed_change: Option<FailedChange>,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
@@ -364,7 +366,10 @@ impl ServiceState {
         /// `EndpointSlices` may lack a changed port for a moment.
         const PATIENCE: Duration = Duration::from_secs(10);
         let refused = self.refused_meanwhile.as_ref().map(|found| (found.reason, found.message.clone()));
-        let waiting = self.waiting_ports.as_ref().filter(|(_, since)| since.elapsed() >= PATIENCE);
+        let waiting = self
+            .waiting_ports
+            .as_ref()
+            .filter(|(ports, since)| !ports.is_empty() && since.elapsed() >= PATIENCE);
         let waiting = waiting.map(|(ports, _)| {
             let message = format!(
                 "Served, but not as requested, because no endpoint has their new target port: {}. Steerage changes them when one \

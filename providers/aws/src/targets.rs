@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use steerage_provider_api::Compare;
@@ -23,6 +24,19 @@ const MAX_REFUSALS: usize = 20;
 
 /// Targets that AWS refused.
 pub(crate) type RefusedTargets = Refusals<TargetId>;
+
+/// The same for tasks that register the targets of several groups at a time.
+pub(crate) struct SharedRefusals<'a>(Mutex<&'a mut RefusedTargets>);
+
+impl<'a> SharedRefusals<'a> {
+    pub(crate) fn new(refused: &'a mut RefusedTargets) -> Self {
+        Self(Mutex::new(refused))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, &'a mut RefusedTargets> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// What one call may do with a target group.
 #[derive(Clone, Copy)]
@@ -62,13 +76,13 @@ pub(crate) async fn add(
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     wanted: &TargetNames,
-    refused_targets: &mut RefusedTargets,
+    refused_targets: &SharedRefusals<'_>,
     limits: Limits,
 ) -> Result<(), CallError> {
     limits.check_time()?;
     let known = known(client, group, registered, limits).await?;
-    let add: Vec<TargetId> =
-        wanted.keys().filter(|id| !known.has(id) && !refused_targets.must_wait(id)).cloned().collect();
+    let must_wait = |id: &TargetId| refused_targets.lock().must_wait(id);
+    let add: Vec<TargetId> = wanted.keys().filter(|id| !known.has(id) && !must_wait(id)).cloned().collect();
     let mut batches: Vec<Vec<TargetId>> = add.chunks(BATCH).map(<[TargetId]>::to_vec).collect();
     let mut refusals = 0;
     while let Some(batch) = batches.pop() {
@@ -88,7 +102,7 @@ pub(crate) async fn add(
         match client.register(group, &batch).await {
             Ok(()) => {
                 known.set_registered(&batch);
-                refused_targets.retain(|id| !batch.contains(id));
+                refused_targets.lock().retain(|id| !batch.contains(id));
             }
             Err(failure) => {
                 known.restore(before, &failure);
@@ -105,7 +119,7 @@ pub(crate) async fn add(
                 refusals += 1;
                 let (bad, rest) = split_refused(&batch, failure.message());
                 for id in bad {
-                    refused_targets.add(id, failure.message());
+                    refused_targets.lock().add(id, failure.message());
                 }
                 batches.extend(rest);
             }
@@ -121,7 +135,7 @@ pub(crate) async fn converge(
     group: &str,
     registered: &mut HashMap<String, RegisteredIds>,
     wanted: &TargetNames,
-    refused_targets: &mut RefusedTargets,
+    refused_targets: &SharedRefusals<'_>,
     limits: Limits,
 ) -> Result<Option<Duration>, CallError> {
     while let Err(failure) = add(client, group, registered, wanted, refused_targets, limits).await {

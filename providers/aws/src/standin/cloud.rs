@@ -164,6 +164,8 @@ pub(crate) struct Cloud {
     pub(crate) keeps_ip_address_types: bool,
     /// Ports of target groups whose targets AWS does not change, with the code of its answer.
     pub(crate) failing_groups: BTreeMap<u16, &'static str>,
+    /// Ports of target groups for whose targets a call gets no answer for 30 seconds, and changes nothing.
+    pub(crate) hanging_groups: BTreeSet<u16>,
     /// All by ARN.
     pub(crate) balancers: BTreeMap<String, NetworkLb>,
     pub(crate) listeners: BTreeMap<String, Forward>,

@@ -13,6 +13,8 @@ use super::Kind;
 pub(crate) enum Fault {
     /// The connection is lost before AWS gets the call.
     Before,
+    /// The same after half a minute.
+    Hang,
     /// AWS handles the call, and the answer is lost.
     After,
     /// AWS answers with an error.

@@ -195,14 +195,20 @@ impl StandIn {
             tokio::time::sleep(time).await;
             return Err(CallError::made_up(name, "", "timeout"));
         }
-        let mut inner = self.inner();
-        inner.calls.extend((0..tokens).map(|_| MadeCall { name, kind }));
         // IAM names the resource.
         let denied = format!("not authorized to perform {name} on {body}");
-        let fault = inner.next_fault(name, kind, body);
+        let fault = {
+            let mut inner = self.inner();
+            inner.calls.extend((0..tokens).map(|_| MadeCall { name, kind }));
+            inner.next_fault(name, kind, body)
+        };
+        if matches!(fault, Some(Fault::Hang)) {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+        }
+        let mut inner = self.inner();
         let unanswered = || CallError::made_up(name, "", "connection closed");
         match fault {
-            Some(Fault::Before) => return Err(unanswered()),
+            Some(Fault::Before | Fault::Hang) => return Err(unanswered()),
             Some(Fault::Code("AccessDenied")) => {
                 return Err(CallError::made_up(name, "AccessDenied", denied));
             }

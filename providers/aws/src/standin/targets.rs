@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Targets. Those without a port of their own have that of their group.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use tokio::time::Instant;
 
@@ -34,6 +36,17 @@ impl Cloud {
     }
 }
 
+impl StandIn {
+    async fn hang_for(&self, action: &'static str, group: &str) -> Result<()> {
+        let cloud = self.cloud();
+        if cloud.groups.get(group).is_some_and(|found| cloud.hanging_groups.contains(&found.port)) {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            return Err(CallError::made_up(action, "", "timeout"));
+        }
+        Ok(())
+    }
+}
+
 fn joined(ids: &[TargetId]) -> String {
     ids.iter().map(TargetId::id).collect::<Vec<_>>().join(",")
 }
@@ -55,6 +68,7 @@ impl TargetCalls for StandIn {
 
     async fn register(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let action = "RegisterTargets";
+        self.hang_for(action, group).await?;
         self.write(action, Kind::Registration, joined(ids), |cloud, now| {
             let runs = |id: &TargetId| cloud.instances.get(&id.id()).is_some_and(|found| found.running);
             let bad = ids.iter().filter(|id| !runs(id)).map(|id| format!("'{}'", id.id()));
@@ -96,6 +110,7 @@ impl TargetCalls for StandIn {
 
     async fn deregister(&self, group: &str, ids: &[TargetId]) -> Result<()> {
         let action = "DeregisterTargets";
+        self.hang_for(action, group).await?;
         self.write(action, Kind::Registration, joined(ids), |cloud, now: Instant| {
             cloud.check_registration(action, group)?;
             let found = cloud.groups.get_mut(group).ok_or_else(|| missing(action, group))?;
