@@ -11,8 +11,7 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, IpMode, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
-    TrafficPolicy,
+    Endpoint, EndpointSlice, Family, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort, TrafficPolicy,
 };
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider,
@@ -66,7 +65,6 @@ impl Provider for Silent {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
-            ip_mode: Some(IpMode::Vip),
             ipv6: true,
             one_target_family: false,
             weights: true,

@@ -235,7 +235,6 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
-        ip_mode: Some(IpMode::Vip),
         ipv6: false,
         one_target_family: false,
         weights: false,

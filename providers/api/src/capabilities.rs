@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use steerage_model::{IpMode, Protocol};
+use steerage_model::Protocol;
 
 /// How a target group comes to send traffic only to nodes that have an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,8 +78,6 @@ pub struct Capabilities {
     pub node_labels: Option<&'static str>,
     /// Whether several Services can share a load balancer by the annotation `steerage.dev/shared-load-balancer`.
     pub shared_load_balancers: bool,
-    /// The `ipMode` to publish with an address; `None` if the provider publishes only host names.
-    pub ip_mode: Option<IpMode>,
     /// Whether IPv6 is supported.
     pub ipv6: bool,
     /// Whether all targets of a load balancer are reached over the Service's first IP family, whatever family its clients use.

@@ -441,7 +441,6 @@ impl Provider for Aws {
             }),
             node_labels: Some(annotations::TARGET_NODE_LABELS),
             shared_load_balancers: true,
-            ip_mode: None,
             ipv6: true,
             one_target_family: true,
             weights: false,

@@ -40,7 +40,6 @@ pub fn capabilities() -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
-        ip_mode: Some(IpMode::Vip),
         ipv6: true,
         one_target_family: false,
         weights: true,

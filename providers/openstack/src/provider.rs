@@ -11,7 +11,7 @@ use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use http::Method;
 use serde_json::Value;
-use steerage_model::{Family, IpMode, Key, Protocol};
+use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
@@ -218,7 +218,6 @@ impl Provider for OpenStack {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
-            ip_mode: Some(IpMode::Vip),
             ipv6: true,
             one_target_family: true,
             weights: is_proxy,

@@ -240,7 +240,6 @@ impl Provider for Toy {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
-            ip_mode: None,
             one_target_family: false,
             ipv6: false,
             weights: false,
