@@ -305,9 +305,16 @@ impl Planner {
         updates: &mut BTreeMap<Key, ServicePlan>,
         contested: &mut Contested,
     ) -> bool {
-        if let Some(plan) = self.plan_waiting(key, round) {
-            contested.note(key, &plan, round.desired);
-            updates.insert(key.clone(), plan);
+        match self.plan_waiting(key, round) {
+            Some(plan) => {
+                contested.note(key, &plan, round.desired);
+                updates.insert(key.clone(), plan);
+            }
+            None => {
+                if let Some(service) = self.index.service(key) {
+                    contested.note_waiting(service, round.local_node, round.desired);
+                }
+            }
         }
         let is_last = !self.turns.has(key.namespace());
         if is_last {

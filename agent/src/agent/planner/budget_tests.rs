@@ -399,6 +399,37 @@ fn external_ips_take_no_vip_of_a_service_that_waits_for_its_budget() {
     assert_eq!(served(&desired, &at(MOVED)), Some(late));
 }
 
+/// The external IP was served before the VIP was assigned to a Service that waits for its budget: it is not served in that one's place
+/// any more.
+#[test]
+fn external_ip_leaves_when_a_waiting_service_gets_it_as_vip() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let thief = Key::new("attacker", "thief");
+    planner.index.apply_service(Event::Apply(Service {
+        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
+        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
+        external_ips: vec![MOVED],
+        ..Service::new(thief.clone())
+    }));
+    let mut desired = Desired::default();
+    planner.turns.extend([thief.clone()]);
+    desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    assert_eq!(served(&desired, &at(MOVED)), Some(&thief));
+    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
+    let late = &keys[5];
+    planner.set_vips(late, [MOVED]);
+    planner.turns.extend(keys.iter().cloned());
+    while !planner.later.contains(late) {
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+        planner.turns.extend([keys[0].clone()]);
+    }
+    assert_eq!(served(&desired, &at(MOVED)), None);
+    while planner.has_waiting() {
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    }
+    assert_eq!(served(&desired, &at(MOVED)), Some(late));
+}
+
 /// `cargo test -p steerage-agent … -- --ignored --nocapture` prints the times; docs/known-limits.md has some.
 #[test]
 #[ignore = "measures, and decides nothing"]

@@ -53,9 +53,23 @@ impl Contested {
         let left = || before.difference(&after).filter(|at| is_served(at));
         self.frontends.extend(left());
         self.left.extend(left());
-        let is_new =
-            |(at, action): &&(Frontend, Action)| action.role == Role::ExternalIp && !before.contains(at);
+        // Also where it was a VIP of the Service before, and is an external IP now.
+        let had_another_role = |at: &Frontend| {
+            desired.served_at(at).is_some_and(|(owner, was)| owner == service && was.role != Role::ExternalIp)
+        };
+        let is_new = |(at, action): &&(Frontend, Action)| {
+            action.role == Role::ExternalIp && (!before.contains(at) || had_another_role(at))
+        };
         self.frontends.extend(plan.frontends.iter().filter(is_new).map(|(at, _)| *at));
+    }
+
+    /// Adds what was assigned to a Service that waits, where another one's external IP is served.
+    pub(super) fn note_waiting(&mut self, service: &Service, local_node: &LocalNode, desired: &Desired) {
+        let is_taken = |at: &Frontend| {
+            let by = desired.served_at(at);
+            by.is_some_and(|(owner, action)| *owner != service.key && action.role == Role::ExternalIp)
+        };
+        self.frontends.extend(assigned(service, local_node, |_| true).into_iter().filter(is_taken));
     }
 
     /// Takes the Services that were assigned some of them, and then those that have an external IP there.
