@@ -430,6 +430,40 @@ fn external_ip_leaves_when_a_waiting_service_gets_it_as_vip() {
     assert_eq!(served(&desired, &at(MOVED)), Some(late));
 }
 
+/// A VIP moves to a Service that waits for its budget, and the one that had it names it as an external IP, too.
+#[test]
+fn vip_that_moves_does_not_stay_as_an_external_ip() {
+    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
+    let old = Key::new("attacker", "old");
+    planner.index.apply_service(Event::Apply(Service {
+        kind: ServiceKind::LoadBalancer,
+        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
+        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
+        external_ips: vec![MOVED],
+        ..Service::new(old.clone())
+    }));
+    planner.set_vips(&old, [MOVED]);
+    let mut desired = Desired::default();
+    planner.turns.extend([old.clone()]);
+    desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
+    let late = &keys[5];
+    planner.set_vips(late, [MOVED]);
+    planner.turns.extend(keys.iter().cloned());
+    while !planner.later.contains(late) {
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+        planner.turns.extend([keys[0].clone()]);
+    }
+    assert_eq!(served(&desired, &at(MOVED)), Some(&old), "it has both");
+    planner.set_vips(&old, []);
+    planner.turns.extend([old.clone()]);
+    while planner.turns.contains(&old) {
+        planner.turns.extend([keys[0].clone(), keys[1].clone()]);
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    }
+    assert_eq!(served(&desired, &at(MOVED)), None);
+}
+
 /// `cargo test -p steerage-agent … -- --ignored --nocapture` prints the times; docs/known-limits.md has some.
 #[test]
 #[ignore = "measures, and decides nothing"]
