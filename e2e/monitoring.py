@@ -124,11 +124,11 @@ def run(*command, **more):
 
 
 def monitors(edge_hosts):
-    """The PodMonitors and the ScrapeConfig, as the chart renders them."""
+    """The PodMonitors and, with edge hosts, the ScrapeConfig, as the chart renders them."""
     values = {
         "metrics": {
             "podMonitor": {"enabled": True, "kubeProxyJob": True, "interval": SCRAPE_INTERVAL},
-            "scrapeConfig": {"enabled": True, "edgeHosts": edge_hosts, "interval": SCRAPE_INTERVAL},
+            "scrapeConfig": {"enabled": bool(edge_hosts), "edgeHosts": edge_hosts, "interval": SCRAPE_INTERVAL},
         }
     }
     helm = ["helm", "template", "steerage", ROOT / "charts" / "steerage", "-n", NAMESPACE, "-f", "-"]
