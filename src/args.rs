@@ -136,7 +136,7 @@ pub(crate) struct Args {
     )]
     health_check_unhealthy_threshold: u32,
 
-    /// Reconcile this many load balancers at a time. A quarter, rounded down, is kept for urgent requests: changed nodes, and changed
+    /// Reconcile this many load balancers at a time. A quarter, rounded down, is kept for urgent requests that change only targets: changed nodes, and changed
     /// endpoints of Services with an address or hostname in their status
     #[arg(
         long,

@@ -125,7 +125,8 @@ impl ClusterIndex {
                 let fingerprint = changed.fingerprint.filter(|_| changed.owner.as_ref() == Some(&owner));
                 // This process' own writes to a Service must not end a backoff.
                 let reset = fingerprint.is_none() || fingerprint != self.applied.fingerprint(&owner);
-                self.requests.add(&owner, ReconcileRequest::default(), reset);
+                let request = ReconcileRequest { may_change: reset, ..ReconcileRequest::default() };
+                self.requests.add(&owner, request, reset);
             }
         }
     }

@@ -30,6 +30,8 @@ pub(crate) trait Request {
     fn merge(&mut self, other: Self);
     /// Whether this request passes those that are not urgent.
     fn is_urgent(&self) -> bool;
+    /// Whether it is urgent and changes only targets. What else changes can wait for the provider for long.
+    fn is_quick(&self) -> bool;
     /// Requests of different groups take turns.
     fn group(&self) -> &str;
 }
@@ -38,7 +40,8 @@ pub(crate) trait Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     All,
-    Urgent,
+    /// Only those that are [quick](Request::is_quick).
+    Quick,
 }
 
 /// The result of a task, with the request to repeat where there is one.
@@ -83,6 +86,9 @@ struct Waiting<R> {
 #[derive(Debug)]
 pub(crate) struct Queue<R> {
     slots: BTreeMap<String, Slot<R>>,
+    /// What is urgent and quick.
+    quick: Turns,
+    /// What else is urgent.
     urgent: Turns,
     normal: Turns,
     /// The number of running tasks of each group that has some.
@@ -100,13 +106,28 @@ pub(crate) struct Queue<R> {
     urgent_backoff: Backoff,
 }
 
+/// Where a request waits that is due.
+fn turns_of<'a>(
+    request: &impl Request,
+    quick: &'a mut Turns,
+    urgent: &'a mut Turns,
+    normal: &'a mut Turns,
+) -> &'a mut Turns {
+    match (request.is_quick(), request.is_urgent()) {
+        (true, _) => quick,
+        (false, true) => urgent,
+        (false, false) => normal,
+    }
+}
+
 impl<R: Request> Queue<R> {
     pub(crate) fn new(backoff: Backoff) -> Self {
-        let (slots, urgent, normal, unanswered) = Default::default();
+        let (slots, quick, urgent, normal, unanswered) = Default::default();
         let (running, delayed, answered) = Default::default();
         let urgent_backoff = backoff.at_most(URGENT_BACKOFF);
         Self {
             slots,
+            quick,
             urgent,
             normal,
             running,
@@ -121,7 +142,7 @@ impl<R: Request> Queue<R> {
 
     /// The number of keys that are due and wait for a worker.
     pub(crate) fn depth(&self) -> usize {
-        self.urgent.len() + self.normal.len()
+        self.quick.len() + self.urgent.len() + self.normal.len()
     }
 
     /// Removes what waits. Only for a queue without running tasks.
@@ -169,17 +190,15 @@ impl<R: Request> Queue<R> {
     /// The next key that is due, of those that `which` allows. It counts as running until [`Queue::finish`].
     pub(crate) fn start_next(&mut self, which: Which, now: Instant) -> Option<(String, R)> {
         self.promote(now);
-        let normal = self.normal.first().filter(|_| which == Which::All);
-        let turns = match (self.urgent.first(), normal) {
-            (Some(_), Some(_)) if self.passed + 1 < NORMAL_EVERY => {
-                self.passed += 1;
-                &mut self.urgent
-            }
-            (_, Some(_)) => {
-                self.passed = 0;
-                &mut self.normal
-            }
-            (_, None) => &mut self.urgent,
+        let of_all = |turns: &Turns| which == Which::All && turns.first().is_some();
+        let (has_urgent, has_normal) = (of_all(&self.urgent), of_all(&self.normal));
+        let is_passed = has_normal && (has_urgent || self.quick.first().is_some());
+        let turns = if has_normal && (!is_passed || self.passed + 1 >= NORMAL_EVERY) {
+            self.passed = 0;
+            &mut self.normal
+        } else {
+            self.passed += u32::from(is_passed);
+            if has_urgent && self.quick.first().is_none() { &mut self.urgent } else { &mut self.quick }
         };
         let key = turns.first()?.to_owned();
         turns.end_turn();
@@ -197,6 +216,7 @@ impl<R: Request> Queue<R> {
         } else {
             self.running.insert(group.to_owned(), running);
         }
+        self.quick.set_running(group, running);
         self.urgent.set_running(group, running);
         self.normal.set_running(group, running);
         self.unanswered.set_running(group, running);
@@ -284,8 +304,8 @@ impl<R: Request> Queue<R> {
 
     /// When the next key is due, of those that `which` allows, or may be.
     pub(crate) fn next_due(&self, which: Which) -> Option<Instant> {
-        let normal = (which == Which::All).then_some(&self.normal);
-        let due = [&self.urgent].into_iter().chain(normal).filter_map(Turns::first_due);
+        let others = [&self.urgent, &self.normal].into_iter().filter(|_| which == Which::All);
+        let due = [&self.quick].into_iter().chain(others).filter_map(Turns::first_due);
         due.chain(self.delayed.first().map(|(due, _)| *due)).min()
     }
 
@@ -300,7 +320,7 @@ impl<R: Request> Queue<R> {
             else {
                 continue;
             };
-            let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+            let turns = turns_of(request, &mut self.quick, &mut self.urgent, &mut self.normal);
             let running = self.running.get(group).copied().unwrap_or_default();
             turns.insert(group, running, due, &key);
             self.unanswered.remove(group, due, &key);
@@ -316,7 +336,7 @@ impl<R: Request> Queue<R> {
                 self.unanswered.insert(&group, running, due, key);
             }
         } else {
-            let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+            let turns = turns_of(&request, &mut self.quick, &mut self.urgent, &mut self.normal);
             turns.insert(&group, running, due, key);
         }
         let state = SlotState::Waiting { due, request };
@@ -326,7 +346,7 @@ impl<R: Request> Queue<R> {
     fn remove_waiting(&mut self, key: &str) -> Option<Waiting<R>> {
         let Slot { group, state, failures, is_unanswered, is_hurried } = self.slots.remove(key)?;
         let SlotState::Waiting { due, request } = state else { return None };
-        let turns = if request.is_urgent() { &mut self.urgent } else { &mut self.normal };
+        let turns = turns_of(&request, &mut self.quick, &mut self.urgent, &mut self.normal);
         let _ = turns.remove(&group, due, key) || self.delayed.remove(&(due, key.to_owned()));
         self.unanswered.remove(&group, due, key);
         Some(Waiting { group, due, request, failures, is_unanswered, is_hurried })

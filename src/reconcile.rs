@@ -184,7 +184,7 @@ impl Reconciler {
         let service = &owner.service;
         // A wait is repeated not in full: otherwise every event during it would compare everything. The provider forgets what it cannot
         // be sure of. A failure may come before the comparison, so it repeats the request as it is.
-        let again = *request;
+        let again = ReconcileRequest { may_change: request.may_change || request.full, ..*request };
         let done = match due_at {
             Some(at) => ReconcileOutcome::RequeueAfter(
                 at.saturating_duration_since(Instant::now()).max(MIN_WAIT),

@@ -25,6 +25,8 @@ pub(crate) struct ReconcileRequest {
     pub(crate) full: bool,
     /// The provider listed it as existing, whether this process remembers it or not.
     pub(crate) exists_at_provider: bool,
+    /// More than its targets may have to change: the Service did, or an earlier try is not complete.
+    pub(crate) may_change: bool,
 }
 
 impl ReconcileRequest {
@@ -35,6 +37,7 @@ impl ReconcileRequest {
         nodes_changed: false,
         full: true,
         exists_at_provider: false,
+        may_change: true,
     };
 }
 
@@ -48,6 +51,7 @@ impl ReconcileRequest {
         self.nodes_changed |= other.nodes_changed;
         self.full |= other.full;
         self.exists_at_provider |= other.exists_at_provider;
+        self.may_change |= other.may_change;
     }
 
     /// Clients notice late targets. What else there is to do, such as comparisons and new load balancers, comes after them.
@@ -76,6 +80,11 @@ impl Request for RequestBatch {
 
     fn is_urgent(&self) -> bool {
         self.0.values().any(ReconcileRequest::is_urgent)
+    }
+
+    /// A provider that does not answer changes of anything else may still take targets.
+    fn is_quick(&self) -> bool {
+        self.is_urgent() && self.0.values().all(|request| !request.may_change)
     }
 
     /// Namespaces take turns.

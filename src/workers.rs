@@ -196,11 +196,11 @@ impl Workers {
         self.reconciler.metrics.workqueue_depth.set(depth);
     }
 
-    /// Some workers are left to urgent requests: the others may all wait for a cloud that takes no more changes, while it would remove
-    /// a dead node.
+    /// Some workers are left to requests of targets alone: the others may all wait for a cloud that takes no more changes, or does not
+    /// answer them, while it would remove a dead node.
     fn startable(&self) -> Which {
-        let normal = self.running.values().filter(|(_, batch)| !batch.is_urgent()).count();
-        if normal + self.options.workers / 4 < self.options.workers { Which::All } else { Which::Urgent }
+        let others = self.running.values().filter(|(_, batch)| !batch.is_quick()).count();
+        if others + self.options.workers / 4 < self.options.workers { Which::All } else { Which::Quick }
     }
 
     fn on_task_end(&mut self, ended: Result<(Id, TaskResult), JoinError>) {
@@ -318,13 +318,17 @@ async fn reconcile(reconciler: &Reconciler, batch: RequestBatch) -> ReconcileOut
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::{Key, Service};
+    use std::sync::atomic::Ordering;
+
+    use steerage_model::{Endpoint, EndpointSlice, Family, Ingress, Key, Service};
     use steerage_watch::{Backoff, Event};
 
     use super::*;
     use crate::applied::AppliedState;
     use crate::cluster_index::tests::service;
-    use crate::reconcile::tests::{Silent, reconciler, silent_client};
+    use crate::reconcile::tests::{
+        Polled, Silent, accepting, add_nodes, local_service, reconciler, silent_client,
+    };
 
     fn owner(name: &str) -> Owner {
         Owner { service: Key::new("default", name), uid: name.to_owned() }
@@ -370,5 +374,52 @@ mod tests {
         workers.on_listed(None);
         assert!(workers.list_at.is_some_and(|at| at < before + grace), "a failed list is repeated");
         assert_eq!(requested(&requests), [""; 0], "and nothing else");
+    }
+
+    /// Services change together with their endpoints, and the provider does not answer. Another one's endpoints wait for none of them.
+    #[tokio::test(start_paused = true)]
+    async fn changes_that_hang_leave_workers_to_targets() {
+        let provider = Arc::new(Polled::default());
+        let reconciler = Arc::new(reconciler(Arc::<Polled>::clone(&provider), accepting()));
+        add_nodes(&reconciler, "ab");
+        let (cluster, requests) = (&reconciler.cluster, reconciler.cluster.requests());
+        let names = || (0..30).map(|number| format!("hanging-{number}")).chain(["other".to_owned()]);
+        let apply = |name: &str, port| {
+            let ingress = vec![Ingress { ip: "10.9.0.1".parse().ok(), hostname: None, ip_mode: None }];
+            let mut service = Service { key: Key::new("default", name), ingress, ..local_service() };
+            (service.uid, service.ports[0].port) = (name.to_owned(), port);
+            cluster.on_service(Event::Apply(service));
+        };
+        let move_endpoint = |name: &str, node: &str| {
+            let key = Key::new("default", name);
+            let endpoints = vec![Endpoint::ready([10, 2, 0, 1].into(), node)];
+            let slice = EndpointSlice::new(key.clone(), key, Family::V4);
+            cluster.on_slice(Event::Apply(EndpointSlice { endpoints, ..slice }));
+        };
+        for name in names() {
+            apply(&name, 80);
+            move_endpoint(&name, "a");
+        }
+        let options = WorkerOptions {
+            workers: 16,
+            resync_period: Duration::from_hours(24),
+            orphan_grace_period: Duration::from_mins(10),
+        };
+        let (changes, stop) = (futures::stream::pending().boxed(), CancellationToken::new());
+        let running = tokio::spawn(run(Arc::clone(&reconciler), requests, changes, options, stop.clone()));
+        tokio::time::sleep(Duration::from_mins(1)).await;
+        provider.hangs.store(true, Ordering::Release);
+        for name in names().take(30) {
+            apply(&name, 81);
+            move_endpoint(&name, "b");
+        }
+        for node in ["b", "a", "b"] {
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            move_endpoint("other", node);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(*provider.targets.lock().expect("lock"), node);
+        }
+        stop.cancel();
+        running.abort();
     }
 }

@@ -69,7 +69,8 @@ fn every_change_of_a_service_becomes_one_merged_request() {
     cluster.on_service(Event::Delete { key: service().key, version: String::new() });
     assert_eq!(next(&cluster), None, "nothing was applied for it");
     cluster.on_service(Event::Apply(service()));
-    assert_eq!(next(&cluster), Some(ReconcileRequest::default()));
+    let request = ReconcileRequest { may_change: true, ..ReconcileRequest::default() };
+    assert_eq!(next(&cluster), Some(request));
 }
 
 #[test]

@@ -21,6 +21,10 @@ impl Request for Tickets {
         self.1
     }
 
+    fn is_quick(&self) -> bool {
+        self.1 && !self.0.contains(&CHANGE)
+    }
+
     /// One of two.
     fn group(&self) -> &str {
         if self.0.first().is_some_and(|number| *number >= FLOOD) { "flood" } else { "usual" }
@@ -45,6 +49,9 @@ fn queue() -> (Queue<Tickets>, Instant) {
 fn key(taken: Option<(String, Tickets)>) -> Option<String> {
     taken.map(|(key, _)| key)
 }
+
+/// A request with this ticket changes more than targets.
+const CHANGE: u32 = 999;
 
 /// Tickets from here on are of another group.
 const FLOOD: u32 = 1000;
@@ -254,16 +261,16 @@ fn urgent_requests_pass_any_backlog_but_starve_no_other() {
 fn others_wait_while_only_urgent_requests_may_start() {
     let (mut queue, now) = queue();
     queue.add("slow", ticket(0), false, now);
-    assert_eq!((queue.start_next(Which::Urgent, now), queue.next_due(Which::Urgent)), (None, None));
+    assert_eq!((queue.start_next(Which::Quick, now), queue.next_due(Which::Quick)), (None, None));
     queue.add("slow", urgent(1), false, now);
-    assert_eq!(queue.next_due(Which::Urgent), Some(now));
-    assert_eq!(key(queue.start_next(Which::Urgent, now)).as_deref(), Some("slow"), "it became urgent");
+    assert_eq!(queue.next_due(Which::Quick), Some(now));
+    assert_eq!(key(queue.start_next(Which::Quick, now)).as_deref(), Some("slow"), "it became urgent");
     queue.add("later", ticket(2), false, now);
     let (_, request) = queue.start_next(Which::All, now).expect("due");
     queue.finish("later", ReconcileOutcome::RequeueAfter(SECOND, request), now, 1.0);
-    assert_eq!(queue.next_due(Which::Urgent), Some(now + SECOND), "nobody knows yet that it is not urgent");
-    assert_eq!(queue.start_next(Which::Urgent, now + SECOND), None);
-    assert_eq!(queue.next_due(Which::Urgent), None);
+    assert_eq!(queue.next_due(Which::Quick), Some(now + SECOND), "nobody knows yet that it is not urgent");
+    assert_eq!(queue.start_next(Which::Quick, now + SECOND), None);
+    assert_eq!(queue.next_due(Which::Quick), None);
 }
 
 /// Fails all of these keys until they wait for a minute.
@@ -435,4 +442,21 @@ proptest! {
         prop_assert_eq!(asked, done);
         prop_assert_eq!(queue.depth(), 0);
     }
+}
+
+/// Those that change more than targets may hang: they pass others, and leave workers to those that do not.
+#[test]
+fn urgent_changes_come_after_quick_requests_and_before_others() {
+    let (mut queue, now) = queue();
+    queue.add("normal", ticket(1), false, now);
+    queue.add("change", urgent(CHANGE), false, now);
+    assert_eq!((queue.start_next(Which::Quick, now), queue.next_due(Which::Quick)), (None, None));
+    queue.add("quick", urgent(2), false, now + SECOND);
+    queue.add("becomes", urgent(3), false, now);
+    queue.add("becomes", ticket(CHANGE), false, now);
+    assert_eq!(queue.depth(), 4);
+    assert_eq!(key(queue.start_next(Which::Quick, now + SECOND)).as_deref(), Some("quick"));
+    assert_eq!(queue.start_next(Which::Quick, now + SECOND), None);
+    let rest: Vec<_> = std::iter::from_fn(|| key(queue.start_next(Which::All, now + SECOND))).collect();
+    assert_eq!(rest, ["becomes", "change", "normal"]);
 }

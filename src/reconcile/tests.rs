@@ -308,7 +308,7 @@ pub(crate) fn local_service() -> Service {
 }
 
 /// Nodes with these names, a character each.
-pub(super) fn add_nodes(reconciler: &Reconciler, names: &str) {
+pub(crate) fn add_nodes(reconciler: &Reconciler, names: &str) {
     for name in names.chars() {
         let addresses = vec!["10.0.0.1".parse().expect("ip")];
         let node = Node { name: name.to_string(), addresses, ..Node::default() };

@@ -12,7 +12,7 @@ use crate::diff::{ObservedGroup, ObservedListener, Step, steps};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
-use crate::put_back::{LeftCertificates, LeftListeners, Room, is_refused};
+use crate::put_back::{LeftListeners, Room, before_removal, is_refused};
 use crate::refused_answers::Asked;
 use crate::refused_listeners::{RefusedListeners, has_port};
 use crate::source_nat_sync::{self, brings_udp};
@@ -130,12 +130,13 @@ impl Aws {
     ) -> Result<(), Error> {
         let mut is_udp_refused = false;
         let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
-        let mut room = Room::of(others);
-        entry.left_certificates.begin(wanted, &mut room);
+        let room = Room::of(others);
+        entry.left_certificates.begin(others, resources);
         // Why a listener that left could not come back. No other one leaves then.
         let mut not_put_back = None;
         for step in source_nat_sync::in_order(others, wanted, balancer).filter(|step| !deletes_group(step)) {
             if room.holds(step) || refused.holds(step, resources) {
+                self.put_back_certificates(step, resources, entry).await?;
                 continue;
             }
             let asked = Asked::of(step);
@@ -161,6 +162,7 @@ impl Aws {
                 && resources.balancer.as_ref().is_some_and(|f| f.ip_address_type == IpAddressType::DualStack);
             let first = if ends_ipv6 { room.all_before(resources) } else { Vec::new() };
             leaving.retain(|(port, _)| first.iter().all(|(other, _)| other != port));
+            let certificates = before_removal(step, resources);
             let done = async {
                 for (port, found) in first {
                     self.make_way(owner, (wanted, port, found), (balancer, tags), resources, entry).await?;
@@ -177,6 +179,7 @@ impl Aws {
                 self.step(owner, step.clone(), balancer, tags, resources, entry).await
             };
             let done = done.await;
+            entry.left_certificates.note_removed(step, &certificates, &done, others, resources);
             let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
             if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
                 entry.refused_answers.note(asked, error);
@@ -186,15 +189,9 @@ impl Aws {
                     let back = self.put_back(owner, *port, (balancer, tags), resources, entry).await;
                     note_back(back, &mut not_put_back)?;
                 }
-                if let Some((listener, certificates)) = room.certificates(step) {
-                    let again = self.add_certificates(listener, certificates.clone(), resources, entry).await;
-                    // Some may find no room.
-                    again
-                        .or_else(|error| if is_refused(&Err(error.clone())) { Ok(()) } else { Err(error) })?;
-                }
-            } else {
-                room.note(step);
-                entry.left_certificates.note(wanted, step, others);
+                self.put_back_certificates(step, resources, entry).await?;
+            } else if done.is_ok() {
+                entry.left_certificates.note_added(step);
             }
             is_udp_refused |= brings_udp(step) && matches!(done, Err(Error::Invalid { .. }));
             refused.note(step, resources, done)?;
@@ -205,7 +202,6 @@ impl Aws {
             // Nothing is wanted of those that left for an earlier change.
             entry.left = LeftListeners::default();
         }
-        entry.left_certificates = LeftCertificates::default();
         // Somebody may have turned source NAT off.
         entry.source_nat.must_read |= is_udp_refused;
         Ok(())

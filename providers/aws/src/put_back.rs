@@ -27,8 +27,6 @@ use crate::wanted_targets::WantedTargets;
 pub(crate) struct Room {
     /// The listener that leaves for the one of a port, by ARN.
     listeners: BTreeMap<u16, String>,
-    /// The certificates that left each listener, by its ARN.
-    certificates: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Whether AWS refused a step.
@@ -87,32 +85,73 @@ impl LeftListeners {
     }
 }
 
-/// Certificates that left their listeners, by ARN, for others of the same change, which a failure may have kept away.
+/// Certificates that left their listeners for others, by ARN of the listener, until those are there.
 #[derive(Debug, Default)]
-pub(crate) struct LeftCertificates {
-    wanted: Option<Desired>,
-    all: BTreeMap<String, BTreeSet<String>>,
+pub(crate) struct LeftCertificates(BTreeMap<String, BTreeSet<String>>);
+
+/// The certificates of a listener beside its default one.
+fn others_of<'a>(resources: &'a Resources, listener: &str) -> Option<&'a BTreeSet<String>> {
+    let found = resources.listeners.iter().find(|found| found.arn == listener)?;
+    found.tls.as_ref().map(|tls| &tls.others)
+}
+
+fn adds_to(listener: &str) -> impl Fn(&Step) -> bool {
+    move |step| matches!(step, Step::AddCertificates { arn, .. } if arn == listener)
 }
 
 impl LeftCertificates {
-    /// A try to make this change begins. Nothing is known of another one.
-    pub(crate) fn begin(&mut self, wanted: &Desired, room: &mut Room) {
-        if self.wanted.as_ref() == Some(wanted) {
-            room.certificates.clone_from(&self.all);
-        } else {
-            *self = Self::default();
+    /// A try to make these steps begins. Keeps those that are missing in the place of others that still come.
+    pub(crate) fn begin(&mut self, steps: &[Step], resources: &Resources) {
+        self.0.retain(|listener, left| {
+            let Some(present) = others_of(resources, listener) else { return false };
+            left.retain(|certificate| !present.contains(certificate));
+            !left.is_empty() && steps.iter().any(adds_to(listener))
+        });
+    }
+
+    /// A step ended, which may have been made in part. `before` are the certificates of its listener before it. Of those that it removed, and
+    /// may have removed, this keeps what made room for another: the rest is not wanted any more.
+    pub(crate) fn note_removed(
+        &mut self,
+        step: &Step,
+        before: &BTreeSet<String>,
+        done: &Result<(), Error>,
+        steps: &[Step],
+        resources: &Resources,
+    ) {
+        let Step::RemoveCertificates { arn, certificates } = step else { return };
+        if !steps.iter().skip_while(|other| *other != step).any(adds_to(arn)) {
+            return;
+        }
+        let is_open = done.is_err() && !is_refused(done);
+        let present = others_of(resources, arn);
+        let is_gone = |certificate: &&String| {
+            is_open || before.contains(*certificate) && present.is_some_and(|all| !all.contains(*certificate))
+        };
+        let gone: BTreeSet<String> = certificates.iter().filter(is_gone).cloned().collect();
+        if !gone.is_empty() {
+            self.0.entry(arn.clone()).or_default().extend(gone);
         }
     }
 
-    /// The step of the change is made. Of what it removes, this keeps what made room for another: the rest is not wanted any more.
-    pub(crate) fn note(&mut self, wanted: &Desired, step: &Step, steps: &[Step]) {
-        let Step::RemoveCertificates { arn, certificates } = step else { return };
-        let is_added = |step: &Step| matches!(step, Step::AddCertificates { arn: to, .. } if to == arn);
-        if steps.iter().skip_while(|other| *other != step).any(is_added) {
-            self.wanted = Some(wanted.clone());
-            self.all.entry(arn.clone()).or_default().extend(certificates.iter().cloned());
+    /// The step, which adds certificates, is made: those in whose place they came do not return.
+    pub(crate) fn note_added(&mut self, step: &Step) {
+        if let Step::AddCertificates { arn, .. } = step {
+            self.0.remove(arn);
         }
     }
+
+    /// Those that left for the ones that the step adds, with their listener.
+    pub(crate) fn of(&self, step: &Step) -> Option<(&String, &BTreeSet<String>)> {
+        let Step::AddCertificates { arn, .. } = step else { return None };
+        self.0.get_key_value(arn)
+    }
+}
+
+/// The certificates of the step's listener, if it removes some.
+pub(crate) fn before_removal(step: &Step, resources: &Resources) -> BTreeSet<String> {
+    let Step::RemoveCertificates { arn, .. } = step else { return BTreeSet::new() };
+    others_of(resources, arn).cloned().unwrap_or_default()
 }
 
 impl Room {
@@ -121,7 +160,7 @@ impl Room {
             [Step::DeleteListener { arn }, Step::CreateListener { port, .. }] => Some((*port, arn.clone())),
             _ => None,
         });
-        Self { listeners: listeners.collect(), certificates: BTreeMap::new() }
+        Self { listeners: listeners.collect() }
     }
 
     /// Whether the step deletes a listener that leaves only when the other is tried.
@@ -144,22 +183,22 @@ impl Room {
         };
         self.listeners.iter().filter_map(found).collect()
     }
-
-    /// Notes certificates that left.
-    pub(crate) fn note(&mut self, step: &Step) {
-        if let Step::RemoveCertificates { arn, certificates } = step {
-            self.certificates.entry(arn.clone()).or_default().extend(certificates.iter().cloned());
-        }
-    }
-
-    /// The certificates that left for those that the step adds, with their listener.
-    pub(crate) fn certificates(&self, step: &Step) -> Option<(&String, &BTreeSet<String>)> {
-        let Step::AddCertificates { arn, .. } = step else { return None };
-        self.certificates.get_key_value(arn)
-    }
 }
 
 impl Aws {
+    /// Adds the certificates again that left for those of a step that AWS refuses, or that must wait. Some may find no room.
+    pub(crate) async fn put_back_certificates(
+        &self,
+        step: &Step,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let Some((listener, left)) = entry.left_certificates.of(step) else { return Ok(()) };
+        let (listener, left) = (listener.clone(), left.clone());
+        let done = self.add_certificates(&listener, left, resources, entry).await;
+        if is_refused(&done) { Ok(()) } else { done }
+    }
+
     /// Creates the listeners again that left for another change than this one, before anything else: it may be refused as a whole.
     pub(crate) async fn put_back_of_other_change(
         &self,

@@ -53,6 +53,8 @@ pub(crate) struct Polled {
     pub(crate) health_hangs: Mutex<Duration>,
     /// Whether changes get no answer.
     pub(crate) is_down: AtomicBool,
+    /// Whether changes of Services whose names begin with `hanging` get none after half a minute.
+    pub(crate) hangs: AtomicBool,
     /// The ranges to which refused Services were restricted, and what the next calls answer.
     pub(crate) restricted: Mutex<Vec<String>>,
     pub(crate) restrictions: Mutex<std::vec::IntoIter<Restriction>>,
@@ -102,6 +104,10 @@ impl Provider for Polled {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         self.applied.fetch_add(1, Ordering::AcqRel);
         self.compared.store(compare == Compare::InPlace, Ordering::Release);
+        if self.hangs.load(Ordering::Acquire) && lb.owner.service.name().starts_with("hanging") {
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            return Err(Error::Unavailable("no answer".to_owned()));
+        }
         if self.is_down.load(Ordering::Acquire) {
             return Err(Error::Unavailable("no answer".to_owned()));
         }

@@ -337,6 +337,48 @@ async fn certificate_that_left_is_not_forgotten() {
     }
 }
 
+/// The same where another part of the Service changes in between.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_left_is_not_forgotten_by_another_change() {
+    let many = certificates(25);
+    let changed = with_certificates(&[&many[1..24], &[MISSING.to_owned()]].concat());
+    let (cloud, aws) = at_the_limit(&many).await;
+    let others = || {
+        let all = cloud.cloud().listeners.into_values();
+        all.filter(|found| found.port == 443).find_map(|found| found.tls).unwrap().others
+    };
+    cloud.set_faults(Faults::Once("AddListenerCertificates", Fault::Code("Throttling")));
+    while cloud.has_faults() {
+        let _ = aws.apply(&changed, Compare::InPlace).await;
+    }
+    assert!(!others().contains(&many[0]));
+    let ports = wanted(&[(443, 30443), (8443, 30843)], &[0]);
+    let other = LoadBalancer { annotations: changed.annotations.clone(), ..ports };
+    let outcome = apply(&aws, &other, Compare::Remembered).await.unwrap();
+    assert!(refusal(&outcome).1.contains("CertificateNotFound"), "{outcome:?}");
+    assert!(others().contains(&many[0]));
+}
+
+/// AWS removes one certificate and refuses to remove another, so those in their place are not tried.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_left_returns_while_the_new_ones_wait() {
+    let many = certificates(27);
+    let changed = [&many[2..24], &many[25..27]].concat();
+    let (cloud, aws) = at_the_limit(&many).await;
+    let others = || cloud.cloud().listeners.into_values().next().unwrap().tls.unwrap().others;
+    let before = others();
+    cloud.set_faults(Faults::Each("RemoveListenerCertificates", ":n01", Fault::Code("AccessDenied")));
+    changes(&cloud);
+    let outcome = apply(&aws, &with_certificates(&changed), Compare::InPlace).await.unwrap();
+    assert!(refusal(&outcome).1.contains("RemoveListenerCertificates"), "{outcome:?}");
+    let made = changes(&cloud);
+    assert_eq!(made.iter().filter(|name| **name == "RemoveListenerCertificates").count(), 2, "{made:?}");
+    assert_eq!(others(), before);
+    cloud.set_faults(Faults::None);
+    let outcome = apply(&aws, &with_certificates(&changed), Compare::InPlace).await.unwrap();
+    assert_eq!((outcome.incomplete, others()), (None, changed.into_iter().collect()));
+}
+
 /// Clients choose certificates by name: none goes while AWS refuses another one of the same listener.
 #[tokio::test(start_paused = true)]
 async fn listener_keeps_its_certificates_while_a_new_one_is_refused() {
