@@ -16,6 +16,7 @@ use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{NodeChange, NodeDependence, NodeLabels};
 use crate::removal_hold::RemovalHold;
 use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
+use crate::write_retry::WriteRetry;
 
 /// The event about missing endpoints waits this long: the EndpointSlices of a new Service follow it.
 const ENDPOINTS_GRACE: Duration = Duration::from_secs(5);
@@ -25,10 +26,8 @@ const HEALTH_OUTDATED_AFTER: u32 = 3;
 const MIN_HEALTH_OUTDATED: Duration = Duration::from_mins(3);
 /// A conflict is reported after this long: the next tries resolve most.
 const CONFLICT_GRACE: Duration = Duration::from_secs(10);
-/// The wait after the first refused write of a status; the next ones double it.
-const REPORT_RETRY: Duration = Duration::from_secs(1);
-/// And no longer than this: a Service says nothing new meanwhile.
-const MAX_REPORT_RETRY: Duration = Duration::from_mins(2);
+/// Conflicts further apart than this are no row. A provider may have to wait and read before it meets the next one.
+const CONFLICT_ROW: Duration = Duration::from_mins(6);
 /// The topic of the event about missing endpoints.
 pub(crate) const SERVE: &str = "Serve";
 /// The topic of the event about a status that the API server rejects.
@@ -106,8 +105,8 @@ pub(crate) struct AppliedState {
     pub(crate) health_due_at: Option<Instant>,
     /// When nodes without an agent will have had the time to get one.
     pub(crate) agents_due_at: Option<Instant>,
-    /// Since when every change has met one of somebody else, and what the first one met.
-    conflict: Option<(Instant, String)>,
+    /// The last changes that met those of somebody else.
+    conflict: Option<Conflicts>,
     /// Since when the Service has had no usable endpoint.
     no_endpoints_since: Option<Instant>,
     /// When to compare everything with the provider, although nothing is known to have changed.
@@ -117,10 +116,20 @@ pub(crate) struct AppliedState {
     /// The finalizer was written, and the index does not show it yet.
     pub(crate) finalizer_pending: bool,
     written_status: Option<WrittenStatus>,
-    /// When to write a status again of which the last write failed, and how long that wait was.
-    report_retry: Option<(Instant, Duration)>,
+    /// When to write the status again, and to remove finalizers of another controller.
+    pub(crate) status_retry: WriteRetry,
+    pub(crate) finalizers_retry: WriteRetry,
     /// The last event of each topic.
     published: BTreeMap<&'static str, ReasonMessage>,
+}
+
+/// Changes in a row that met those of somebody else.
+#[derive(Clone, Debug)]
+struct Conflicts {
+    since: Instant,
+    last: Instant,
+    /// What the first one met.
+    met: String,
 }
 
 /// A read of the targets' health.
@@ -166,7 +175,8 @@ impl AppliedState {
             self.compare_at,
             self.frozen_until,
             self.agents_due_at,
-            self.report_retry.map(|(at, _)| at),
+            self.status_retry.due_at(),
+            self.finalizers_retry.due_at(),
             release,
             alarm,
         ];
@@ -181,13 +191,19 @@ impl AppliedState {
         (read.at.elapsed() > limit).then_some((read.time, failure))
     }
 
-    /// Notes whether the last change met one of somebody else. Returns what the first of a row met, once the row has lasted: others
-    /// would write the status, and publish an event, at every try.
-    pub(crate) fn note_conflict(&mut self, conflict: Option<&str>) -> Option<String> {
-        self.conflict =
-            conflict.map(|met| self.conflict.take().unwrap_or_else(|| (Instant::now(), met.to_owned())));
-        let (since, met) = self.conflict.as_ref()?;
-        (since.elapsed() >= CONFLICT_GRACE).then(|| met.clone())
+    /// Notes that a change met one of somebody else. Returns what the first of a row met, once the row has lasted: others would write the
+    /// status, and publish an event, at every try. Waits and calls without an answer do not end a row.
+    pub(crate) fn note_conflict(&mut self, met: &str) -> Option<String> {
+        let now = Instant::now();
+        let row = self.conflict.take().filter(|row| now - row.last < CONFLICT_ROW);
+        let row = row.unwrap_or_else(|| Conflicts { since: now, last: now, met: met.to_owned() });
+        let row = self.conflict.insert(Conflicts { last: now, ..row });
+        (row.last - row.since >= CONFLICT_GRACE).then(|| row.met.clone())
+    }
+
+    /// No change meets one of somebody else any more.
+    pub(crate) fn end_conflicts(&mut self) {
+        self.conflict = None;
     }
 
     /// Notes whether the Service has a usable endpoint now.
@@ -206,7 +222,8 @@ impl AppliedState {
         (self.in_place, self.retry_refused_at, self.frozen_until) = (None, None, None);
         self.restricted = None;
         (self.health_due_at, self.compare_at, self.no_endpoints_since) = (None, None, None);
-        (self.agents_due_at, self.conflict, self.report_retry) = (None, None, None);
+        (self.agents_due_at, self.conflict) = (None, None);
+        (self.status_retry, self.finalizers_retry) = Default::default();
         self.hold = RemovalHold::default();
     }
 
@@ -228,24 +245,6 @@ impl AppliedState {
 
     pub(crate) fn set_status_written(&mut self, service: &Service, desired: DesiredStatus) {
         self.written_status = Some(WrittenStatus::new(service, desired));
-    }
-
-    /// Whether the last write of the status failed, and the next try is not due.
-    pub(crate) fn is_report_waiting(&self) -> bool {
-        self.report_retry.is_some_and(|(at, _)| at > Instant::now())
-    }
-
-    /// A write of the status failed. Returns the wait before the next one.
-    pub(crate) fn report_failed(&mut self) -> Duration {
-        let wait = self.report_retry.map_or(REPORT_RETRY, |(_, wait)| (wait * 2).min(MAX_REPORT_RETRY));
-        self.report_retry = Some((Instant::now() + wait, wait));
-        wait
-    }
-
-    /// The status is as desired.
-    pub(crate) fn report_succeeded(&mut self) {
-        self.report_retry = None;
-        self.published.remove(REPORT);
     }
 
     /// Whether an event differs from the last one of its topic; `None` ends the topic.

@@ -20,6 +20,7 @@ use crate::reasons;
 use crate::request_queue::ReconcileRequest;
 use crate::service_writer::WriteError;
 use crate::status::{self, HealthSummary, ReasonMessage, StatusInputs};
+use crate::write_retry::WriteRetry;
 
 /// The consequence for a Service whose plan failed, by whether it has a load balancer.
 const KEPT: &str = "The previous load balancer is kept";
@@ -55,12 +56,8 @@ impl Reconciler {
                 (kept, Some(plan_error(&error, consequence)), planned)
             }
         };
-        let conflict = match &result {
-            Err(ReconcileError::Provider(error @ Error::Conflict(_))) => Some(error.to_string()),
-            _ => None,
-        };
-        let lasting_conflict = applied.note_conflict(conflict.as_deref());
-        if conflict.is_some() && lasting_conflict.is_none() && rejected.is_none() {
+        let conflict = note_conflict(&result, applied);
+        if matches!(conflict, Conflict::Passing) && rejected.is_none() {
             // The next try resolves most: not worth an event or a condition.
             return result;
         }
@@ -102,9 +99,7 @@ impl Reconciler {
             (reason, format!("{message}. No port of the Service is served."))
         });
         let unprogrammed = rejected.or_else(|| match &result {
-            Err(ReconcileError::Provider(error)) => {
-                Some((error.reason(), lasting_conflict.unwrap_or_else(|| error.to_string())))
-            }
+            Err(ReconcileError::Provider(error)) => Some((error.reason(), conflict.text_of(error))),
             Ok(_) if applied.incomplete.is_some() => applied.incomplete.clone(),
             Ok(Progress::Again(_)) => {
                 let message = "The provider has not completed the change. Steerage checks again.";
@@ -121,66 +116,75 @@ impl Reconciler {
                 let reported = self
                     .report_status(snapshot, applied, &targets, unprogrammed.clone(), degraded.clone())
                     .await;
-                if reported.is_err() {
-                    return self.with_report(service, applied, result, reported);
+                if let Err(error) = reported {
+                    return self.unreported(service, applied, result, &error);
                 }
             }
             self.read_health(service, applied).await;
         }
         self.poll_for_waiting_pods(service, applied);
         let is_programmed = unprogrammed.is_none() && matches!(result, Ok(Progress::Done));
-        let mut reported = self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await;
-        if is_programmed && reported.is_ok() {
-            reported = self.remove_replaced_finalizers(service).await;
+        let mut result = result;
+        if let Err(error) = self.report_status(snapshot, applied, &targets, unprogrammed, degraded).await {
+            result = self.unreported(service, applied, result, &error);
         }
-        self.with_report(service, applied, result, reported)
+        if is_programmed {
+            result = self.remove_replaced_finalizers(service, applied, result).await;
+        }
+        result
     }
 
-    /// The result of a reconcile, and of writing it to the Service. The provider has what it is to have: only the write is tried again,
-    /// ever more rarely, and endpoints do not wait for it.
-    fn with_report(
+    /// The result of a reconcile whose status could not be written. The provider has what it is to have: only the write is tried again,
+    /// and endpoints do not wait for it.
+    fn unreported(
         &self,
         service: &Service,
         applied: &mut AppliedState,
         result: ReconcileResult,
-        reported: Result<(), WriteError>,
+        error: &WriteError,
     ) -> ReconcileResult {
-        let Err(error) = reported else {
-            if !applied.is_report_waiting() {
-                applied.report_succeeded();
-            }
-            return result;
-        };
-        let retry_in = applied.report_failed();
+        let retry_in = applied.status_retry.failed();
         // An API server that does not answer takes no event either.
-        if let WriteError::Rejected(message) = &error {
+        if let WriteError::Rejected(message) = error {
             let message = format!(
-                "The API server rejects what Steerage writes to the Service: {message}. Its conditions and addresses may be out of date; \
-                 the load balancer is not. Look for an admission webhook or policy that rejects the write."
+                "The API server rejects the status of the Service: {message}. Its conditions and addresses may be out of date; the load \
+                 balancer is not. Look for an admission webhook or policy that rejects the write."
             );
             let rejection = (reasons::STATUS_NOT_WRITTEN, message);
             if applied.is_new_event(applied::REPORT, Some(&rejection)) {
                 self.events(service).warning("Report", rejection.0, &rejection.1);
             }
         }
-        let retry_in = duration::display(retry_in);
-        let error = steerage_model::chain(&error);
+        let (error, retry_in) = (steerage_model::chain(error), duration::display(retry_in));
         tracing::warn!(service = %service.key, error, %retry_in, "status of the Service not written; retrying");
-        match result {
-            Ok(Progress::Done) => Err(ReconcileError::Unreported),
-            result => result,
-        }
+        unwritten(result, applied.status_retry)
     }
 
     /// Another controller's load balancer is Steerage's now. That controller has stopped, and its finalizer would block the deletion of the Service.
-    async fn remove_replaced_finalizers(&self, service: &Service) -> Result<(), WriteError> {
+    async fn remove_replaced_finalizers(
+        &self,
+        service: &Service,
+        applied: &mut AppliedState,
+        result: ReconcileResult,
+    ) -> ReconcileResult {
         let replaced = self.provider.replaced_finalizers().iter().copied();
         let replaced: Vec<&str> = replaced.filter(|finalizer| service.has_finalizer(finalizer)).collect();
-        if !replaced.is_empty() {
-            tracing::info!(service = %service.key, finalizers = ?replaced, "removing finalizers of another controller");
-            self.writer.remove_replaced_finalizers(service, &replaced).await?;
+        if replaced.is_empty() {
+            applied.finalizers_retry.succeeded();
+            return result;
         }
-        Ok(())
+        if applied.finalizers_retry.is_waiting() {
+            return result;
+        }
+        tracing::info!(service = %service.key, finalizers = ?replaced, "removing finalizers of another controller");
+        let Err(error) = self.writer.remove_replaced_finalizers(service, &replaced).await else {
+            applied.finalizers_retry.succeeded();
+            return result;
+        };
+        let retry_in = applied.finalizers_retry.failed();
+        let (error, retry_in) = (steerage_model::chain(&error), duration::display(retry_in));
+        tracing::warn!(service = %service.key, error, %retry_in, "finalizers of another controller not removed; retrying");
+        unwritten(result, applied.finalizers_retry)
     }
 
     /// Publishes events and writes the status, where they differ from the last ones.
@@ -248,11 +252,15 @@ impl Reconciler {
         applied.conditions = Some(statuses.because_of(unprogrammed));
         if let Some(patch) = status::patch(service, &desired, Timestamp::now())
             && !applied.is_status_written(service, &desired)
-            && !applied.is_report_waiting()
         {
+            if applied.status_retry.is_waiting() {
+                return Ok(());
+            }
             self.writer.patch_status(&service.key, patch).await?;
             applied.set_status_written(service, desired);
         }
+        applied.status_retry.succeeded();
+        applied.is_new_event(applied::REPORT, None);
         Ok(())
     }
 
@@ -379,6 +387,49 @@ impl Reconciler {
             events.warning("Migrate", reason, message);
         }
         false
+    }
+}
+
+/// Whether a change met one of somebody else.
+enum Conflict {
+    No,
+    /// For the first time, or for a short time.
+    Passing,
+    /// Again and again, the first time this.
+    Lasting(String),
+}
+
+impl Conflict {
+    /// What users are told of an error. Each try may meet something else, which would write the status each time.
+    fn text_of(self, error: &Error) -> String {
+        match self {
+            Self::Lasting(first) => first,
+            Self::No | Self::Passing => error.to_string(),
+        }
+    }
+}
+
+/// Notes in `applied` what a result says of conflicts.
+fn note_conflict(result: &ReconcileResult, applied: &mut AppliedState) -> Conflict {
+    match result {
+        Err(ReconcileError::Provider(error @ Error::Conflict(_))) => {
+            applied.note_conflict(&error.to_string()).map_or(Conflict::Passing, Conflict::Lasting)
+        }
+        Ok(Progress::Done) | Err(ReconcileError::Provider(Error::Invalid { .. })) => {
+            applied.end_conflicts();
+            Conflict::No
+        }
+        _ => Conflict::No,
+    }
+}
+
+/// The result of a reconcile of which something could not be written to the Service, and is tried again.
+fn unwritten(result: ReconcileResult, retry: WriteRetry) -> ReconcileResult {
+    let retry_in = retry.due_at().map(|at| at.saturating_duration_since(Instant::now()));
+    match result {
+        Ok(Progress::Done) => Err(ReconcileError::Unreported),
+        Ok(Progress::Again(after)) => Ok(Progress::Again(retry_in.map_or(after, |wait| wait.min(after)))),
+        result => result,
     }
 }
 

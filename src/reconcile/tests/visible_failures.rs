@@ -48,6 +48,22 @@ async fn conflict_that_lasts_is_shown_once() {
     assert_eq!(programmed(&bodies).1, 2, "another conflict is given its time too");
 }
 
+/// A provider may have to wait, or to read again, before it meets the next one.
+#[tokio::test(start_paused = true)]
+async fn waits_between_conflicts_do_not_hide_them() {
+    let provider = Arc::new(Polled::default());
+    let (reconciler, service, bodies) = local_service_on_a(&provider);
+    for number in 0..20 {
+        provider.conflicts.store(number % 2 == 0, Ordering::Release);
+        provider.throttles.store(number % 2 == 1, Ordering::Release);
+        reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
+        tokio::time::advance(Duration::from_secs(10)).await;
+    }
+    let written = bodies.lock().expect("lock").clone();
+    let mut reasons = written.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();
+    assert!(reasons.any(|condition| condition["reason"] == "ProviderConflict"), "{written:?}");
+}
+
 /// A range that a refused Service no longer has must leave, whatever else meets a conflict.
 #[tokio::test(start_paused = true)]
 async fn conflict_does_not_keep_source_ranges_of_a_refused_service() {
@@ -63,10 +79,12 @@ async fn conflict_does_not_keep_source_ranges_of_a_refused_service() {
     assert_eq!(*provider.restricted.lock().expect("lock"), ["192.0.2.0/24"]);
 }
 
-/// An API server that rejects every status while `refuses`, and counts these and events.
+/// An API server that rejects every status while `refuses`, or finalizers, and counts these and events.
 #[derive(Default)]
 struct Refusing {
     refuses: AtomicBool,
+    refuses_finalizers: bool,
+    finalizers: AtomicUsize,
     statuses: AtomicUsize,
     events: Mutex<Vec<String>>,
 }
@@ -96,11 +114,15 @@ impl Refusing {
                 json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "web"}});
             return (StatusCode::CREATED, event);
         }
+        let message = "admission webhook denied the request";
+        let failure = json!({"kind": "Status", "status": "Failure", "code": 403, "message": message});
+        if body["metadata"].get("$deleteFromPrimitiveList/finalizers").is_some() && self.refuses_finalizers {
+            self.finalizers.fetch_add(1, Ordering::AcqRel);
+            return (StatusCode::FORBIDDEN, failure);
+        }
         if path.ends_with("/status") {
             self.statuses.fetch_add(1, Ordering::AcqRel);
             if self.refuses.load(Ordering::Acquire) {
-                let message = "admission webhook denied the request";
-                let failure = json!({"kind": "Status", "status": "Failure", "code": 403, "message": message});
                 return (StatusCode::FORBIDDEN, failure);
             }
         }
@@ -155,6 +177,44 @@ async fn status_that_is_rejected_costs_no_comparison_and_delays_no_endpoint() {
     writer.await.expect("events");
     let events = server.events.lock().expect("lock").clone();
     assert_eq!(events.iter().filter(|reason| *reason == "StatusNotWritten").count(), 1, "{events:?}");
+}
+
+/// What is rejected of one write delays no other one, and is not tried at every change.
+#[tokio::test(start_paused = true)]
+async fn finalizers_that_may_not_be_removed_delay_no_status() {
+    let provider = Arc::new(Polled::default());
+    let server = Arc::new(Refusing { refuses_finalizers: true, ..Refusing::default() });
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), Arc::clone(&server).client());
+    add_nodes(&reconciler, "a");
+    set_endpoints(&reconciler, "a");
+    let mut service = local_service();
+    service.finalizers = vec!["example.com/replaced".to_owned()];
+    reconciler.cluster.on_service(Event::Apply(service.clone()));
+    let mut statuses = 0;
+    for generation in 0..60 {
+        // Each writes another status: it names the generation.
+        service.generation = Some(generation);
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
+        statuses += 1;
+        assert_eq!(server.statuses.load(Ordering::Acquire), statuses);
+        tokio::time::advance(Duration::from_secs(10)).await;
+    }
+    assert!((5..15).contains(&server.finalizers.load(Ordering::Acquire)), "{:?}", server.finalizers);
+}
+
+/// A change that is not complete is looked at again after a minute, but what it means for users is written soon.
+#[tokio::test(start_paused = true)]
+async fn status_that_is_rejected_is_written_before_the_provider_is_asked_again() {
+    let provider = Arc::new(Polled { is_incomplete: AtomicBool::new(true), ..Polled::default() });
+    let server = Arc::new(Refusing { refuses: AtomicBool::new(true), ..Refusing::default() });
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), Arc::clone(&server).client());
+    add_nodes(&reconciler, "a");
+    set_endpoints(&reconciler, "a");
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    let outcome = reconciler.reconcile(&owner_of(&local_service()), &ReconcileRequest::FULL).await;
+    let ReconcileOutcome::RequeueAfter(after, _) = outcome else { panic!("{outcome:?}") };
+    assert!(after <= Duration::from_secs(1), "{after:?}");
 }
 
 /// The error of the provider has a wait of its own, which a rejected status must not replace.
