@@ -136,8 +136,8 @@ pub(crate) struct Args {
     )]
     health_check_unhealthy_threshold: u32,
 
-    /// Reconcile this many load balancers at a time. A quarter, rounded down, is kept for urgent requests that change only targets: changed nodes, and changed
-    /// endpoints of Services with an address or hostname in their status
+    /// Reconcile this many load balancers at a time. A quarter, rounded down, is kept for urgent requests that change only targets: changed
+    /// nodes, and changed endpoints of Services with an address or hostname in their status
     #[arg(
         long,
         env = "STEERAGE_CONCURRENT_SERVICE_SYNCS",

@@ -17,6 +17,7 @@ use crate::desired::Desired;
 use crate::diff::{self, ObservedGroup, ObservedListener, Step, Tagged, balancer_steps, steps};
 use crate::failing_groups::{Failures, Retry};
 use crate::group_pass::{self, Lender};
+use crate::health_check::HealthCheckSettings;
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
 use crate::observe::Resources;
@@ -29,6 +30,7 @@ use crate::registered::RegisteredIds;
 use crate::security_group::Security;
 use crate::source_nat::SourceNat;
 use crate::state::ServiceState;
+use crate::step_ports::{name_ports, ports_of};
 use crate::targets::{self, SharedRefusals};
 use crate::tls::Tls;
 use crate::wanted_targets::WantedTargets;
@@ -248,7 +250,7 @@ impl Aws {
         let groups = wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name));
         let (lender, refusals) = (&Lender::new(registered), &SharedRefusals::new(refused_targets));
         let may_be_old = |name: &String, arn: &str| unfollowed.contains(name) || !resources.uses(arn);
-        let pass = group_pass::over(groups, (failing, Retry::OnlyAnswered), |name, group| {
+        let pass = group_pass::over(groups, (failing, Retry::NotHanging), |name, group| {
             let (client, arn, is_old) = (&*self.client, group.arn.as_str(), may_be_old(name, &group.arn));
             async move {
                 let Some(targets) = targets.of(name, group) else { return Ok(false) };
@@ -413,7 +415,43 @@ impl Aws {
         Ok(())
     }
 
+    /// Makes a step. A failure names the ports for which it is.
     pub(crate) async fn step(
+        &self,
+        owner: &Owner,
+        step: Step,
+        balancer: &Balancer,
+        tags: &Tags,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let wanted = entry.wanted.as_ref().filter(|(of, _)| of == owner).map(|(_, wanted)| wanted);
+        let ports = ports_of(&step, wanted, resources);
+        let is_kept = matches!(step, Step::CreateGroup(_)) || !step.is_of_group();
+        let done = self.make_step(owner, step, balancer, tags, resources, entry).await;
+        done.map_err(|error| name_ports(error, &ports, is_kept))
+    }
+
+    async fn modify_health(
+        &self,
+        arn: String,
+        health: HealthCheckSettings,
+        resources: &mut Resources,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        entry.open_checks.insert(arn.clone(), health.clone());
+        let done = self.client.modify_health(&arn, &health).await;
+        if done.as_ref().err().is_none_or(|failure| !failure.leaves_open()) {
+            entry.open_checks.remove(&arn);
+        }
+        done?;
+        if let Some(group) = resources.groups.values_mut().find(|group| group.arn == arn) {
+            (group.health, group.only_200) = (health, true);
+        }
+        Ok(())
+    }
+
+    async fn make_step(
         &self,
         owner: &Owner,
         step: Step,
@@ -441,10 +479,7 @@ impl Aws {
                 resources.groups.insert(group.name, seen);
             }
             Step::ModifyHealth { arn, health } => {
-                self.client.modify_health(&arn, &health).await?;
-                if let Some(group) = resources.groups.values_mut().find(|g| g.arn == arn) {
-                    (group.health, group.only_200) = (health, true);
-                }
+                self.modify_health(arn, health, resources, entry).await?;
             }
             Step::SetAttributes { group, attributes } => {
                 self.client.set_attributes(&arn_of(resources, &group)?, &attributes).await?;

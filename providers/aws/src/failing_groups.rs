@@ -17,8 +17,10 @@ use crate::state::ServiceState;
 pub(crate) const MAX_FAILURES: usize = 3;
 /// The first wait before another try, which doubles, and the longest one: dead nodes leave soon after an outage.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The same where no answer came: a call may hang for half a minute, in which the Service's other targets do not change.
-const RETRY_UNANSWERED: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(1));
+/// The same where an answer did not come for long: meanwhile, the Service's other targets do not change.
+const RETRY_HANGING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(1));
+/// A group that failed after this time hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// The groups of one Service that fail, by name.
 #[derive(Debug, Default)]
@@ -32,11 +34,12 @@ struct FailingGroup {
     at: Instant,
     /// Failures in a row.
     count: u32,
+    hangs: bool,
 }
 
 impl FailingGroup {
     fn retry_at(&self) -> Instant {
-        let (first, longest) = if self.failure.is_unanswered() { RETRY_UNANSWERED } else { RETRY };
+        let (first, longest) = if self.hangs { RETRY_HANGING } else { RETRY };
         self.at + first.saturating_mul(1 << self.count.saturating_sub(1).min(8)).min(longest)
     }
 }
@@ -44,10 +47,12 @@ impl FailingGroup {
 /// Which groups a pass leaves out while others do not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
+    /// None: everything is compared.
+    Now,
     /// Those whose wait has not ended.
     WhenDue,
-    /// Also those that gave no answer: a change of the structure does not wait for them.
-    OnlyAnswered,
+    /// Also those that hang: a change of the structure does not wait for them.
+    NotHanging,
 }
 
 /// What failed in one pass over the groups.
@@ -74,12 +79,11 @@ impl FailingGroups {
         let mut all: Vec<_> = groups.collect();
         let failing = |name: &String| self.by_name.get(name);
         all.sort_by_key(|(name, _)| failing(name).map(|found| found.at));
-        if all.iter().any(|(name, _)| failing(name).is_none()) {
+        if retry != Retry::Now && all.iter().any(|(name, _)| failing(name).is_none()) {
             let now = Instant::now();
             all.retain(|(name, _)| {
-                let left_out = failing(name).filter(|found| {
-                    found.retry_at() > now || retry == Retry::OnlyAnswered && found.failure.is_unanswered()
-                });
+                let left_out = failing(name)
+                    .filter(|found| found.retry_at() > now || retry == Retry::NotHanging && found.hangs);
                 failures.groups.extend(left_out.map(|found| ((*name).clone(), found.failure.clone())));
                 left_out.is_none()
             });
@@ -93,11 +97,11 @@ impl FailingGroups {
         failed.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Notes the result for a group. Returns whether the pass goes on: it does not where AWS takes no further call.
+    /// Notes the result for a group, and how long it took. Returns whether the pass goes on: it does not where AWS takes no further call.
     pub(crate) fn note(
         &mut self,
         name: &str,
-        result: Result<(), CallError>,
+        (result, took): (Result<(), CallError>, Duration),
         failures: &mut Failures,
     ) -> bool {
         let Err(failure) = result else {
@@ -111,8 +115,10 @@ impl FailingGroups {
             return false;
         }
         let count = self.by_name.get(name).map_or(0, |found| found.count).saturating_add(1);
-        self.by_name
-            .insert(name.to_owned(), FailingGroup { failure: failure.clone(), at: Instant::now(), count });
+        self.by_name.insert(
+            name.to_owned(),
+            FailingGroup { failure: failure.clone(), at: Instant::now(), count, hangs: took >= HANGS_AFTER },
+        );
         failures.count += 1;
         if failure.is_not_found() {
             failures.set_fatal(failure);
@@ -217,8 +223,14 @@ impl ServiceState {
 mod tests {
     use super::*;
 
-    fn failure(code: &str) -> Result<(), CallError> {
-        Err(CallError::made_up("RegisterTargets", code, ""))
+    type Ended = (Result<(), CallError>, Duration);
+
+    fn failure(code: &str) -> Ended {
+        (Err(CallError::made_up("RegisterTargets", code, "")), Duration::ZERO)
+    }
+
+    fn hanging() -> Ended {
+        (failure("").0, Duration::from_secs(30))
     }
 
     fn tried(groups: &FailingGroups, retry: Retry) -> String {
@@ -237,7 +249,7 @@ mod tests {
         assert!(groups.note("a", failure("ServiceUnavailable"), &mut failures));
         tokio::time::advance(Duration::from_millis(500)).await;
         assert!(groups.note("b", failure("ServiceUnavailable"), &mut failures));
-        assert!(groups.note("c", Ok(()), &mut failures));
+        assert!(groups.note("c", (Ok(()), Duration::ZERO), &mut failures));
         assert_eq!((tried(&groups, Retry::WhenDue), failures.count()), ("cd".to_owned(), 2));
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(tried(&groups, Retry::WhenDue), "cdab");
@@ -246,17 +258,17 @@ mod tests {
         groups.note("b", failure("ServiceUnavailable"), &mut Failures::default());
         tokio::time::advance(Duration::from_millis(1500)).await;
         assert_eq!(tried(&groups, Retry::WhenDue), "cda", "the wait doubles");
-        groups.note("b", failure(""), &mut Failures::default());
+        groups.note("b", hanging(), &mut Failures::default());
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(tried(&groups, Retry::WhenDue), "cda");
         tokio::time::advance(Duration::from_secs(30)).await;
         assert_eq!(tried(&groups, Retry::WhenDue), "cdab");
-        assert_eq!(tried(&groups, Retry::OnlyAnswered), "cda");
+        assert_eq!(tried(&groups, Retry::NotHanging), "cda");
         for name in ["c", "d"] {
             groups.note(name, failure("AccessDenied"), &mut Failures::default());
         }
         assert_eq!(tried(&groups, Retry::WhenDue), "abcd", "nothing else is to be done");
-        assert!(groups.note("a", Ok(()), &mut failures));
+        assert!(groups.note("a", (Ok(()), Duration::ZERO), &mut failures));
         assert_eq!(tried(&groups, Retry::WhenDue), "ab", "the others wait again");
         assert!(!groups.note("d", failure("InternalFailure"), &mut failures), "three are enough");
     }
@@ -277,7 +289,7 @@ mod tests {
         let (mut groups, mut failures) = (FailingGroups::default(), Failures::default());
         groups.note("a", failure("AccessDenied"), &mut failures);
         assert!(failures.of_all().is_some_and(|failure| failure.is("AccessDenied")));
-        groups.note("b", Ok(()), &mut failures);
+        groups.note("b", (Ok(()), Duration::ZERO), &mut failures);
         assert!(failures.of_all().is_none());
     }
 }

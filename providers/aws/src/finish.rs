@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use steerage_model::Ingress;
-use steerage_provider_api::{Error, Outcome, Progress};
+use steerage_provider_api::{Compare, Error, Outcome, Progress};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -165,7 +165,8 @@ impl Aws {
         let (lender, refusals) = (&lender, &refusals);
         // The other groups follow all the same.
         let before = failing.names();
-        let pass = group_pass::over(followed, (failing, Retry::WhenDue), |name, group| {
+        let retry = if limits.compare == Compare::InPlace { Retry::Now } else { Retry::WhenDue };
+        let pass = group_pass::over(followed, (failing, retry), |name, group| {
             let converged = self.converge_group(name, group, wanted, (lender, refusals), limits);
             converged.instrument(span.clone()).boxed()
         });

@@ -29,7 +29,10 @@ impl Aws {
             return Ok(());
         }
         if entry.is_known(owner) || entry.follows_last_known(owner) {
-            let is_right = |group: &ObservedGroup| wanted.is_none_or(|wanted| are_right_for(group, wanted));
+            let open_checks = entry.open_checks.clone();
+            let is_right = |group: &ObservedGroup| {
+                wanted.is_none_or(|wanted| are_right_for(group, wanted, open_checks.get(&group.arn)))
+            };
             let is_followed = |name: &String, group: &ObservedGroup| !tried.contains(name) && is_right(group);
             let converge = self.converge_where(is_followed, entry, targets, limits);
             // The change before may have hung for half a minute. A call that is given up leaves its targets unconfirmed.

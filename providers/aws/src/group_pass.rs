@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
+use tokio::time::Instant;
 
 use crate::client::CallError;
 use crate::diff::ObservedGroup;
@@ -79,15 +80,16 @@ pub(crate) async fn over<'a, T>(
         if may_begin(running.len(), failures.count())
             && let Some((name, group)) = rest.next()
         {
-            running.push(start(name, group).map(move |result| (name, result)));
+            let began = Instant::now();
+            running.push(start(name, group).map(move |result| (name, result, began)));
         }
         let has_next = rest.peek().is_some() && may_begin(running.len(), failures.count());
         tokio::select! {
             biased;
             ended = running.next() => {
-                let Some((name, result)) = ended else { break };
+                let Some((name, result, began)) = ended else { break };
                 let noted = result.map(|found| done.push((name, found)));
-                goes_on &= failing.note(name, noted, &mut failures);
+                goes_on &= failing.note(name, (noted, began.elapsed()), &mut failures);
             }
             () = tokio::time::sleep(PATIENCE), if has_next => {}
         }

@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::failure::is_unexpected_answer;
 use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::diff::ObservedGroup;
+use crate::health_check::HealthCheckSettings;
 use crate::observe::Resources;
 use crate::state::ServiceState;
 
@@ -29,8 +31,8 @@ pub(crate) struct LastKnown {
     pub(crate) owner: Owner,
     /// By name.
     pub(crate) groups: BTreeMap<String, ObservedGroup>,
-    /// What is wrong, for users.
-    failure: String,
+    /// What is wrong, for users; `None` if the next try surely resolves it.
+    failure: Option<String>,
 }
 
 /// A change of the structure that failed, so that it is open whether AWS made it.
@@ -43,13 +45,28 @@ pub(crate) struct FailedChange {
     retry_at: Instant,
 }
 
-/// Whether the wanted targets are right for this group, although it may not become what is wanted: AWS asks its nodes the same. Of nodes that
-/// are checked in another way, only some may have an endpoint. Pods are right in any case.
-pub(crate) fn are_right_for(group: &ObservedGroup, wanted: &Desired) -> bool {
+/// Whether the wanted targets are right for this group, although it may not become what is wanted: AWS asks its nodes the same, and did not
+/// get a change to `open_check` without an answer. Of nodes that are checked in another way, only some may have an endpoint. Pods are right
+/// in any case.
+pub(crate) fn are_right_for(
+    group: &ObservedGroup,
+    wanted: &Desired,
+    open_check: Option<&HealthCheckSettings>,
+) -> bool {
+    let asks_like = |wanted: &HealthCheckSettings| {
+        wanted.asks_like(&group.health) && open_check.is_none_or(|open| wanted.asks_like(open))
+    };
     group.has_pods
-        || wanted.groups.iter().any(|wanted| {
-            !wanted.has_pods() && wanted.family == group.family() && wanted.health.asks_like(&group.health)
-        })
+        || wanted
+            .groups
+            .iter()
+            .any(|wanted| !wanted.has_pods() && wanted.family == group.family() && asks_like(&wanted.health))
+}
+
+/// Whether the call that failed in this way changed nothing.
+pub(crate) fn is_surely_unchanged(error: &Error) -> bool {
+    matches!(error, Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. })
+        || is_unexpected_answer(error)
 }
 
 impl ServiceState {
@@ -61,24 +78,26 @@ impl ServiceState {
 
     /// A change of these resources begins. Until it ends, it may be abandoned.
     pub(crate) fn begin_change(&mut self, owner: &Owner, resources: &Resources) {
-        self.keep_groups(owner, resources, ABANDONED.to_owned());
+        self.keep_groups(owner, resources, Some(ABANDONED.to_owned()));
     }
 
     /// Puts the resources back after a change that failed, unless the error leaves open what they are.
     pub(crate) fn put_back(&mut self, owner: &Owner, resources: Resources, error: &Error) {
+        if is_surely_unchanged(error) {
+            // Others do not exist.
+            self.names = resources.groups.keys().cloned().collect();
+            return self.know(owner, resources);
+        }
         match error {
-            Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. } => {
-                // Others do not exist.
-                self.names = resources.groups.keys().cloned().collect();
-                self.know(owner, resources);
-            }
-            Error::Unavailable(failure) => self.keep_groups(owner, &resources, failure.clone()),
-            // AWS has something else than what is known.
-            Error::Conflict(_) => self.last_known = None,
+            Error::Throttled { .. } | Error::Denied(_) | Error::Invalid { .. } => {}
+            Error::Unavailable(failure) => self.keep_groups(owner, &resources, Some(failure.clone())),
+            // AWS has something else than what is known: the next call reads it.
+            Error::Conflict(message) if message.contains("NotFound") => self.last_known = None,
+            Error::Conflict(_) => self.keep_groups(owner, &resources, None),
         }
     }
 
-    fn keep_groups(&mut self, owner: &Owner, resources: &Resources, failure: String) {
+    fn keep_groups(&mut self, owner: &Owner, resources: &Resources, failure: Option<String>) {
         let is_ours = |group: &ObservedGroup| !self.unproven.contains(&group.arn);
         let groups = resources.groups.iter().filter(|(_, group)| is_ours(group));
         let groups = groups.map(|(name, group)| (name.clone(), group.clone())).collect();
@@ -116,7 +135,7 @@ impl ServiceState {
     pub(crate) fn open_failure(&self, owner: &Owner) -> Option<&str> {
         let waiting = self.failed_change.as_ref().filter(|failed| failed.owner == *owner);
         let waiting = waiting.map(|failed| failed.failure.as_str());
-        self.open_change(owner).map(|last| last.failure.as_str()).or(waiting)
+        self.open_change(owner).and_then(|last| last.failure.as_deref()).or(waiting)
     }
 
     /// What was known of the owner before a change of which it is open whether AWS made it.

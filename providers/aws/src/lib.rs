@@ -71,6 +71,7 @@ mod spare_groups;
 #[cfg(test)]
 mod standin;
 mod state;
+mod step_ports;
 mod subnet_sync;
 mod subnets;
 mod target_id;

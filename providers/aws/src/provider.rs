@@ -18,6 +18,7 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
+use steerage_provider_cloud::failure::is_unexpected_answer;
 use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
@@ -337,7 +338,9 @@ impl Aws {
             Err(error @ (Error::Throttled { .. } | Error::Denied(_) | Error::Unavailable(_))) => {
                 self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
                 // The targets follow, so the caller comes back when reads show what AWS has made, and not after a backoff.
-                let is_of_change = entry.written >= entry.began && entry.follows_last_known(&lb.owner);
+                let is_left = entry.follows_last_known(&lb.owner)
+                    || is_unexpected_answer(&error) && entry.is_known(&lb.owner);
+                let is_of_change = entry.written >= entry.began && is_left;
                 match error {
                     // Each try reads all that the Service has, in a budget that the account shares.
                     Error::Unavailable(failure) if is_of_change => {
@@ -347,7 +350,10 @@ impl Aws {
                     error => Err(error),
                 }
             }
-            Err(error @ Error::Conflict(_)) => Err(error),
+            Err(error @ Error::Conflict(_)) => {
+                self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
+                Err(error)
+            }
         };
         Ok((is_in_place, finished, compare_rules))
     }
@@ -401,6 +407,9 @@ impl Aws {
             entry.know(owner, seen.mine);
             (entry.complete, entry.is_read_early) = (None, is_early);
             entry.unproven.clear();
+            if !is_early {
+                entry.open_checks.clear();
+            }
         }
         Ok(())
     }

@@ -80,7 +80,7 @@ pub(crate) struct RefusedListeners {
 }
 
 /// The present listener that the step changes.
-fn listener_of<'a>(step: &Step, resources: &'a Resources) -> Option<&'a ObservedListener> {
+pub(crate) fn listener_of<'a>(step: &Step, resources: &'a Resources) -> Option<&'a ObservedListener> {
     let (Step::SwitchListener { arn, .. }
     | Step::AddCertificates { arn, .. }
     | Step::RemoveCertificates { arn, .. }

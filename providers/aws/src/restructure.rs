@@ -72,6 +72,7 @@ impl Aws {
         }
         let seen = self.read(owner, entry).await?;
         (entry.resources, entry.last_known, entry.must_read) = (None, None, false);
+        entry.open_checks.clear();
         // The others were never created.
         let is_there =
             |name: &String| seen.mine.groups.contains_key(name) || seen.stale.groups.contains_key(name);

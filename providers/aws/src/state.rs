@@ -19,6 +19,7 @@ use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
 use crate::failing_groups::FailingGroups;
 use crate::groups_in_use::GroupsInUse;
+use crate::health_check::HealthCheckSettings;
 use crate::inventory::Listed;
 use crate::ip_address_type::IpAddressType;
 use crate::ip_address_type_sync::KnownIpAddressType;
@@ -83,6 +84,8 @@ pub(crate) struct ServiceState {
     pub(crate) resources: Option<(Owner, Resources)>,
     /// What is known instead of `resources` after a change that may have been made.
     pub(crate) last_known: Option<LastKnown>,
+    /// Health checks, by ARN of the group, that AWS may have taken: the call had no answer, and the group was not read since.
+    pub(crate) open_checks: HashMap<String, HealthCheckSettings>,
     /// ARNs of created resources whose tags were not read yet: AWS may have returned an existing one of others.
     pub(crate) unproven: BTreeSet<String>,
     /// Registered targets by ARN of the group.

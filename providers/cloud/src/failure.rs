@@ -28,7 +28,9 @@ pub enum Meaning {
     QuotaExceeded,
     /// The request is wrong.
     Rejected,
-    /// Anything else: it may pass, and no answer too.
+    /// The cloud answered with an error that nobody expects here. It changed nothing, and may pass.
+    Unexpected,
+    /// Anything else: it may pass, and no answer too. It may have changed something.
     Failed,
 }
 
@@ -47,6 +49,14 @@ pub struct Failure<'a> {
 
 /// What [`Meaning::BadCredentials`] tells after the cloud's name, and no other error does.
 const NOT_ACCEPTED: &str = "does not accept the credentials";
+
+/// What [`Meaning::Unexpected`] tells after the cloud's name, and no other error does.
+const UNEXPECTED: &str = "gave an unexpected answer";
+
+/// Whether the error tells of an unexpected answer: the call changed nothing.
+pub fn is_unexpected_answer(error: &Error) -> bool {
+    matches!(error, Error::Unavailable(message) if message.contains(UNEXPECTED))
+}
 
 /// Whether the error tells that the cloud does not accept the credentials: it is one of every call.
 pub fn is_of_credentials(error: &Error) -> bool {
@@ -89,6 +99,9 @@ impl Failure<'_> {
                 &format!("{title} rejects the request"),
                 &format!("Correct the annotation or --{name}-… flag that names the rejected value."),
             ),
+            Meaning::Unexpected => Error::Unavailable(format!(
+                "{title} {UNEXPECTED}: {self}. The call changed nothing. Steerage retries."
+            )),
             Meaning::Failed => Error::Unavailable(format!("{title} failed: {self}. Steerage retries.")),
         }
     }
@@ -143,6 +156,7 @@ mod tests {
             (Meaning::Forbidden, "OperationNotPermitted"),
             (Meaning::QuotaExceeded, "QuotaExceeded"),
             (Meaning::Failed, "ProviderUnavailable"),
+            (Meaning::Unexpected, "ProviderUnavailable"),
         ] {
             let error = error(meaning);
             assert_eq!(error.reason(), reason);

@@ -107,11 +107,6 @@ impl CallError {
         matches!(self.meaning(), Meaning::Throttled(_) | Meaning::BadCredentials | Meaning::NoCredentials)
     }
 
-    /// Whether no answer came.
-    pub(crate) fn is_unanswered(&self) -> bool {
-        self.code.is_empty()
-    }
-
     /// Whether a quota is used up.
     pub(crate) fn is_quota(&self) -> bool {
         is_quota(&self.code)
@@ -123,6 +118,7 @@ impl CallError {
             || self.code.starts_with("Internal")
             || self.code.starts_with("Service")
             || self.code == "Unavailable"
+            || ["Timeout", "Gateway"].iter().any(|part| self.code.contains(part))
     }
 
     /// The error of a request that AWS refuses, where its code alone leaves open whether it would accept it later.
@@ -208,7 +204,8 @@ impl CallError {
             {
                 Meaning::Rejected
             }
-            _ => Meaning::Failed,
+            _ if self.leaves_open() => Meaning::Failed,
+            _ => Meaning::Unexpected,
         }
     }
 }
@@ -264,6 +261,8 @@ pub(super) fn empty(action: &'static str) -> CallError {
 
 #[cfg(test)]
 mod tests {
+    use steerage_provider_cloud::failure::is_unexpected_answer;
+
     use super::*;
 
     fn error(code: &str) -> Error {
@@ -293,9 +292,13 @@ mod tests {
         assert_eq!(elastic_ip.reason(), "RejectedByProvider");
         assert!(matches!(error_of("DeleteTargetGroup", "ResourceInUse"), Error::Conflict(_)));
         assert_eq!(error("OperationNotPermitted").reason(), "OperationNotPermitted");
-        for code in ["", "InternalFailure", "ServiceUnavailable"] {
-            assert!(matches!(error(code), Error::Unavailable(_)), "{code}");
+        for code in ["", "InternalFailure", "ServiceUnavailable", "RequestTimeout"] {
+            assert!(
+                matches!(error(code), Error::Unavailable(_)) && !is_unexpected_answer(&error(code)),
+                "{code}"
+            );
         }
+        assert!(is_unexpected_answer(&error("SomethingElse")));
     }
 
     #[test]

@@ -121,10 +121,49 @@ async fn nodes_that_may_be_checked_in_another_way_do_not_follow() {
     let changed = with_other_check(wanted(&[(80, 30080)], &[0, 1]));
     waits_for(&aws.apply(&changed, Compare::Remembered).await.unwrap(), "ModifyTargetGroup");
     assert_eq!(registered(&cloud, 30080), ["i-0"]);
-    // What is in place is right for those of an earlier structure.
+    // Nor those of an earlier structure: AWS may have made the change.
     let back = wanted(&[(80, 30080)], &[0, 2]);
     aws.apply(&back, Compare::Remembered).await.unwrap();
+    assert_eq!(registered(&cloud, 30080), ["i-0"]);
+    // Until a read shows what AWS has.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    apply(&aws, &back, Compare::Remembered).await.unwrap();
     assert_eq!(registered(&cloud, 30080), ["i-0", "i-2"]);
+}
+
+/// AWS answered, so nothing has changed, and the load balancer need not be read again. A conflict ends only what is known of its structure.
+#[tokio::test(start_paused = true)]
+async fn targets_follow_after_an_answer_that_nobody_expects() {
+    for (action, code) in [("CreateTargetGroup", "SomethingNew"), ("CreateListener", "ResourceInUse")] {
+        let cloud = standin(1);
+        let aws = provider(&cloud);
+        apply(&aws, &wanted(&[(80, 30080)], &[]).with_nodes(own_set(&[0])), Compare::Remembered)
+            .await
+            .unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Each(action, "", Fault::Code(code)));
+        cloud.take_calls();
+        let mut answer = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await;
+        while let Ok(Outcome { progress: Progress::Again(after), incomplete: None, .. }) = answer {
+            tokio::time::sleep(after).await;
+            answer = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await;
+        }
+        assert_eq!(registered(&cloud, 30080), ["i-0", "i-1"], "{code}: {answer:?}");
+        let _ = aws.apply(&changed("CreateTargetGroup", &[1, 2]), Compare::Remembered).await;
+        assert_eq!(registered(&cloud, 30080), ["i-1", "i-2"], "{code}");
+        if code == "SomethingNew" {
+            waits_for(&answer.unwrap(), "SomethingNew");
+            let calls: Vec<_> = cloud.take_calls().into_iter().map(|call| call.name).collect();
+            let of_targets = ["RegisterTargets", "DeregisterTargets"];
+            let is_read = |name: &&str| name.starts_with("Describe");
+            assert!(!calls.iter().any(is_read), "{calls:?}");
+            assert_eq!(calls.iter().filter(|name| **name == action).count(), 1, "{calls:?}");
+            assert!(of_targets.iter().all(|name| calls.contains(name)), "{calls:?}");
+        }
+        cloud.set_faults(Faults::None);
+        apply(&aws, &changed("CreateTargetGroup", &[1, 2]), Compare::Remembered).await.unwrap();
+        assert_eq!(registered(&cloud, 30081), ["i-1", "i-2"], "{code}");
+    }
 }
 
 /// Everything hangs. A try ends before the controller gives it up.
@@ -160,6 +199,33 @@ async fn targets_follow_after_an_abandoned_change() {
     let outcome = aws.apply(&changed("CreateTargetGroup", &[0, 1]), Compare::Remembered).await.unwrap();
     waits_for(&outcome, "did not end in time");
     assert_eq!(registered(&cloud, 30080), ["i-0", "i-1"]);
+}
+
+/// Users see which port a failure concerns, whatever AWS answers.
+#[tokio::test(start_paused = true)]
+async fn failure_of_a_change_names_its_ports() {
+    for code in ["ServiceUnavailable", "AccessDenied"] {
+        for (action, port) in [
+            ("CreateTargetGroup", "port 81"),
+            ("CreateListener", "port 81"),
+            ("ModifyTargetGroup", "port 80"),
+            ("ModifyListener", "port 80"),
+        ] {
+            let cloud = standin(1);
+            let aws = provider(&cloud);
+            apply(&aws, &wanted(&[(80, 30080)], &[0]), Compare::Remembered).await.unwrap();
+            pause().await;
+            cloud.set_faults(Faults::Each(action, "", Fault::Code(code)));
+            let lb = changed(action, &[0]);
+            let mut answer = aws.apply(&lb, Compare::Remembered).await;
+            while let Ok(Outcome { progress: Progress::Again(after), incomplete: None, .. }) = answer {
+                tokio::time::sleep(after).await;
+                answer = aws.apply(&lb, Compare::Remembered).await;
+            }
+            let told = answer.map_or_else(|error| error.to_string(), |outcome| outcome.incomplete.unwrap().1);
+            assert!(told.contains(action) && told.contains(port), "{code}, {action}: {told}");
+        }
+    }
 }
 
 /// A new Service has nothing to follow in. It says what it waits for all the same.
