@@ -10,7 +10,7 @@ use steerage_nft::{Batch, Element, Error, Nft, Rows, Table};
 use super::load::{Loaded, PAUSE, load, load_rest};
 use super::repair::{
     ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, is_whole, must_be_replaced, repair,
-    replace,
+    replace, unfit_sets,
 };
 use super::scope::{Scope, read_digests, read_lists};
 use crate::foreign::Damage;
@@ -145,22 +145,37 @@ impl FamilyTable {
     /// Makes the rules and sets of a table that is as it was written match another configuration, before elements that need them: a packet
     /// that met the old rules must not meet the new elements. Returns whether that was necessary.
     pub fn write_rules(&mut self, config: &RulesetConfig) -> Result<bool, Error> {
-        if self.base.as_ref().is_some_and(|(of, _)| of == config) {
+        let Some((of, before)) = self.base.clone() else { return Err(Error::StaleGeneration) };
+        if of == *config {
             return Ok(false);
         }
         let base_ruleset = self.base_ruleset(config);
-        self.fit_rules(&base_ruleset)?;
+        // Another program has changed the table, which the monitor tells next.
+        self.fit_rules(&before, &base_ruleset)?.ok_or(Error::StaleGeneration)?;
         Ok(true)
     }
 
-    /// Makes rules and sets match, and reads and writes no elements. Returns the generations before and after.
-    fn fit_rules(&mut self, base_ruleset: &BaseRuleset) -> Result<(u32, u32), Error> {
+    /// Makes rules and sets match, and reads and writes no elements. Returns the generations before and after. `None` if the table is not
+    /// whole as `before`: what it lacks must come back together with its elements, since rules admit what is in no set.
+    fn fit_rules(
+        &mut self,
+        before: &BaseRuleset,
+        base_ruleset: &BaseRuleset,
+    ) -> Result<Option<(u32, u32)>, Error> {
         let (table, none, written) = (self.table.clone(), Elements::new(self.model), self.written.as_ref());
+        let mut was_whole = true;
         let generations = self.nft.transact(|nft| {
+            was_whole = is_whole(nft, &table, before)?;
+            if !was_whole {
+                return Ok(Batch::new());
+            }
             repair(nft, &table, base_ruleset, &none, written, Scope::Damaged(&[])).map(|repair| repair.batch)
         })?;
+        if !was_whole {
+            return Ok(None);
+        }
         self.written = self.listed()?;
-        Ok(generations)
+        Ok(Some(generations))
     }
 
     /// The configuration with the sets, too, that the table has and nobody needs any more: the elements in them go first. As it is where
@@ -172,7 +187,14 @@ impl FamilyTable {
         if must_be_replaced(&base_ruleset, &info, &chains, &sets) {
             return Ok(config.clone());
         }
-        let present = UsedSets::of_table(self.model, sets.iter().map(|set| set.name.as_str()));
+        // One of another type is not what it is named after: it is deleted, like all that should not be there.
+        let all = UsedSets::of_table(self.model, sets.iter().map(|set| set.name.as_str()));
+        let all = RulesetConfig { used: all.union(&config.used), ..config.clone() };
+        let unfit: Vec<_> =
+            unfit_sets(&BaseRuleset::new(self.family, &all), &sets).map(str::to_owned).collect();
+        let fitting =
+            sets.iter().map(|set| set.name.as_str()).filter(|name| !unfit.iter().any(|u| u == name));
+        let present = UsedSets::of_table(self.model, fitting);
         Ok(RulesetConfig { used: present.union(&config.used), ..config.clone() })
     }
 
@@ -185,10 +207,7 @@ impl FamilyTable {
             return Ok((0, 0));
         }
         let before = BaseRuleset::new(self.family, &RulesetConfig { used, ..config.clone() });
-        if !is_whole(&mut self.nft, &self.table, &before)? {
-            return Ok((0, 0));
-        }
-        self.fit_rules(base_ruleset)
+        Ok(self.fit_rules(&before, base_ruleset)?.unwrap_or_default())
     }
 
     fn commit_changes(&mut self, changes: &Changes) -> Result<(), Error> {
@@ -268,7 +287,9 @@ impl FamilyTable {
             done.generations.1 = following(done.generations.1);
         }
         self.written = self.listed()?;
-        if has_more && let Some(shrunk) = unless_interrupted(self.fit_rules(&base_ruleset))? {
+        if has_more
+            && let Some(Some(shrunk)) = unless_interrupted(self.fit_rules(&with_present, &base_ruleset))?
+        {
             done.generations.1 = if shrunk.0 == done.generations.1 { shrunk.1 } else { 0 };
         }
         Ok(done)

@@ -93,7 +93,10 @@ fn has_rules_of(rules: &[RuleInfo], chain: &RulesetChain) -> bool {
 }
 
 /// Sets of another type or size than they should have.
-fn unfit_sets<'s>(base_ruleset: &'s BaseRuleset, sets: &'s [SetInfo]) -> impl Iterator<Item = &'s str> {
+pub(super) fn unfit_sets<'s>(
+    base_ruleset: &'s BaseRuleset,
+    sets: &'s [SetInfo],
+) -> impl Iterator<Item = &'s str> {
     let is_unfit =
         |info: &&SetInfo| base_ruleset.sets.iter().any(|(name, set)| *name == info.name && !set.fits(info));
     sets.iter().filter(is_unfit).map(|info| info.name.as_str())
@@ -136,10 +139,6 @@ pub(super) fn repair(
         return Ok(Repair { batch, elements: wanted.len(), replaces: true, ..Repair::default() });
     }
 
-    if info.is_dormant {
-        tracing::info!(%table, "table is dormant; activating it");
-        batch.add_table(table, Some(&base_ruleset.version));
-    }
     if unfit_sets(base_ruleset, &infos).next().is_some() {
         if is_left {
             return Ok(Repair::default());
@@ -164,6 +163,11 @@ pub(super) fn repair(
     let (existing, new): (Vec<_>, Vec<_>) =
         base_ruleset.chains.iter().partition(|chain| info_of(&chain.name).is_some());
     add_chains(&mut batch, table, new);
+    if info.is_dormant {
+        // The kernel takes no new base chain after this in one transaction, and before it no base chain away.
+        tracing::info!(%table, "table is dormant; activating it");
+        batch.add_table(table, Some(&base_ruleset.version));
+    }
     for chain in existing {
         if info_of(&chain.name).is_some_and(|info| !chain.chain.has_policy_of(info)) {
             tracing::info!(%table, chain = chain.name, "chain has another policy; setting it");
@@ -196,11 +200,12 @@ pub(super) fn repair(
         tracing::info!(%table, chain = name, "chain is not needed any more; deleting it");
         batch.flush_chain(table, name);
     }
-    for name in surplus {
-        batch.delete_chain(table, name);
-    }
+    // A map of another program may jump to one of these chains.
     for name in foreign {
         batch.delete_set(table, name);
+    }
+    for name in surplus {
+        batch.delete_chain(table, name);
     }
     let further = steps.map(Cow::into_owned).collect();
     Ok(Repair { batch, further, elements, deleted, unread, replaces: false })

@@ -23,7 +23,7 @@ pub(super) type ListNumbers = BTreeSet<(Family, u32)>;
 #[derive(Debug, Default)]
 pub(super) struct UnreadLists {
     lists: ListNumbers,
-    /// The last one that was read. Each comparison that believes digests adds all lists again: reading goes on after it, and not from the
+    /// The last one of [`UnreadLists::next`]. Each comparison that believes digests adds all lists again: reading goes on after it, and not from the
     /// first one, or a program that keeps on changing the tables would keep the last ones from being read.
     last_read: Option<(Family, u32)>,
     /// What others changed in lists while nobody watched them.
@@ -63,7 +63,13 @@ impl UnreadLists {
     }
 
     /// As many as are read at once.
-    pub(super) fn next(&self, ruleset: &Ruleset) -> ListNumbers {
+    pub(super) fn next(&mut self, ruleset: &Ruleset) -> ListNumbers {
+        let next = self.after_last_read(ruleset);
+        self.last_read = next.last().copied().or(self.last_read);
+        next
+    }
+
+    fn after_last_read(&self, ruleset: &Ruleset) -> ListNumbers {
         let from = match self.last_read {
             Some(last) => (Bound::Excluded(last), Bound::Unbounded),
             None => (Bound::Unbounded, Bound::Unbounded),
@@ -119,7 +125,6 @@ impl UnreadLists {
             }
         }
         self.lists.retain(|list| !lists.contains(list));
-        self.last_read = lists.last().copied();
         Ok(wrong)
     }
 

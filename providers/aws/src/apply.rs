@@ -246,14 +246,21 @@ impl Aws {
         let all = targets.all();
         entry.refused_targets.retain(|id| all.contains_key(id));
         let limits = self.limits(entry, Compare::Remembered);
+        // Those that this call has tried a moment ago would hang again.
+        let just_tried = entry.failing.since(entry.began);
         let ServiceState { registered, refused_targets, unfollowed, failing, .. } = entry;
         let groups = wanted.groups.iter().filter_map(|group| resources.groups.get_key_value(&group.name));
+        let groups = groups.filter(|(name, _)| !just_tried.contains(*name));
+        // From now on they follow like all others, also where this try fails.
+        let may_lag: BTreeSet<String> =
+            unfollowed.iter().filter(|name| wanted.has_group(name)).cloned().collect();
+        unfollowed.retain(|name| !may_lag.contains(name));
         let (lender, refusals) = (&Lender::new(registered), &SharedRefusals::new(refused_targets));
-        let may_be_old = |name: &String, arn: &str| unfollowed.contains(name) || !resources.uses(arn);
+        let may_be_old = |name: &String, arn: &str| may_lag.contains(name) || !resources.uses(arn);
         let pass = group_pass::over(groups, (failing, Retry::NotHanging), |name, group| {
             let (client, arn, is_old) = (&*self.client, group.arn.as_str(), may_be_old(name, &group.arn));
             async move {
-                let Some(targets) = targets.of(name, group) else { return Ok(false) };
+                let Some(targets) = targets.of(name, group) else { return Ok(()) };
                 let mut known = lender.lend(arn);
                 let added = if is_old {
                     // No listener may lead to a node that is no target any more. Another process may not have followed it.
@@ -266,17 +273,15 @@ impl Aws {
                     Err(failure)
                         if failure.is_quota() && known.get(arn).is_some_and(|known| !known.is_empty()) =>
                     {
-                        Ok(false)
+                        Ok(())
                     }
-                    done => done.map(|()| is_old),
+                    done => done,
                 }
             }
             .boxed()
         });
-        let (done, failures) = pass.await;
-        for (name, _) in done.into_iter().filter(|(_, is_converged)| *is_converged) {
-            unfollowed.remove(name);
-        }
+        let (_, mut failures) = pass.await;
+        failures.add_of(failing, &just_tried, |name| wanted.has_group(name));
         failures
     }
 

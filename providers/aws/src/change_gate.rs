@@ -9,8 +9,9 @@ use steerage_provider_api::Error;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-/// Services that change at a time while changes hang.
-const PLACES: usize = 4;
+/// Services that change at a time while changes hang: of those whose own last change failed, and of others, for which these leave a
+/// place.
+const PLACES: (usize, usize) = (3, 1);
 /// A failure that took this long is one without an answer.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 /// So long after the last one, a change may hang.
@@ -21,13 +22,15 @@ pub(crate) const COMES_AGAIN: Duration = Duration::from_secs(5);
 /// The changes of all Services.
 #[derive(Debug)]
 pub(crate) struct ChangeGate {
-    places: Semaphore,
+    failed: Semaphore,
+    others: Semaphore,
     hung: Mutex<Option<Instant>>,
 }
 
 impl Default for ChangeGate {
     fn default() -> Self {
-        Self { places: Semaphore::new(PLACES), hung: Mutex::default() }
+        let (failed, others) = (Semaphore::new(PLACES.0), Semaphore::new(PLACES.1));
+        Self { failed, others, hung: Mutex::default() }
     }
 }
 
@@ -50,7 +53,11 @@ impl ChangeGate {
     /// Begins a change. `None` if it may hang, because the last one of this Service failed or another one hung a moment ago, and there are
     /// enough of those.
     pub(crate) fn enter(&self, has_failed: bool) -> Option<EnteredChange<'_>> {
-        let place = if has_failed || self.may_hang() { Some(self.places.try_acquire().ok()?) } else { None };
+        let place = match (has_failed, self.may_hang()) {
+            (false, false) => None,
+            (true, _) => Some(self.failed.try_acquire().ok()?),
+            (false, true) => Some(self.others.try_acquire().or_else(|_| self.failed.try_acquire()).ok()?),
+        };
         Some(EnteredChange { gate: self, began: Instant::now(), is_answered: false, _place: place })
     }
 }
@@ -87,11 +94,11 @@ mod tests {
             }
             count
         };
-        assert_eq!((count(false), count(true)), (20, PLACES));
+        let all = PLACES.0 + PLACES.1;
+        assert_eq!((count(false), count(true)), (20, PLACES.0));
         gate.enter(false).unwrap().end(&failed());
         assert_eq!(count(false), 20, "it failed at once");
-        for (answer, expected) in [(Ok(()), 20), (Err(Error::Denied(String::new())), 20), (failed(), PLACES)]
-        {
+        for (answer, expected) in [(Ok(()), 20), (Err(Error::Denied(String::new())), 20), (failed(), all)] {
             let entered = gate.enter(false).unwrap();
             tokio::time::advance(Duration::from_secs(30)).await;
             entered.end(&answer);
@@ -102,6 +109,9 @@ mod tests {
         let given_up = gate.enter(false);
         tokio::time::advance(SUSPECTED_FOR).await;
         drop(given_up);
-        assert_eq!(count(false), PLACES);
+        assert_eq!(count(false), all);
+        let failing: Vec<_> = std::iter::repeat_with(|| gate.enter(true)).take(20).flatten().collect();
+        assert_eq!(count(false), PLACES.1, "those that fail leave a place to others");
+        drop(failing);
     }
 }

@@ -94,6 +94,11 @@ pub(crate) struct Desired {
 }
 
 impl Desired {
+    /// Whether a target group of this name is wanted.
+    pub(crate) fn has_group(&self, name: &str) -> bool {
+        self.groups.iter().any(|group| group.name == name)
+    }
+
     /// Whether a comparison reads the load balancer itself: annotations name its security groups or subnets, or clients need its IPv6.
     pub(crate) fn compares_balancer(&self) -> bool {
         self.placement.is_named()

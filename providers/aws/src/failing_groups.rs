@@ -158,6 +158,25 @@ impl Failures {
         self.count
     }
 
+    /// Adds the groups of these names that are meant, with the failures that `failing` has of them.
+    pub(crate) fn add_of(
+        &mut self,
+        failing: &FailingGroups,
+        names: &BTreeSet<String>,
+        is_meant: impl Fn(&str) -> bool,
+    ) {
+        let meant = names.iter().filter(|name| is_meant(name));
+        let found = meant.filter_map(|name| Some((name.clone(), failing.by_name.get(name)?.failure.clone())));
+        self.groups.extend(found);
+    }
+
+    /// Notes a group that the pass left to the next try, because others failed.
+    pub(crate) fn leave_out(&mut self, name: &str) {
+        if let Some(first) = self.groups.values().next().cloned() {
+            self.groups.insert(name.to_owned(), first);
+        }
+    }
+
     /// What decides where nothing else can be done: that a group is gone, else that AWS takes no further call.
     pub(crate) fn fatal(&self) -> Option<&CallError> {
         self.fatal.as_ref()

@@ -94,5 +94,9 @@ pub(crate) async fn over<'a, T>(
             () = tokio::time::sleep(PATIENCE), if has_next => {}
         }
     }
+    // No listener may come to a group that may have old targets still.
+    for (name, _) in rest {
+        failures.leave_out(name);
+    }
     (done, failures)
 }

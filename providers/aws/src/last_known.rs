@@ -16,7 +16,7 @@ use crate::desired::Desired;
 use crate::diff::ObservedGroup;
 use crate::health_check::HealthCheckSettings;
 use crate::observe::Resources;
-use crate::state::ServiceState;
+use crate::state::{LONGEST_CALL, ServiceState};
 
 /// What users are told of a change that was given up.
 const ABANDONED: &str = "A change of the load balancer did not end in time, and AWS may have made it or not. Steerage reads what is there, \
@@ -116,11 +116,30 @@ impl ServiceState {
         (wanted, failure): (Desired, String),
         settle: Duration,
     ) -> Duration {
-        let wait = settle.saturating_mul(1 << self.failed_changes.min(MOST_DOUBLINGS));
+        // A port without the listener that left, or a listener without its certificate, is soon tried again.
+        let has_left = !self.left.is_empty() || !self.left_certificates.is_empty();
+        let doublings = if has_left { 0 } else { self.failed_changes.min(MOST_DOUBLINGS) };
+        let wait = settle.saturating_mul(1 << doublings);
         self.failed_changes = self.failed_changes.saturating_add(1);
         let (owner, retry_at) = (owner.clone(), Instant::now() + wait);
         self.failed_change = Some(FailedChange { owner, wanted, failure, retry_at });
         wait
+    }
+
+    /// A try to make this change begins. If it is given up, the next one waits as after a failure, and targets go first.
+    pub(crate) fn begin_try_of(&mut self, owner: &Owner, wanted: &Desired, settle: Duration) {
+        self.failed_change = Some(FailedChange {
+            owner: owner.clone(),
+            wanted: wanted.clone(),
+            failure: ABANDONED.to_owned(),
+            retry_at: Instant::now() + LONGEST_CALL + settle,
+        });
+        self.targets_first = true;
+    }
+
+    /// It has ended, in whatever way.
+    pub(crate) fn end_try(&mut self) {
+        (self.failed_change, self.targets_first) = (None, false);
     }
 
     /// How long this change still waits, which failed: until then, targets follow. Another one is tried at once.

@@ -372,9 +372,12 @@ impl Aws {
         {
             return Ok(Some(wait));
         }
+        entry.adopt_list(&lb.owner);
         let Some(entered) = self.changes.enter(entry.failed_change.is_some()) else {
             return match compare {
                 Compare::Remembered => Ok(Some(COMES_AGAIN)),
+                // Nothing is known to be wrong: the next comparison finds it.
+                Compare::InPlace if !entry.must_verify() && entry.is_complete(&lb.owner, wanted) => Ok(None),
                 // The caller must not forget what to compare.
                 Compare::InPlace => {
                     let message = "AWS did not answer changes of other Services. Steerage makes few at a time, and retries.";
@@ -385,11 +388,17 @@ impl Aws {
         entry.failed_change = None;
         if std::mem::take(&mut entry.targets_first) {
             // The calls of the change may wait for the budget, ten seconds each, or hang.
-            entry.adopt_list(&lb.owner);
             self.follow_meanwhile(&lb.owner, entry, (targets, Some(wanted))).await;
         }
+        entry.begin_try_of(&lb.owner, wanted, self.config.settle);
         let done = self.restructure(lb, wanted, targets, entry, compare).await;
-        entered.end(&done);
+        entry.end_try();
+        // Target groups that hang say nothing of changes.
+        if entry.failing.since(entry.began).is_empty() {
+            entered.end(&done);
+        } else {
+            entered.end(&Ok::<(), Error>(()));
+        }
         done
     }
 

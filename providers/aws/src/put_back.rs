@@ -55,6 +55,11 @@ impl LeftListeners {
         self.all.insert(port, listener);
     }
 
+    /// Whether none has left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Whether they left for another change than this one.
     fn are_of_other(&self, wanted: &Desired) -> bool {
         self.wanted.as_ref().is_some_and(|before| before != wanted)
@@ -100,6 +105,11 @@ fn adds_to(listener: &str) -> impl Fn(&Step) -> bool {
 }
 
 impl LeftCertificates {
+    /// Whether none has left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A try to make these steps begins. Keeps those that are missing in the place of others that still come.
     pub(crate) fn begin(&mut self, steps: &[Step], resources: &Resources) {
         self.0.retain(|listener, left| {

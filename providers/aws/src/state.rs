@@ -45,7 +45,7 @@ const CALL_TIME: Duration = Duration::from_secs(40);
 const SHORTEST_CALL: Duration = Duration::from_secs(10);
 
 /// No call makes further calls after this time: its caller gives it up after a minute.
-const LONGEST_CALL: Duration = Duration::from_secs(50);
+pub(crate) const LONGEST_CALL: Duration = Duration::from_secs(50);
 
 /// What the list of the start says of a Service.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_model::{Key, Service};
+use steerage_model::{Key, Protocol, Service};
 
 use crate::local_node::LocalNode;
 use crate::plan::{Action, Desired, Frontend, Role, ServicePlan, assigned};
@@ -103,12 +103,21 @@ impl Contested {
     }
 }
 
+/// Whether a Service has an external IP and a port that make one of these frontends. Each address and each port is looked at once: a
+/// Service may have thousands of both.
 fn has_external_ip_at(service: &Service, frontends: &BTreeSet<Frontend>) -> bool {
-    let mut all =
-        service.external_ips.iter().flat_map(|addr| service.ports.iter().map(move |port| (addr, port)));
-    all.any(|(addr, port)| {
-        frontends.contains(&Frontend { addr: *addr, protocol: port.protocol, port: port.port })
-    })
+    if service.external_ips.is_empty() {
+        return false;
+    }
+    let addresses: HashSet<IpAddr> = frontends.iter().map(|at| at.addr).collect();
+    let ports: HashSet<(Protocol, u16)> = frontends.iter().map(|at| (at.protocol, at.port)).collect();
+    let addresses: HashSet<_> = service.external_ips.iter().filter(|addr| addresses.contains(addr)).collect();
+    if addresses.is_empty() {
+        return false;
+    }
+    let own = service.ports.iter().map(|port| (port.protocol, port.port));
+    let ports: HashSet<_> = own.filter(|port| ports.contains(port)).collect();
+    frontends.iter().any(|at| addresses.contains(&at.addr) && ports.contains(&(at.protocol, at.port)))
 }
 
 /// Frontends of external IPs that a Service has left, the last ones: the change of another one that takes them may come later, and does

@@ -98,6 +98,62 @@ fn two(elsewhere: u16) -> World {
     [(1, spec(0)), (2, spec(100))].into()
 }
 
+/// The kernel takes some of these repairs in one order only.
+#[test]
+fn what_another_program_did_while_no_agent_ran_is_repaired_in_one_transaction() {
+    requires!(NetworkNamespace, Program("nft"));
+    let pods = pod_networks();
+    for harm in [
+        &[
+            "add table ip steerage { flags dormant ; }",
+            "flush chain ip steerage output; delete chain ip steerage output",
+        ][..],
+        &[
+            "add table ip6 steerage { flags dormant ; }",
+            "add chain ip6 steerage other { type filter hook input priority 0 ; }",
+        ],
+        &[
+            "add chain ip steerage long-16; add map ip steerage foreign { type ipv4_addr : verdict; elements = { 10.0.0.1 : jump long-16 } ; }",
+        ],
+        &["add set ip steerage sources-2 { type ipv4_addr ; }"],
+    ] {
+        in_new_netns(|| {
+            follow(&mut Proxy::open(), &two(4), &pods).unwrap();
+            for command in harm {
+                nft(&[command]);
+            }
+            follow(&mut Proxy::open(), &two(4), &pods).unwrap_or_else(|error| panic!("{harm:?}: {error}"));
+            assert_eq!(ruleset(), loaded_at_once(&two(4), &pods), "{harm:?}");
+        });
+    }
+}
+
+/// Rules that come back without their elements would admit clients that source ranges exclude: a Service that needs a set more does not
+/// bring them back alone.
+#[test]
+fn new_set_does_not_bring_back_damaged_rules_without_elements() {
+    requires!(NetworkNamespace, Program("nft"));
+    let pods = pod_networks();
+    let restricted = |sources: &[&str]| -> World {
+        let sources = sources.iter().map(|net| net.parse().unwrap()).collect();
+        [(1, Spec { kind: ServiceKind::LoadBalancer, elsewhere: 2, sources, ..Spec::default() })].into()
+    };
+    in_new_netns(|| {
+        let mut proxy = Proxy::open();
+        follow(&mut proxy, &restricted(&["192.0.2.0/24"]), &pods).unwrap();
+        nft(&[
+            "flush chain ip steerage services; flush chain ip steerage check-source; flush map ip steerage restricted",
+        ]);
+        let both = restricted(&["192.0.2.0/24", "198.51.0.0/16"]);
+        let refused = follow(&mut proxy, &both, &pods);
+        assert!(matches!(refused, Err(Error::StaleGeneration)), "{refused:?}");
+        let chain = nft(&["list chain ip steerage services"]);
+        assert!(!chain.contains("vmap") && !chain.contains("jump"), "{chain}");
+        proxy.write(BTreeMap::new(), &pods).unwrap();
+        assert_eq!(ruleset(), loaded_at_once(&both, &pods));
+    });
+}
+
 /// What a foreign hand did makes the last operation of the batch impossible, after others that are possible: the kernel applies
 /// none of them. The next write compares everything, and comes to the same as a full load.
 #[test]
