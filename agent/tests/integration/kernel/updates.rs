@@ -103,27 +103,24 @@ fn two(elsewhere: u16) -> World {
 fn what_another_program_did_while_no_agent_ran_is_repaired_in_one_transaction() {
     requires!(NetworkNamespace, Program("nft"));
     let pods = pod_networks();
-    for harm in [
-        &[
-            "add table ip steerage { flags dormant ; }",
-            "flush chain ip steerage output; delete chain ip steerage output",
-        ][..],
-        &[
-            "add table ip6 steerage { flags dormant ; }",
-            "add chain ip6 steerage other { type filter hook input priority 0 ; }",
-        ],
-        &[
-            "add chain ip steerage long-16; add map ip steerage foreign { type ipv4_addr : verdict; elements = { 10.0.0.1 : jump long-16 } ; }",
-        ],
-        &["add set ip steerage sources-2 { type ipv4_addr ; }"],
+    // Needs base chains that the table does not have.
+    let mut with_affinity = two(4);
+    for spec in with_affinity.values_mut() {
+        spec.affinity = Some(30);
+    }
+    let jumping = "add chain ip steerage long-16; \
+                   add map ip steerage foreign { type ipv4_addr : verdict; elements = { 10.0.0.1 : jump long-16 } ; }";
+    for (harm, world) in [
+        ("add table ip steerage { flags dormant ; }", with_affinity),
+        ("add chain ip6 steerage other { type filter hook input priority 0 ; }", two(4)),
+        (jumping, two(4)),
+        ("add set ip steerage sources-2 { type ipv4_addr ; }", two(4)),
     ] {
         in_new_netns(|| {
             follow(&mut Proxy::open(), &two(4), &pods).unwrap();
-            for command in harm {
-                nft(&[command]);
-            }
-            follow(&mut Proxy::open(), &two(4), &pods).unwrap_or_else(|error| panic!("{harm:?}: {error}"));
-            assert_eq!(ruleset(), loaded_at_once(&two(4), &pods), "{harm:?}");
+            nft(&[harm]);
+            follow(&mut Proxy::open(), &world, &pods).unwrap_or_else(|error| panic!("{harm}: {error}"));
+            assert_eq!(ruleset(), loaded_at_once(&world, &pods), "{harm}");
         });
     }
 }
