@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Error, Progress, Provider as _};
+use steerage_provider_api::{Compare, Error, GroupTargets, Progress, Provider as _};
 use tokio::time::Instant;
 
 use super::driver::{apply, apply_now, changes, pause, provider, set, standin, wanted};
@@ -84,6 +84,33 @@ async fn new_service_is_published_beside_a_failing_group() {
         assert_eq!(apply(&aws, &lb, Compare::Remembered).await.unwrap().incomplete, None);
         assert!(served(&cloud).contains_key(&81) && began.elapsed() <= Duration::from_secs(35), "{code}");
     }
+}
+
+/// The Service was refused, so that nobody used its groups, and nodes changed meanwhile. One answer that is lost when it is accepted
+/// delays its port, and no more.
+#[tokio::test(start_paused = true)]
+async fn group_that_lagged_behind_and_hung_once_is_served() {
+    let cloud = standin(1);
+    let aws = provider(&cloud);
+    let lb = |nodes: &[usize]| wanted(&[(80, 30_080), (81, 30_081)], nodes);
+    cloud.set_faults(Faults::Every(&["CreateListener"], Fault::Code("TooManyListeners")));
+    let refused = apply(&aws, &lb(&[0]), Compare::Remembered).await;
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    let moved = GroupTargets::of_nodes(set(&[1]));
+    aws.set_targets(&lb(&[1]).owner, &moved).await.unwrap();
+    cloud.set_faults(Faults::None);
+    cloud.change(|cloud| cloud.hanging_groups = [30_081].into());
+    // It runs out of time, and the next one goes on.
+    drop(aws.apply(&lb(&[1]), Compare::Remembered).await);
+    cloud.change(|cloud| cloud.hanging_groups.clear());
+    let began = Instant::now();
+    assert_eq!(apply(&aws, &lb(&[1]), Compare::Remembered).await.unwrap().incomplete, None);
+    assert!(began.elapsed() < Duration::from_mins(3), "{:?}", began.elapsed());
+    assert_eq!(served(&cloud).into_keys().collect::<Vec<_>>(), [80, 81]);
+    assert_eq!(
+        (registered(&cloud, 30_080), registered(&cloud, 30_081)),
+        (vec!["i-1".to_owned()], vec!["i-1".to_owned()])
+    );
 }
 
 /// A Service in line at a shared load balancer keeps its place while AWS fails with its targets.
