@@ -56,6 +56,9 @@ pub struct Ruleset {
     config: RulesetConfig,
     /// UDP frontends whose action changed since [`Ruleset::take_stale_flows`].
     changed_udp: BTreeSet<Frontend>,
+    /// Frontends of TCP and SCTP that nobody was served at before: a handshake may have gone on untranslated, to an address that nobody
+    /// has, and each packet that repeats it would go there, too.
+    new_frontends: BTreeSet<Frontend>,
 }
 
 impl Ruleset {
@@ -168,6 +171,9 @@ impl Ruleset {
             .filter(is_udp)
             .map(|frontend| (frontend, self.desired.action(&frontend).cloned()))
             .collect();
+        let is_new = |at: &Frontend| !is_udp(at) && self.desired.action(at).is_none();
+        let new: Vec<_> = self.desired.frontends_of(&updates).filter(is_new).collect();
+        self.new_frontends.extend(new);
         self.update_lists(&updates);
         self.desired.update(updates);
         let changed = |(frontend, old): (Frontend, Option<Action>)| {
@@ -185,15 +191,17 @@ impl Ruleset {
         self.changed_udp.extend(frontends.into_iter().filter(is_udp));
     }
 
-    /// The UDP frontends that changed since the last call, each with the endpoints whose flows may stay. Call it once the
-    /// change is in the kernel.
+    /// The UDP frontends that changed since the last call, each with the endpoints whose flows may stay, and the others that are new. Call
+    /// it once the change is in the kernel.
     pub fn take_stale_flows(&mut self) -> StaleFlows {
         let serving = |frontend: Frontend| {
             let action = self.desired.action(&frontend);
             (frontend, action.map(|action| Arc::clone(&action.serving)).unwrap_or_default())
         };
         let udp = std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect();
-        StaleFlows { udp, ..StaleFlows::default() }
+        let mut handshakes = std::mem::take(&mut self.new_frontends);
+        handshakes.retain(|at| self.desired.action(at).is_some_and(|action| !action.reject));
+        StaleFlows { udp, handshakes }
     }
 
     /// The same after a write that compared everything: the rules may have been missing, and any connection may have passed.

@@ -15,7 +15,7 @@ use crate::plan::Frontend;
 pub struct StaleFlows {
     /// UDP, each with the endpoints whose flows may stay, in order.
     pub udp: BTreeMap<Frontend, Arc<[SocketAddr]>>,
-    /// TCP and SCTP: a handshake that went on untranslated, while the rules were missing, has to begin anew.
+    /// TCP and SCTP: a handshake that went on untranslated, while the rules or the frontend were missing, has to begin anew.
     pub handshakes: BTreeSet<Frontend>,
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{Action, Endpoints, Masquerade, Role, Selection, ServicePlan};
-    use crate::rules::{Elements, Ruleset, difference};
+    use crate::rules::{Elements, KernelState, Ruleset, difference};
 
     fn plan(frontends: &[Frontend], endpoints: u8) -> ServicePlan {
         let v6 = frontends.iter().any(|frontend| frontend.addr.is_ipv6());
@@ -103,6 +103,29 @@ mod tests {
         };
         let frontends = frontends.iter().map(|frontend| (*frontend, action.clone())).collect();
         ServicePlan { frontends, ..ServicePlan::default() }
+    }
+
+    /// A client may try an address before it is served: conntrack would keep its connection untranslated, and its port with it.
+    #[test]
+    fn handshakes_with_a_new_frontend_begin_anew() {
+        let [tcp, udp] = [Protocol::Tcp, Protocol::Udp].map(|protocol| Frontend {
+            addr: "198.51.100.1".parse().unwrap(),
+            protocol,
+            port: 53,
+        });
+        let mut ruleset = Ruleset::default();
+        let mut seen = |frontends: &[Frontend], endpoints| {
+            let plans = BTreeMap::from([(Key::new("n", "s"), plan(frontends, endpoints))]);
+            let _ = ruleset.update(plans, KernelState::InSync);
+            let StaleFlows { udp, handshakes } = ruleset.take_stale_flows();
+            (handshakes.into_iter().collect::<Vec<_>>(), udp.len())
+        };
+        assert_eq!(seen(&[tcp, udp], 2), (vec![tcp], 1));
+        assert_eq!(seen(&[tcp, udp], 3), (vec![], 1), "its clients are translated");
+        assert_eq!(seen(&[], 3), (vec![], 1));
+        assert_eq!(seen(&[tcp], 0), (vec![], 0), "what is rejected begins anew in any case");
+        assert_eq!(seen(&[], 0), (vec![], 0));
+        assert_eq!(seen(&[tcp], 1), (vec![tcp], 0));
     }
 
     #[test]
