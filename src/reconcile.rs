@@ -135,6 +135,7 @@ impl Reconciler {
         let is_kept = (is_done && keep_if_done) || (!is_done && keep_if_not_done);
         let conditions = applied.conditions.filter(|_| is_kept);
         let looks_at_labels = applied.node_labels.is_some();
+        let follows = applied.targets.as_ref().is_some_and(|given| given.is_complete);
         self.metrics.conditions.replace(self.config.classes.provider, counted, conditions);
         if is_kept {
             self.applied.put(owner, applied);
@@ -143,6 +144,10 @@ impl Reconciler {
         }
         self.metrics.load_balancers.set(i64::try_from(self.applied.len()).unwrap_or(i64::MAX));
         self.metrics.holds.set_own(self.applied.holding());
+        // What the next try owes to clients. Their targets are set, whatever becomes of the structure: the next event is not to wait for the
+        // backoff of a permission that is missing for hours.
+        let is_denied = matches!(result, Err(ReconcileError::Provider(Error::Denied(_))));
+        let request = if is_denied && follows { &request.without_urgency() } else { request };
         let outcome = self.outcome(owner, request, result, due_at, !keep_if_done);
         // A node that changed meanwhile was compared with the plan before this one.
         let is_outdated = keep_if_done

@@ -54,6 +54,11 @@ impl ReconcileRequest {
         self.may_change |= other.may_change;
     }
 
+    /// The same, if the targets are in place already.
+    pub(crate) fn without_urgency(self) -> Self {
+        Self { endpoints_changed: None, nodes_changed: false, ..self }
+    }
+
     /// Clients notice late targets. What else there is to do, such as comparisons and new load balancers, comes after them.
     pub(crate) fn is_urgent(&self) -> bool {
         self.endpoints_changed.is_some() && self.is_published || self.nodes_changed

@@ -371,6 +371,31 @@ async fn targets_follow_while_the_structure_is_denied() {
     assert_eq!(reconcile("a").await, ("a".to_owned(), false));
 }
 
+/// Otherwise the next endpoints would wait for the backoff of the denied change, which lasts as long as the permission is missing.
+#[tokio::test(start_paused = true)]
+async fn denied_change_whose_targets_are_set_is_repeated_without_urgency() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    add_nodes(&reconciler, "ab");
+    set_endpoints(&reconciler, "a");
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    provider.denies.store(true, Ordering::Release);
+    let changed = ReconcileRequest {
+        endpoints_changed: Some(Instant::now()),
+        is_published: true,
+        full: true,
+        ..ReconcileRequest::default()
+    };
+    for conflicts in [false, true] {
+        provider.conflicts_targets.store(conflicts, Ordering::Release);
+        set_endpoints(&reconciler, if conflicts { "b" } else { "ab" });
+        let outcome = reconciler.reconcile(&owner_of(&service()), &changed).await;
+        let ReconcileOutcome::Failed(_, again) = outcome else { panic!("{outcome:?}") };
+        assert!(again.full, "the change itself is tried as before");
+        assert_eq!(again.is_urgent(), conflicts, "its targets are not set");
+    }
+}
+
 /// The provider may reject a structure before it looks at source ranges, which follow with the targets: each rejection hands these
 /// over again, but nothing else does.
 #[tokio::test(start_paused = true)]
