@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
@@ -77,6 +78,12 @@ pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
     Kind::ALL.map(|kind| (kind.name(), kind.documented()))
 }
 
+/// So long a registration waits for its answer, which mostly comes within a second: the Service's other targets do not change meanwhile.
+/// Whether AWS made one that had none is open, as after a connection that broke.
+const REGISTRATION_TIME: Duration = Duration::from_secs(10);
+/// Its name in messages.
+const REGISTRATIONS: &str = "RegisterTargets or DeregisterTargets";
+
 /// A call that waits for its budget: counted also if it is refused or given up.
 struct Waiting<'a> {
     metrics: &'a ApiMetrics,
@@ -120,7 +127,14 @@ impl<C> Paced<C> {
         if let Err(used_up) = taken {
             return Err(CallError::used_up(kind.title(), used_up));
         }
-        let answer = call.await;
+        // After its turn: a wait for the budget is no sign that AWS hangs.
+        let answer = match kind {
+            Kind::Registration => {
+                let answer = tokio::time::timeout(REGISTRATION_TIME, call).await;
+                answer.unwrap_or_else(|_| Err(CallError::unanswered(REGISTRATIONS, REGISTRATION_TIME)))
+            }
+            _ => call.await,
+        };
         if answer.as_ref().is_err_and(CallError::is_throttled) {
             budget.throttled();
         }

@@ -56,6 +56,12 @@ impl CallError {
         Self { action: "", code: USED_UP.to_owned(), message, after: Some(Duration::from_secs(1)) }
     }
 
+    /// A call that AWS did not answer within this time. It may have made it.
+    pub(crate) fn unanswered(action: &'static str, within: Duration) -> Self {
+        let message = format!("no answer within {}s", within.as_secs());
+        Self { action, code: String::new(), message, after: None }
+    }
+
     /// Turns the error of the call `action` into a `CallError`.
     pub(super) fn of<E, R>(action: &'static str) -> impl FnOnce(SdkError<E, R>) -> Self
     where

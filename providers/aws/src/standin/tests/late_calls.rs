@@ -7,7 +7,10 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Error, Provider as _};
 use steerage_provider_cloud::ApiMetrics;
 
+use tokio::time::Instant;
+
 use super::driver::{apply, changes, delete, pause, set, standin, wanted};
+use super::follow::registered;
 use super::security_groups::assert_empty;
 use super::shared::{config_of_web, has_ports, sharing, watch};
 use crate::Aws;
@@ -41,6 +44,28 @@ async fn load_balancer_is_not_deleted_under_a_listener_that_was_late() {
         assert_eq!(cloud.violations(), Vec::<String>::new(), "seed {seed}");
         has_ports(&cloud, &[(443, "shop/b")], "the new one");
     }
+}
+
+/// A rolling update moves pods every few seconds, and a call that hangs in one target group must not stop the others for half a minute.
+#[tokio::test(start_paused = true)]
+async fn registration_without_an_answer_is_given_up_after_ten_seconds() {
+    let cloud = standin(1);
+    let (aws, _) = paced(&cloud);
+    let lb = |nodes: &[usize]| wanted(&[(80, 30_080), (81, 30_081)], nodes);
+    apply(&aws, &lb(&[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.change(|cloud| cloud.hanging_groups = [30_081].into());
+    for nodes in [[1, 2], [2, 3]] {
+        let began = Instant::now();
+        let outcome = aws.apply(&lb(&nodes), Compare::Remembered).await.unwrap();
+        assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+        assert!(outcome.incomplete.is_some_and(|(_, message)| message.contains("no answer within 10s")));
+        let others = registered(&cloud, 30_080);
+        assert!(nodes.iter().all(|node| others.contains(&format!("i-{node}"))), "{others:?}");
+    }
+    cloud.change(|cloud| cloud.hanging_groups.clear());
+    assert_eq!(apply(&aws, &lb(&[0]), Compare::Remembered).await.unwrap().incomplete, None);
+    assert_eq!(registered(&cloud, 30_081), ["i-0"]);
 }
 
 /// What is known of the load balancer stays known, so that the next try continues where this one stopped.
