@@ -366,20 +366,8 @@ fn external_ips_take_no_vip_of_a_service_that_waits() {
     assert_eq!(served(&desired, &at(vip(7))), Some(&thief));
 }
 
-/// A Service waits for its namespace's budget, and another one takes its new VIP as an external IP meanwhile.
-#[test]
-fn external_ips_take_no_vip_of_a_service_that_waits_for_its_budget() {
-    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
-    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
-    let late = &keys[5];
-    planner.set_vips(late, [MOVED]);
-    planner.turns.extend(keys.iter().cloned());
-    let mut desired = Desired::default();
-    while !planner.later.contains(late) {
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-        // Others of the namespace go on changing.
-        planner.turns.extend([keys[0].clone()]);
-    }
+/// Adds a Service of another namespace with the external IP that also moves.
+fn add_thief(planner: &mut Planner) -> Key {
     let thief = Key::new("attacker", "thief");
     planner.index.apply_service(Event::Apply(Service {
         cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
@@ -387,80 +375,72 @@ fn external_ips_take_no_vip_of_a_service_that_waits_for_its_budget() {
         external_ips: vec![MOVED],
         ..Service::new(thief.clone())
     }));
+    thief
+}
+
+/// Plans one turn after the other while a condition holds. Others, in whose namespace a Service waits, go on changing.
+fn plan_while(
+    planner: &mut Planner,
+    desired: &mut Desired,
+    others: &[Key],
+    condition: impl Fn(&Planner) -> bool,
+) {
+    while condition(planner) {
+        planner.turns.extend(others.iter().cloned());
+        desired.update(planner.plan_one_turn_after(BTreeMap::new(), desired));
+    }
+}
+
+/// Services of a namespace, of which the last one is assigned the address that moves, and waits for the namespace's budget.
+fn add_waiting(planner: &mut Planner, desired: &mut Desired) -> Vec<Key> {
+    let keys: Vec<_> = (0..6).map(|number| add(planner, number)).collect();
+    planner.set_vips(&keys[5], [MOVED]);
+    planner.turns.extend(keys.iter().cloned());
+    plan_while(planner, desired, &keys[..1], |planner| !planner.later.contains(&keys[5]));
+    keys
+}
+
+/// A Service waits for its namespace's budget, and another one takes its new VIP as an external IP meanwhile.
+#[test]
+fn external_ips_take_no_vip_of_a_service_that_waits_for_its_budget() {
+    let (mut planner, mut desired) = (Planner::new(Vec::new(), Budgets::new(LIMITS)), Desired::default());
+    let keys = add_waiting(&mut planner, &mut desired);
+    let thief = add_thief(&mut planner);
     planner.turns.extend([thief.clone()]);
-    while planner.turns.contains(&thief) {
-        planner.turns.extend([keys[0].clone(), keys[1].clone()]);
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-    }
+    plan_while(&mut planner, &mut desired, &keys[..2], |planner| planner.turns.contains(&thief));
     assert_eq!(served(&desired, &at(MOVED)), None);
-    while planner.has_waiting() {
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-    }
-    assert_eq!(served(&desired, &at(MOVED)), Some(late));
+    plan_while(&mut planner, &mut desired, &[], Planner::has_waiting);
+    assert_eq!(served(&desired, &at(MOVED)), Some(&keys[5]));
 }
 
 /// The external IP was served before the VIP was assigned to a Service that waits for its budget: it is not served in that one's place
 /// any more.
 #[test]
 fn external_ip_leaves_when_a_waiting_service_gets_it_as_vip() {
-    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
-    let thief = Key::new("attacker", "thief");
-    planner.index.apply_service(Event::Apply(Service {
-        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
-        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
-        external_ips: vec![MOVED],
-        ..Service::new(thief.clone())
-    }));
-    let mut desired = Desired::default();
+    let (mut planner, mut desired) = (Planner::new(Vec::new(), Budgets::new(LIMITS)), Desired::default());
+    let thief = add_thief(&mut planner);
     planner.turns.extend([thief.clone()]);
-    desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
+    plan_while(&mut planner, &mut desired, &[], Planner::has_waiting);
     assert_eq!(served(&desired, &at(MOVED)), Some(&thief));
-    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
-    let late = &keys[5];
-    planner.set_vips(late, [MOVED]);
-    planner.turns.extend(keys.iter().cloned());
-    while !planner.later.contains(late) {
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-        planner.turns.extend([keys[0].clone()]);
-    }
+    let keys = add_waiting(&mut planner, &mut desired);
     assert_eq!(served(&desired, &at(MOVED)), None);
-    while planner.has_waiting() {
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-    }
-    assert_eq!(served(&desired, &at(MOVED)), Some(late));
+    plan_while(&mut planner, &mut desired, &[], Planner::has_waiting);
+    assert_eq!(served(&desired, &at(MOVED)), Some(&keys[5]));
 }
 
 /// A VIP moves to a Service that waits for its budget, and the one that had it names it as an external IP, too.
 #[test]
 fn vip_that_moves_does_not_stay_as_an_external_ip() {
-    let mut planner = Planner::new(Vec::new(), Budgets::new(LIMITS));
-    let old = Key::new("attacker", "old");
-    planner.index.apply_service(Event::Apply(Service {
-        kind: ServiceKind::LoadBalancer,
-        cluster_ips: vec![IpAddr::from([10, 96, 1, 1])],
-        ports: vec![ServicePort::new("1", Protocol::Tcp, 1, None)],
-        external_ips: vec![MOVED],
-        ..Service::new(old.clone())
-    }));
+    let (mut planner, mut desired) = (Planner::new(Vec::new(), Budgets::new(LIMITS)), Desired::default());
+    let old = add_thief(&mut planner);
     planner.set_vips(&old, [MOVED]);
-    let mut desired = Desired::default();
     planner.turns.extend([old.clone()]);
-    desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-    let keys: Vec<_> = (0..6).map(|number| add(&mut planner, number)).collect();
-    let late = &keys[5];
-    planner.set_vips(late, [MOVED]);
-    planner.turns.extend(keys.iter().cloned());
-    while !planner.later.contains(late) {
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-        planner.turns.extend([keys[0].clone()]);
-    }
+    plan_while(&mut planner, &mut desired, &[], Planner::has_waiting);
+    let keys = add_waiting(&mut planner, &mut desired);
     assert_eq!(served(&desired, &at(MOVED)), Some(&old), "it has both");
     planner.set_vips(&old, []);
     planner.turns.extend([old.clone()]);
-    while planner.turns.contains(&old) {
-        planner.turns.extend([keys[0].clone(), keys[1].clone()]);
-        desired.update(planner.plan_one_turn_after(BTreeMap::new(), &desired));
-    }
+    plan_while(&mut planner, &mut desired, &keys[..2], |planner| planner.turns.contains(&old));
     assert_eq!(served(&desired, &at(MOVED)), None);
 }
 
