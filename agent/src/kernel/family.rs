@@ -190,6 +190,9 @@ impl FamilyTable {
         // One of another type is not what it is named after: it is deleted, like all that should not be there.
         let all = UsedSets::of_table(self.model, sets.iter().map(|set| set.name.as_str()));
         let all = RulesetConfig { used: all.union(&config.used), ..config.clone() };
+        if all == *config {
+            return Ok(all);
+        }
         let unfit: Vec<_> =
             unfit_sets(&BaseRuleset::new(self.family, &all), &sets).map(str::to_owned).collect();
         let fitting =
