@@ -78,6 +78,7 @@ mod target_id;
 mod targets;
 mod tls;
 mod tries;
+mod try_change;
 mod wanted_targets;
 mod zones;
 

@@ -23,7 +23,7 @@ use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
 use crate::apply::check_kept;
-use crate::change_gate::{COMES_AGAIN, ChangeGate};
+use crate::change_gate::ChangeGate;
 use crate::client::{CallError, Calls, Client};
 use crate::config::Config;
 use crate::desired::{Desired, desired};
@@ -66,7 +66,7 @@ pub struct Aws {
     pub(crate) subnets: Recent<[Subnet], CallError>,
     pub(crate) group_names: Mutex<KnownGroupNames>,
     pub(crate) new_balancers: NewBalancers,
-    changes: ChangeGate,
+    pub(crate) changes: ChangeGate,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_uses: Keyed<String, SharedUse>,
     /// Services that wait for their turn to change a shared load balancer.
@@ -356,50 +356,6 @@ impl Aws {
             }
         };
         Ok((is_in_place, finished, compare_rules))
-    }
-
-    /// Changes or compares the structure, unless that must wait. Returns when to call again; `None` if it is in place.
-    async fn try_change(
-        &self,
-        lb: &LoadBalancer,
-        wanted: &Desired,
-        targets: &WantedTargets,
-        entry: &mut ServiceState,
-        compare: Compare,
-    ) -> Result<Option<Duration>, Error> {
-        if compare == Compare::Remembered
-            && let Some(wait) = entry.must_wait_after_failed_change(&lb.owner, wanted)
-        {
-            return Ok(Some(wait));
-        }
-        entry.adopt_list(&lb.owner);
-        let Some(entered) = self.changes.enter(entry.failed_change.is_some()) else {
-            return match compare {
-                Compare::Remembered => Ok(Some(COMES_AGAIN)),
-                // Nothing is known to be wrong: the next comparison finds it.
-                Compare::InPlace if !entry.must_verify() && entry.is_complete(&lb.owner, wanted) => Ok(None),
-                // The caller must not forget what to compare.
-                Compare::InPlace => {
-                    let message = "AWS did not answer changes of other Services. Steerage makes few at a time, and retries.";
-                    Err(Error::Throttled { after: Some(COMES_AGAIN), message: message.to_owned() })
-                }
-            };
-        };
-        entry.failed_change = None;
-        if std::mem::take(&mut entry.targets_first) {
-            // The calls of the change may wait for the budget, ten seconds each, or hang.
-            self.follow_meanwhile(&lb.owner, entry, (targets, Some(wanted))).await;
-        }
-        entry.begin_try_of(&lb.owner, wanted, self.config.settle);
-        let done = self.restructure(lb, wanted, targets, entry, compare).await;
-        entry.end_try();
-        // Target groups that hang say nothing of changes.
-        if entry.failing.since(entry.began).is_empty() {
-            entered.end(&done);
-        } else {
-            entered.end(&Ok::<(), Error>(()));
-        }
-        done
     }
 
     /// What a call may do with target groups.
