@@ -20,7 +20,11 @@ AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId"
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
 FULL_AWS = {"controller": {**AWS["controller"], "podReadinessGates": True}, "aws": {**AWS["aws"], "region": "eu-west-1", "scheme": "internet-facing", "backendSecurityGroup": "sg-1", "sharedLoadBalancers": {"web": {"namespaces": ["shop"], "annotations": {"service.beta.kubernetes.io/aws-load-balancer-security-groups": "sg-2"}}}, "adopt": ["cloud-provider-aws", "aws-load-balancer-controller"], "elbv2Endpoint": "http://127.0.0.1:5000", "ec2Endpoint": "http://127.0.0.1:5001"}}
 OPENSTACK = {"controller": {"provider": "openstack"}, "openstack": {"clusterName": "test", "subnetId": "subnet-1"}}
-FULL_OPENSTACK = {**OPENSTACK, "controller": {"provider": "openstack", "defaultSteering": "api"}, "openstack": {**OPENSTACK["openstack"], "cloud": "prod", "cloudsSecret": "clouds", "memberSubnetId": "subnet-2", "floatingNetworkId": "network-1", "provider": "ovn"}}
+FULL_OPENSTACK = {**OPENSTACK, "controller": {"provider": "openstack", "defaultSteering": "api"}, "openstack": {**OPENSTACK["openstack"], "cloud": "prod", "cloudsSecret": "clouds", "memberSubnetId": "subnet-2", "ipv6SubnetId": "subnet-6", "ipv6MemberSubnetId": "subnet-7", "nodeSecurityGroupId": "group-1", "nodePorts": "31000-31999", "adopt": "kubernetes", "floatingNetworkId": "network-1", "provider": "ovn"}}
+AZURE = {"controller": {"provider": "azure"}, "azure": {"clusterName": "test", "subscriptionId": "s", "resourceGroup": "g", "location": "westeurope", "virtualNetwork": "n"}}
+FULL_AZURE = {**AZURE, "azure": {**AZURE["azure"], "subnet": "nodes", "networkSecurityGroup": "nsg", "zones": ["1", "2"], "identityClientId": "i", "workloadIdentity": True, "credentialsSecret": "azure"}}
+GCE = {"controller": {"provider": "gce"}, "gce": {"clusterName": "test"}}
+FULL_GCE = {**GCE, "gce": {"clusterName": "test", "project": "p", "region": "europe-west1", "network": "projects/host/global/networks/n", "subnetwork": "s", "nodeTags": ["node", "worker"], "zones": ["europe-west1-b", "europe-west1-c"], "credentialsSecret": "google"}}
 SWITCHES = {
     "controller": {"defaultSteering": "api", "serveUnsetClass": True, "serveClasses": ["service.k8s.aws/nlb"], "migrateLegacyAnnotations": True, "replicas": 1},
     "agent": {
@@ -42,7 +46,7 @@ MONITORING = {
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
     }
 }
-VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
+VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
     "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
@@ -63,6 +67,9 @@ INVALID = {
     "a shared load balancer with an unknown setting": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": ["a"], "annotations": {}, "ports": "80"}}}},
     "readiness gates at the edge": {"controller": {"podReadinessGates": True}},
     "aws without a network": {"controller": {"provider": "aws"}},
+    "azure without a region": {**AZURE, "azure": {**AZURE["azure"], "location": ""}},
+    "gce without a name": {"controller": {"provider": "gce"}},
+    "gce's token without a configuration": {**GCE, "gce": {"clusterName": "test", "tokenAudience": "a"}},
     "openstack without a subnet": {"controller": {"provider": "openstack"}, "openstack": {"clusterName": "test"}},
     "no node may be updated": {"agent": {"maxUnavailable": 0}},
     "an interval without a unit": {"metrics": {"podMonitor": {"interval": "30"}}},
@@ -200,6 +207,13 @@ class Values(unittest.TestCase):
         self.assertNotEqual(checksum(controller), checksum(render(other)["Deployment/steerage-controller"]))
         plain = render(AWS)
         self.assertNotIn("ConfigMap/steerage-controller", plain)
+        # OpenStack's credentials lie beside it.
+        shared = {**FULL_OPENSTACK, "openstack": {**FULL_OPENSTACK["openstack"], "sharedLoadBalancers": {"web": {"namespaces": ["shop"]}}}}
+        objects = render(shared)
+        self.assertEqual(shared["openstack"]["sharedLoadBalancers"], json.loads(objects["ConfigMap/steerage-controller"]["data"]["shared-load-balancers.json"]))
+        names = lambda items: sorted(item["name"] for item in items)
+        controller = pod(objects["Deployment/steerage-controller"])
+        self.assertEqual((["clouds", "configuration"],) * 2, (names(controller["volumes"]), names(controller["containers"][0]["volumeMounts"])))
         self.assertIsNone(checksum(plain["Deployment/steerage-controller"]))
 
     def test_clouds_yaml_lies_where_clients_of_openstack_look(self):
@@ -208,6 +222,31 @@ class Values(unittest.TestCase):
             self.assertEqual([{"name": "clouds", "secret": {"secretName": secret}}], controller["volumes"])
             mounts = controller["containers"][0]["volumeMounts"]
             self.assertEqual([{"name": "clouds", "mountPath": "/etc/openstack", "readOnly": True}], mounts)
+
+    def test_credentials_lie_where_clients_of_google_look(self):
+        controller = pod(render(FULL_GCE)["Deployment/steerage-controller"])
+        self.assertEqual([{"name": "credentials", "secret": {"secretName": "google"}}], controller["volumes"])
+        container = controller["containers"][0]
+        self.assertEqual([{"name": "credentials", "mountPath": "/etc/gce", "readOnly": True}], container["volumeMounts"])
+        self.assertIn({"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/etc/gce/credentials.json"}, container["env"])
+        self.assertIn("--gce-node-tags=node,worker", container["args"])
+        federated = pod(render({**FULL_GCE, "gce": {**FULL_GCE["gce"], "tokenAudience": "//iam/pool"}})["Deployment/steerage-controller"])
+        token = {"serviceAccountToken": {"audience": "//iam/pool", "path": "token"}}
+        sources = [{"secret": {"name": "google"}}, token]
+        self.assertEqual([{"name": "credentials", "projected": {"sources": sources}}], federated["volumes"])
+        plain = pod(render(GCE)["Deployment/steerage-controller"])
+        self.assertNotIn("volumes", plain)
+        self.assertNotIn("GOOGLE_APPLICATION_CREDENTIALS", [variable["name"] for variable in plain["containers"][0]["env"]])
+
+    def test_credentials_of_azure_are_variables_or_an_identity(self):
+        deployment = render(FULL_AZURE)["Deployment/steerage-controller"]
+        container = pod(deployment)["containers"][0]
+        self.assertEqual([{"secretRef": {"name": "azure"}}], container["envFrom"])
+        self.assertIn("--azure-zones=1,2", container["args"])
+        self.assertEqual("true", deployment["spec"]["template"]["metadata"]["labels"]["azure.workload.identity/use"])
+        plain = render(AZURE)["Deployment/steerage-controller"]
+        self.assertNotIn("envFrom", pod(plain)["containers"][0])
+        self.assertNotIn("azure.workload.identity/use", plain["spec"]["template"]["metadata"]["labels"])
 
     def test_an_agent_that_is_off_leaves_nothing(self):
         names = render({"agent": {"enabled": False}})

@@ -3,26 +3,21 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::{Parser, ValueEnum};
-use kube::Client;
+use clap::Parser;
 use steerage_model::names;
 use steerage_process::{Component, Process, ProcessArgs, duration};
-use steerage_provider_api::{Error, Provider, Steering};
-use steerage_provider_aws::{Aws, AwsArgs};
-use steerage_provider_edge::EdgeProvider;
-#[cfg(feature = "openstack")]
-use steerage_provider_openstack::{Credentials, OpenStack, OpenStackArgs};
+use steerage_provider_api::{Provider, Steering};
 use steerage_watch::{Backoff, ClientArgs, Watches};
 
+use crate::chosen_provider::{CloudArgs, ProviderName, new_provider};
 use crate::controller::{self, Components};
 use crate::dry_run::{self, DryRun, read_only};
 use crate::plan::{self, HealthCheckDefaults, ManagedClasses};
 use crate::removal_hold::LONGEST_HOLD;
-use crate::{cluster_uid, lease, workers};
+use crate::{lease, workers};
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 9580);
@@ -211,40 +206,6 @@ pub(crate) struct Args {
     clouds: CloudArgs,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProviderName {
-    /// Steerage's software load balancer, steerage-edge
-    Edge,
-    /// AWS Network Load Balancers
-    Aws,
-    /// OpenStack Octavia
-    #[cfg(feature = "openstack")]
-    #[value(name = "openstack")]
-    OpenStack,
-}
-
-impl ProviderName {
-    /// Provider calls per second without the flag.
-    fn default_qps(self) -> u32 {
-        match self {
-            Self::Edge => 10_000,
-            Self::Aws => 20,
-            #[cfg(feature = "openstack")]
-            Self::OpenStack => 20,
-        }
-    }
-}
-
-/// The flags of the clouds.
-#[derive(Debug, clap::Args)]
-struct CloudArgs {
-    #[command(flatten)]
-    aws: AwsArgs,
-    #[cfg(feature = "openstack")]
-    #[command(flatten)]
-    openstack: OpenStackArgs,
-}
-
 pub(crate) fn run(args: Args) -> ExitCode {
     let component = Component { name: "controller", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
     let (process_args, is_dry_run) = (args.process.clone(), args.dry_run);
@@ -374,98 +335,6 @@ fn check_support(
         "--pod-readiness-gates: the provider {name} does not support pods as targets"
     );
     Ok(())
-}
-
-/// `None` if the process stops first.
-async fn new_provider(
-    name: ProviderName,
-    client: &Client,
-    watches: &Watches,
-    namespace: &str,
-    clouds: CloudArgs,
-    process: &Process,
-) -> anyhow::Result<Option<Arc<dyn Provider>>> {
-    Ok(Some(match name {
-        ProviderName::Edge => {
-            // A watch of the edge's objects without data must not freeze targets.
-            let edge = Arc::new(EdgeProvider::new(client, &watches.dispensable(), namespace));
-            process.metrics().register("controller", |registry| edge.register_metrics(registry));
-            let (listed, pending) = (Arc::clone(&edge), process.readiness().task("edge objects"));
-            let stop = process.shutdown().clone();
-            process.spawn("edge objects", async move {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    () = listed.listed() => pending.done(),
-                }
-                Ok(())
-            });
-            edge
-        }
-        ProviderName::Aws => {
-            let aws = clouds.aws.with_vpc().await?;
-            // Wrong flags fail before the API server has to answer.
-            steerage_provider_aws::Config::new(aws.clone(), String::new())?;
-            let Some(uid) =
-                cluster_uid::read(client, process.shutdown(), cluster_uid::UID_READ_TIMEOUT).await?
-            else {
-                return Ok(None);
-            };
-            let metrics = process.metrics().register("controller", steerage_provider_aws::api_metrics);
-            let aws = Aws::connect(steerage_provider_aws::Config::new(aws, uid)?, metrics).await;
-            let checked = tokio::select! {
-                () = process.shutdown().cancelled() => return Ok(None),
-                checked = aws.check() => checked,
-            };
-            match checked {
-                Err(error @ Error::Denied(_)) => anyhow::bail!("AWS refuses the controller: {error}"),
-                // Traffic does not need the controller, and AWS may answer soon.
-                Err(error) => {
-                    tracing::warn!(%error, "AWS not reached, or no credentials found; starting, and retrying each call");
-                }
-                Ok(()) => {}
-            }
-            Arc::new(aws)
-        }
-        #[cfg(feature = "openstack")]
-        ProviderName::OpenStack => {
-            let Some(openstack) = new_openstack(client, clouds.openstack, process).await? else {
-                return Ok(None);
-            };
-            Arc::new(openstack)
-        }
-    }))
-}
-
-/// `None` if the process stops first.
-#[cfg(feature = "openstack")]
-async fn new_openstack(
-    client: &Client,
-    args: OpenStackArgs,
-    process: &Process,
-) -> anyhow::Result<Option<OpenStack>> {
-    // Wrong flags fail before the API server has to answer.
-    steerage_provider_openstack::Config::new(args.clone(), String::new())?;
-    let credentials = Credentials::load(args.openstack_cloud.as_deref())?;
-    let Some(uid) = cluster_uid::read(client, process.shutdown(), cluster_uid::UID_READ_TIMEOUT).await?
-    else {
-        return Ok(None);
-    };
-    let metrics = process.metrics().register("controller", steerage_provider_openstack::api_metrics);
-    let config = steerage_provider_openstack::Config::new(args, uid)?;
-    let openstack = OpenStack::connect(config, credentials, metrics)?;
-    let checked = tokio::select! {
-        () = process.shutdown().cancelled() => return Ok(None),
-        checked = openstack.check() => checked,
-    };
-    match checked {
-        Err(error @ (Error::Denied(_) | Error::Invalid { .. })) => {
-            anyhow::bail!("OpenStack refuses the controller: {error}")
-        }
-        // Traffic does not need the controller, and OpenStack may answer soon.
-        Err(error) => tracing::warn!(%error, "OpenStack not reached; starting, and retrying each call"),
-        Ok(()) => {}
-    }
-    Ok(Some(openstack))
 }
 
 /// A quiet watch delivers a bookmark about once a minute: a shorter limit would freeze targets of a healthy cluster.

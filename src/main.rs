@@ -7,6 +7,7 @@ use clap::Parser as _;
 
 mod applied;
 mod args;
+mod chosen_provider;
 mod cluster_index;
 mod cluster_uid;
 mod condition_metrics;
@@ -24,7 +25,7 @@ mod rate_limit;
 mod reasons;
 mod reconcile;
 mod recovery;
-#[cfg(all(test, feature = "openstack"))]
+#[cfg(all(test, feature = "azure", feature = "gce", feature = "openstack"))]
 mod reference;
 mod removal_hold;
 mod request_queue;

@@ -101,6 +101,8 @@ pub(crate) struct Queue<R> {
     answered: Option<Instant>,
     /// Urgent tasks that started since one that is not, while such a one waited.
     passed: u32,
+    /// Whether the last task that was urgent was quick, while one that was not waited. They take turns: dead nodes are targets of both.
+    was_quick: bool,
     backoff: Backoff,
     /// The same for urgent requests: clients use their targets, which nothing else changes meanwhile.
     urgent_backoff: Backoff,
@@ -135,6 +137,7 @@ impl<R: Request> Queue<R> {
             unanswered,
             answered,
             passed: 0,
+            was_quick: false,
             backoff,
             urgent_backoff,
         }
@@ -192,13 +195,18 @@ impl<R: Request> Queue<R> {
         self.promote(now);
         let of_all = |turns: &Turns| which == Which::All && turns.first().is_some();
         let (has_urgent, has_normal) = (of_all(&self.urgent), of_all(&self.normal));
-        let is_passed = has_normal && (has_urgent || self.quick.first().is_some());
+        let has_quick = self.quick.first().is_some();
+        let is_passed = has_normal && (has_urgent || has_quick);
         let turns = if has_normal && (!is_passed || self.passed + 1 >= NORMAL_EVERY) {
             self.passed = 0;
             &mut self.normal
         } else {
             self.passed += u32::from(is_passed);
-            if has_urgent && self.quick.first().is_none() { &mut self.urgent } else { &mut self.quick }
+            let is_quicks_turn = has_quick && !(has_urgent && self.was_quick);
+            if has_quick && has_urgent {
+                self.was_quick = is_quicks_turn;
+            }
+            if is_quicks_turn || !has_urgent { &mut self.quick } else { &mut self.urgent }
         };
         let key = turns.first()?.to_owned();
         turns.end_turn();

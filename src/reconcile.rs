@@ -102,7 +102,9 @@ impl Reconciler {
         let exists = is_known || request.exists_at_provider;
         let mut applied = known.unwrap_or_default();
         let counted = applied.conditions;
-        let full = request.full || is_due(applied.compare_at) || applied.is_paused;
+        // Not in a request that took the place of one for targets: a comparison may wait for the provider for long.
+        let may_compare = !(request.is_urgent() && request.is_of_targets());
+        let full = request.full || is_due(applied.compare_at) && may_compare || applied.is_paused;
         let request = &ReconcileRequest { full, ..*request };
         if full {
             applied.forget_pending_writes();
@@ -131,7 +133,10 @@ impl Reconciler {
             None => (Ok(Progress::Done), false, false),
         };
         let is_done = matches!(result, Ok(Progress::Done));
-        let due_at = applied.due_at().filter(|_| keep_if_done);
+        let due = applied.due_at().filter(|_| keep_if_done).map(|at| {
+            // A comparison that was put off is part of the next request, whatever else that one is for.
+            (at, ReconcileRequest { full: is_due(applied.compare_at), ..ReconcileRequest::default() })
+        });
         let is_kept = (is_done && keep_if_done) || (!is_done && keep_if_not_done);
         let conditions = applied.conditions.filter(|_| is_kept);
         let looks_at_labels = applied.node_labels.is_some();
@@ -148,13 +153,17 @@ impl Reconciler {
         // backoff of a permission that is missing for hours.
         let is_denied = matches!(result, Err(ReconcileError::Provider(Error::Denied(_))));
         let request = if is_denied && follows { &request.without_urgency() } else { request };
-        let outcome = self.outcome(owner, request, result, due_at, !keep_if_done);
+        let outcome = self.outcome(owner, request, result, due, !keep_if_done);
         // A node that changed meanwhile was compared with the plan before this one.
         let is_outdated = keep_if_done
             && snapshot.as_ref().is_some_and(|snapshot| self.is_outdated(snapshot, looks_at_labels));
         match outcome {
             ReconcileOutcome::Done | ReconcileOutcome::RequeueAfter(..) if is_outdated => {
-                ReconcileOutcome::RequeueAfter(Duration::ZERO, ReconcileRequest::default())
+                let next = match outcome {
+                    ReconcileOutcome::RequeueAfter(_, next) => next,
+                    _ => ReconcileRequest::default(),
+                };
+                ReconcileOutcome::RequeueAfter(Duration::ZERO, next)
             }
             outcome => outcome,
         }
@@ -183,17 +192,17 @@ impl Reconciler {
         owner: &Owner,
         request: &ReconcileRequest,
         result: ReconcileResult,
-        due_at: Option<Instant>,
+        due: Option<(Instant, ReconcileRequest)>,
         is_deletion: bool,
     ) -> ReconcileOutcome<ReconcileRequest> {
         let service = &owner.service;
         // A wait is repeated not in full: otherwise every event during it would compare everything. The provider forgets what it cannot
         // be sure of. A failure may come before the comparison, so it repeats the request as it is.
         let again = ReconcileRequest { may_change: request.may_change || request.full, ..*request };
-        let done = match due_at {
-            Some(at) => ReconcileOutcome::RequeueAfter(
+        let done = match due {
+            Some((at, next)) => ReconcileOutcome::RequeueAfter(
                 at.saturating_duration_since(Instant::now()).max(MIN_WAIT),
-                ReconcileRequest::default(),
+                next,
             ),
             None => ReconcileOutcome::Done,
         };

@@ -5,10 +5,11 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::CommandFactory as _;
-use steerage_model::{AgentMode, annotations, names};
+use steerage_model::annotations::{self, Annotation};
+use steerage_model::{AgentMode, names};
 use steerage_process::{EXIT_FAILED, EXIT_FORCED, Metrics};
 use steerage_provider_api::Error;
-use steerage_provider_aws::peers;
+use steerage_provider_cloud::PeerAnnotation;
 use steerage_provider_edge::spec;
 use steerage_reference::{table, wrap};
 
@@ -51,6 +52,8 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
     metrics.register("controller", steerage_watch::events::register_metrics);
     metrics.register("controller", steerage_provider_edge::register_sample_metrics);
     metrics.register("controller", steerage_provider_aws::api_metrics);
+    metrics.register("controller", steerage_provider_azure::api_metrics);
+    metrics.register("controller", steerage_provider_gce::api_metrics);
     metrics.register("controller", steerage_provider_openstack::api_metrics);
     metrics.register("controller_watch", steerage_watch::register_sample_metrics);
     ours.conditions.begin("edge");
@@ -80,34 +83,10 @@ fn reference_page_of_the_controller_is_current() -> anyhow::Result<()> {
 
 #[test]
 fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
-    let rows = annotations::ALL.iter().map(|annotation| {
-        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
-        [code(annotation.name), annotation.value.to_owned(), meaning]
-    });
-    let of_services =
-        format!("## Annotations on a Service\n\n{}", table(["annotation", "value", "meaning"], rows));
-    let rows = steerage_provider_aws::annotations::ALL.iter().map(|annotation| {
-        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
-        [code(annotation.name), annotation.value.to_owned(), meaning]
-    });
-    let of_aws = format!(
-        "## Annotations on a Service of the provider `aws`\n\n{}",
-        table(["annotation", "value", "meaning"], rows)
-    );
-    let rows = peers::PEER_ANNOTATIONS.iter().map(|peer| {
-        let more = if peer.suffix.ends_with('.') { "…" } else { "" };
-        let name = code(&format!("{}{}{more}", peers::PREFIX, peer.suffix));
-        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
-        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
-        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
-    });
-    let of_peers = format!(
-        "## Annotations of AWS's own controllers\n\n{}\n\n{}",
-        wrap(
-            "The provider `aws` obeys those in the table above, where a meaning says how it differs from theirs. Of the others it accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too, and names under `service.beta.kubernetes.io/` of which at most two letters differ from a known one (`UnknownAnnotation`)."
-        ),
-        table(["annotation", "accepted values", "why, or what to use"], rows)
-    );
+    let of_services = annotations_read("Annotations on a Service", annotations::ALL);
+    let [of_aws, of_peers] = annotations_of_aws();
+    let [of_azure, of_azure_peers] = annotations_of_azure();
+    let [of_gce, of_gce_peers] = annotations_of_gce();
     let [of_openstack, of_openstack_peers] = annotations_of_openstack();
     let modes = [AgentMode::Labelled, AgentMode::KubeProxyReplacement].map(|mode| code(mode.name()));
     let rows = [
@@ -167,36 +146,105 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         "annotations.md",
         "Annotations, labels and finalizers",
         "[The guide](../annotations.md) explains how they work together.",
-        &[of_services, of_aws, of_peers, of_openstack, of_openstack_peers, of_nodes, others],
+        &[
+            of_services,
+            of_aws,
+            of_peers,
+            of_azure,
+            of_azure_peers,
+            of_gce,
+            of_gce_peers,
+            of_openstack,
+            of_openstack_peers,
+            of_nodes,
+            others,
+        ],
     )
+}
+
+/// A section of the annotations that are read.
+fn annotations_read(title: &str, all: &[Annotation]) -> String {
+    let rows = all.iter().map(|annotation| {
+        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
+        [code(annotation.name), annotation.value.to_owned(), meaning]
+    });
+    format!("## {title}\n\n{}", table(["annotation", "value", "meaning"], rows))
+}
+
+/// A section of the annotations of a cloud's other controllers, which are not read.
+fn annotations_unread(title: &str, text: &str, peers: &[(&str, &[PeerAnnotation])]) -> String {
+    let rows = peers.iter().flat_map(|(prefix, peers)| peers.iter().map(move |peer| (prefix, peer)));
+    let rows = rows.map(|(prefix, peer)| {
+        let more = if peer.suffix.ends_with('.') { "…" } else { "" };
+        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
+        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
+        let name = code(&format!("{prefix}{}{more}", peer.suffix));
+        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
+    });
+    format!(
+        "## {title}\n\n{}\n\n{}",
+        wrap(text),
+        table(["annotation", "accepted values", "why, or what to use"], rows)
+    )
+}
+
+/// What the provider `aws` reads, and what it refuses.
+fn annotations_of_aws() -> [String; 2] {
+    use steerage_provider_aws::{annotations, peers};
+    let text = "The provider `aws` obeys those in the table above, where a meaning says how it differs from theirs. Of the others it accepts a value that requests what Steerage does anyway, and refuses the Service otherwise              (`AnnotationNotSupported`). It refuses other names that begin with              `service.beta.kubernetes.io/aws-load-balancer-` too, and names under `service.beta.kubernetes.io/` of which at most two letters differ from a known one (`UnknownAnnotation`).";
+    [
+        annotations_read("Annotations on a Service of the provider `aws`", annotations::ALL),
+        annotations_unread(
+            "Annotations of AWS's own controllers",
+            text,
+            &[(peers::PREFIX, peers::PEER_ANNOTATIONS)],
+        ),
+    ]
+}
+
+/// What the provider `azure` reads, and what it refuses.
+fn annotations_of_azure() -> [String; 2] {
+    use steerage_provider_azure::{annotations, peers};
+    let text = "The provider `azure` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
+             anyway, and refuses the Service otherwise (`AnnotationNotSupported`). So it does with `service.beta.kubernetes.io/port_…`. It \
+             refuses other names that begin with `service.beta.kubernetes.io/azure-` too (`UnknownAnnotation`).";
+    [
+        annotations_read("Annotations on a Service of the provider `azure`", annotations::ALL),
+        annotations_unread(
+            "Annotations of cloud-provider-azure",
+            text,
+            &[(peers::PREFIX, peers::PEER_ANNOTATIONS)],
+        ),
+    ]
+}
+
+/// What the provider `gce` reads, and what it refuses.
+fn annotations_of_gce() -> [String; 2] {
+    use steerage_provider_gce::{annotations, peers};
+    let text = "The provider `gce` obeys those in the table above. Of the others it accepts a value that requests what Steerage does anyway, \
+             and refuses the Service otherwise (`AnnotationNotSupported`). It refuses names under these prefixes, and under \
+             `service.beta.kubernetes.io/`, of which at most two letters differ from a known one (`UnknownAnnotation`). It ignores all \
+             others, because they may be about Ingresses and Gateways.";
+    [
+        annotations_read("Annotations on a Service of the provider `gce`", annotations::ALL),
+        annotations_unread("Annotations of Google's own controllers", text, &peers::PEER_ANNOTATIONS),
+    ]
 }
 
 /// What the provider `openstack` reads, and what it refuses.
 fn annotations_of_openstack() -> [String; 2] {
-    let rows = steerage_provider_openstack::annotations::ALL.iter().map(|annotation| {
-        let meaning = annotation.meaning.trim().trim_end_matches('.').to_owned();
-        [code(annotation.name), annotation.value.to_owned(), meaning]
-    });
-    let of_openstack = format!(
-        "## Annotations on a Service of the provider `openstack`\n\n{}",
-        table(["annotation", "value", "meaning"], rows)
-    );
-    let rows = steerage_provider_openstack::peers::PEER_ANNOTATIONS.iter().map(|peer| {
-        let name = code(&format!("{}{}", steerage_provider_openstack::peers::PREFIX, peer.suffix));
-        let accepted: Vec<_> = peer.accepted.iter().map(|value| code(value)).collect();
-        let accepted = if accepted.is_empty() { "none".to_owned() } else { accepted.join(", ") };
-        [name, accepted, peer.why.trim_end_matches('.').to_owned()]
-    });
-    let of_openstack_peers = format!(
-        "## Annotations of cloud-provider-openstack\n\n{}\n\n{}",
-        wrap(
-            "The provider `openstack` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
+    use steerage_provider_openstack::{annotations, peers};
+    let text = "The provider `openstack` obeys those in the table above. Of the others it accepts a value that requests what Steerage does \
              anyway, and refuses the Service otherwise (`AnnotationNotSupported`). It refuses other names that begin with \
-             `loadbalancer.openstack.org/` or `service.beta.kubernetes.io/openstack-` too (`UnknownAnnotation`)."
+             `loadbalancer.openstack.org/` or `service.beta.kubernetes.io/openstack-` too (`UnknownAnnotation`).";
+    [
+        annotations_read("Annotations on a Service of the provider `openstack`", annotations::ALL),
+        annotations_unread(
+            "Annotations of cloud-provider-openstack",
+            text,
+            &[(peers::PREFIX, peers::PEER_ANNOTATIONS)],
         ),
-        table(["annotation", "accepted values", "why, or what to use"], rows)
-    );
-    [of_openstack, of_openstack_peers]
+    ]
 }
 
 #[test]
@@ -233,7 +281,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         ),
         (
             Error::Throttled { after: None, message: text() },
-            "The provider limits calls",
+            "The provider limits calls, or Steerage makes few changes at a time because AWS leaves some unanswered: the message says which",
             "Nothing: Steerage retries at the rate that the provider allows",
         ),
         (
@@ -251,10 +299,12 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         errors.iter().map(|(error, meaning, advice)| (error.reason(), *meaning, *advice)).collect();
     let _ = write!(
         provider,
-        "{}\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}\nOf the provider `openstack`:\n\n{}",
+        "{}\nOf the provider `edge`:\n\n{}\nOf the provider `aws`:\n\n{}\nOf the provider `azure`:\n\n{}\nOf the provider `gce`:\n\n{}\nOf the provider `openstack`:\n\n{}",
         error_table(&rows),
         error_table(steerage_provider_edge::REASONS),
         error_table(steerage_provider_aws::REASONS),
+        error_table(steerage_provider_azure::REASONS),
+        error_table(steerage_provider_gce::REASONS),
         error_table(steerage_provider_openstack::REASONS)
     );
     sections.push(provider);

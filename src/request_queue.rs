@@ -59,6 +59,11 @@ impl ReconcileRequest {
         Self { endpoints_changed: None, nodes_changed: false, ..self }
     }
 
+    /// Whether it changes and compares nothing but targets.
+    pub(crate) fn is_of_targets(&self) -> bool {
+        !self.may_change && !self.full
+    }
+
     /// Clients notice late targets. What else there is to do, such as comparisons and new load balancers, comes after them.
     pub(crate) fn is_urgent(&self) -> bool {
         self.endpoints_changed.is_some() && self.is_published || self.nodes_changed
@@ -89,7 +94,7 @@ impl Request for RequestBatch {
 
     /// A provider that does not answer changes of anything else may still take targets.
     fn is_quick(&self) -> bool {
-        self.is_urgent() && self.0.values().all(|request| !request.may_change)
+        self.is_urgent() && self.0.values().all(ReconcileRequest::is_of_targets)
     }
 
     /// Namespaces take turns.

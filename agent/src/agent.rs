@@ -4,19 +4,24 @@
 //! It writes at once when idle; inputs that arrive during a write are taken together in the next one. Nothing is written before
 //! Services, slices and this node have been listed; what the lists bring is planned while they arrive.
 
+mod address_listing;
 mod foreign;
 mod health_ports;
 mod log_lines;
 mod planner;
 mod unserved;
+mod write_retry;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant as StdInstant};
 
+use anyhow::Context as _;
+use ipnet::IpNet;
 use steerage_model::{EndpointSlice, Key, NodeAgent};
 use steerage_process::{Pending, duration};
+use steerage_watch::Event;
 use steerage_watch::events::Recorder;
-use steerage_watch::{Backoff, Event};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,15 +32,15 @@ use crate::health::{HealthCheckPorts, Listeners, ProxyHealth};
 use crate::input::Input;
 use crate::kernel::{Dataplane, FlowCleaner, NextHops, Written, host_addresses};
 use crate::metrics::{Metrics, PendingMetrics};
-use crate::plan::{Budgets, HealthPorts, ServicePlan, has_load_balancer};
+use crate::plan::{Budgets, Frontend, HealthPorts, ServicePlan, has_load_balancer};
 use crate::rules::{KernelState, Ruleset};
 use crate::settings::AgentSettings;
+use address_listing::AddressListing;
 use foreign::ForeignState;
 use planner::Planner;
 use unserved::UnservedReports;
+use write_retry::WriteRetry;
 
-/// Limits of the delay after failed writes.
-const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 /// Pause between readings of long lists that a start believed.
 const LISTS_INTERVAL: Duration = Duration::from_millis(10);
 /// Running agents begin the watch of all Nodes within this time, and not all at once: a user may cause it by an external IP.
@@ -80,12 +85,12 @@ struct LoopState {
     planner: Planner,
     /// All lists were complete once.
     listed: bool,
-    host_addresses_changed: bool,
+    host_addresses: AddressListing,
     /// Ways to other nodes may have changed.
     routes_changed: bool,
     /// When a failed write is tried again.
     retry: Option<Instant>,
-    backoff: Backoff,
+    writes: WriteRetry,
     /// When more long lists are read.
     read_lists: Option<Instant>,
     ports: health_ports::PortState,
@@ -101,13 +106,15 @@ impl Agent {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         shutdown: CancellationToken,
     ) -> anyhow::Result<()> {
+        // Without them the first write would take a predecessor's node ports away.
+        let host_addresses = self.settings.host_addresses().context("cannot list the host's addresses")?;
         let mut state = LoopState {
-            planner: Planner::new(self.settings.host_addresses(), Budgets::new(self.settings.element_limits)),
+            planner: Planner::new(host_addresses, Budgets::new(self.settings.element_limits)),
             listed: false,
-            host_addresses_changed: false,
+            host_addresses: AddressListing::default(),
             routes_changed: true,
             retry: None,
-            backoff: Backoff::new(RETRY_DELAYS.0, RETRY_DELAYS.1),
+            writes: WriteRetry::default(),
             read_lists: None,
             ports: health_ports::PortState::default(),
             pending: PendingMetrics::default(),
@@ -127,9 +134,8 @@ impl Agent {
             while let Ok(input) = inputs.try_recv() {
                 self.take(&mut state, input);
             }
-            if std::mem::take(&mut state.host_addresses_changed) {
-                state.planner.host_addresses = self.settings.host_addresses();
-            }
+            let (addresses, list) = (&mut state.planner.host_addresses, || self.settings.host_addresses());
+            state.host_addresses.update(addresses, StdInstant::now(), list);
             self.proxy_health.round_begun();
             self.step(&mut state);
             self.show_eligible(&state);
@@ -142,7 +148,8 @@ impl Agent {
 
     /// When there is something to do without an input. An idle agent has no deadline.
     fn next_deadline(&self, state: &LoopState) -> Option<Instant> {
-        let pure = [state.planner.next(StdInstant::now()), self.ports.next_expiry()];
+        let pure =
+            [state.planner.next(StdInstant::now()), self.ports.next_expiry(), state.host_addresses.due()];
         let pure = pure.map(|at| at.map(Instant::from_std));
         [state.retry, state.read_lists, state.ports.reopen].into_iter().chain(pure).flatten().min()
     }
@@ -177,7 +184,7 @@ impl Agent {
             Input::TooManyNodes => state.planner.give_cluster_nodes_up(),
             Input::ServiceCidr(event) => state.planner.on_service_cidr(event),
             Input::Foreign(noticed) => self.take_noticed(state, noticed),
-            Input::HostAddresses => state.host_addresses_changed = true,
+            Input::HostAddresses => state.host_addresses.request(StdInstant::now()),
             Input::Routes => state.routes_changed = true,
             // The client may be gone.
             Input::Debug(DebugRequest { command, reply }) => {
@@ -195,7 +202,7 @@ impl Agent {
         };
         match command {
             DebugCommand::Explain(query) => {
-                let host = host_addresses();
+                let host = host_addresses().unwrap_or_else(|_| planner.host_addresses.clone());
                 let ruleset = &self.ruleset;
                 let (index, local_node) = (&planner.index, &local_node);
                 let context = ExplainContext { ruleset, index, local_node, pods, host: &host };
@@ -205,7 +212,7 @@ impl Agent {
                 // It shows the order of the lists.
                 let wrong = tokio::task::block_in_place(|| self.dataplane.read_all_lists(&mut self.ruleset));
                 self.repaired_lists(state, wrong);
-                DebugReply::Ruleset(Box::new(self.ruleset.clone()))
+                DebugReply::Ruleset(Box::new(self.ruleset.clone()), self.dataplane.written_rules())
             }
         }
     }
@@ -315,7 +322,7 @@ impl Agent {
         // A large load takes its time in the kernel.
         let result = tokio::task::block_in_place(|| self.dataplane.write(&mut self.ruleset, updates));
         let took = started.elapsed();
-        self.report_wrong_lists(state);
+        self.report_found(state);
         let index = &state.planner.index;
         state.unserved.report(&mut self.ruleset, index, &self.settings.node, &self.recorder);
         let count = |count| i64::try_from(count).unwrap_or(i64::MAX);
@@ -330,26 +337,31 @@ impl Agent {
             Ok(written) => {
                 // Others committed before anybody watched them: everything is compared once more.
                 state.retry = (self.dataplane.state() == KernelState::Unknown).then(Instant::now);
-                state.backoff.reset();
+                state.writes.succeeded();
                 if written.full {
                     Self::report_repaired(state, written.elements);
                 }
                 let is_waiting = |service: &Key| state.planner.is_waiting(service);
                 state.pending.written(&self.metrics.kube_proxy, self.dataplane.families(), is_waiting);
-                self.written(written, &health, took);
+                let ranges = if written.full { self.take_ranges_to_sweep(state) } else { BTreeMap::new() };
+                self.written(written, &health, took, ranges);
             }
             Err(error) => {
                 self.metrics.failures.inc();
-                let retry_in = state.backoff.next_delay();
-                tracing::error!(%error, retry_in = %duration::rounded(retry_in), "rules not written; retrying");
-                state.retry = Some(Instant::now() + retry_in);
+                state.retry = Some(Instant::now() + state.writes.failed(&error));
                 return false;
             }
         }
         true
     }
 
-    fn written(&mut self, written: Written, health: &HealthPorts, took: Duration) {
+    fn written(
+        &mut self,
+        written: Written,
+        health: &HealthPorts,
+        took: Duration,
+        ranges: BTreeMap<Frontend, Arc<[IpNet]>>,
+    ) {
         let Written { elements, full, wrong_lists } = written;
         if took >= SLOW_WRITE && full && elements == 0 {
             tracing::info!(took = %duration::rounded(took), "tables compared, nothing to write; that took longer than 200ms");
@@ -372,11 +384,12 @@ impl Agent {
         }
         self.metrics.health_ports.set(i64::try_from(self.ports.count()).unwrap_or(i64::MAX));
         self.proxy_health.updated();
-        let stale = if full || wrong_lists > 0 {
+        let mut stale = if full || wrong_lists > 0 {
             self.ruleset.take_all_stale_flows()
         } else {
             self.ruleset.take_stale_flows()
         };
+        stale.sources = ranges;
         self.cleaner.clean(stale);
         if let Some(first) = self.first.take() {
             tracing::info!(elements, took = %duration::rounded(took), "rules written for the first time");
@@ -399,7 +412,7 @@ impl Agent {
 
     /// After a reading that no write follows.
     fn repaired_lists(&mut self, state: &mut LoopState, wrong: usize) {
-        self.report_wrong_lists(state);
+        self.report_found(state);
         if wrong > 0 {
             self.cleaner.clean(self.ruleset.take_all_stale_flows());
         }

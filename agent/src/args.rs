@@ -10,9 +10,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args as Flags, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
-use steerage_agent::check::Level;
+use steerage_agent::check::{AgentState, Level};
 use steerage_agent::debug_request::DebugCommand;
-use steerage_agent::debug_socket::{DebugSocket, send_command};
+use steerage_agent::debug_socket::{DebugSocket, DebugSocketError, send_command};
+use steerage_agent::dump::{kernel_elements, kernel_tables};
 use steerage_agent::explain::PacketQuery;
 use steerage_agent::health::HealthAddress;
 use steerage_agent::kernel::{clean_up, host_facts, trace_packet};
@@ -26,6 +27,7 @@ use steerage_watch::{ClientArgs, client};
 
 mod compose;
 mod config_file;
+mod host_watch;
 
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr =
@@ -211,7 +213,7 @@ enum Command {
         #[arg(long, env = "NODE_NAME", value_name = "NAME", help_heading = "Agent")]
         node_name: Option<String>,
     },
-    /// Say what on this host is not as Services need it: kernel, kernel settings, conntrack, other programs' tables. Changes nothing.
+    /// Say what on this host is not as Services need it: kernel, kernel settings, conntrack, the agent's tables, other programs'. Changes nothing.
     /// Fails if Services cannot work
     Check {
         /// Print only what the agent would do about each field of this configuration file of kube-proxy
@@ -256,7 +258,18 @@ impl Command {
                 DebugCommand::Explain(query)
             }
         };
-        print!("{}", send_command(&command)?);
+        let text = match send_command(&command) {
+            Err(error @ DebugSocketError::Silent) => {
+                eprintln!("steerage-agent: {error}. This is what the kernel's tables hold:");
+                match &command {
+                    DebugCommand::Dump { all } => kernel_tables(*all),
+                    DebugCommand::Explain(query) => kernel_elements(&query.frontend),
+                }
+                .context("cannot read the kernel's tables")?
+            }
+            reply => reply?,
+        };
+        print!("{text}");
         Ok(())
     }
 }
@@ -273,9 +286,14 @@ fn trace_next(query: PacketQuery, timeout: Duration) -> anyhow::Result<()> {
 }
 
 fn check() -> anyhow::Result<()> {
-    let findings = host_facts()
-        .context("cannot reach nftables: run this as root on the node, or in the agent's pod")?
-        .findings();
+    let mut facts =
+        host_facts().context("cannot reach nftables: run this as root on the node, or in the agent's pod")?;
+    facts.agent = match send_command(&DebugCommand::Dump { all: false }) {
+        Ok(text) => AgentState::of_dump(&text),
+        Err(DebugSocketError::NotRunning) => AgentState::NotRunning,
+        Err(error) => AgentState::Unknown(error.to_string()),
+    };
+    let findings = facts.findings();
     for finding in &findings {
         println!("{finding}");
     }
@@ -388,6 +406,7 @@ impl Args {
                 let error = steerage_model::chain(&error);
                 tracing::warn!(error, "seccomp filter not installed; continuing without it");
             }
+            debug_socket.report();
             self.compose(process, debug_socket)
         })
     }

@@ -27,10 +27,40 @@ pub struct HostFacts {
     pub settings: Vec<(&'static str, u64)>,
     /// The interfaces, without the loopback interface.
     pub interfaces: Vec<Interface>,
+    /// Whether one of them is a bridge.
+    pub has_bridge: bool,
     /// Chains of other programs.
     pub chains: Vec<ForeignChain>,
     /// iptables of the old kind has tables, which nftables does not show.
     pub has_legacy_iptables: bool,
+    /// The agent's own tables by name, each with what is wrong with it as far as that shows without the agent.
+    pub own_tables: Vec<(String, Vec<String>)>,
+    /// The running agent.
+    pub agent: AgentState,
+}
+
+/// What the agent of a host says of its tables.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum AgentState {
+    /// None runs.
+    #[default]
+    NotRunning,
+    /// It cannot be asked, or does not know yet, and why.
+    Unknown(String),
+    /// It has compared them: the lines that differ.
+    Compared(Vec<String>),
+}
+
+impl AgentState {
+    /// Reads what `steerage-agent dump` prints.
+    pub fn of_dump(text: &str) -> Self {
+        let is_mark = |line: &&str| line.starts_with(['-', '+', '!']);
+        let last = text.lines().next_back().unwrap_or_default();
+        if !last.ends_with(" difference(s)") {
+            return Self::Unknown(last.to_owned());
+        }
+        Self::Compared(text.lines().filter(is_mark).map(|line| line.trim().to_owned()).collect())
+    }
 }
 
 /// What is known of a network interface.
@@ -105,7 +135,43 @@ impl HostFacts {
         found.extend(self.forwarding());
         found.extend(self.mtu());
         found.extend(self.conntrack());
+        found.extend(self.own());
         found.extend(self.others());
+        found
+    }
+
+    /// The agent's own tables. Nothing where there are none, and no agent.
+    fn own(&self) -> Vec<Finding> {
+        let finding = |level, text| Finding { level, text };
+        let damaged = |(table, damage): &(String, Vec<String>)| {
+            let text = damage.join(", ");
+            let advice = "a running agent repairs it at once, a new one when it starts";
+            (!damage.is_empty()).then(|| finding(Level::Error, format!("table {table}: {text}; {advice}")))
+        };
+        let mut found: Vec<_> = self.own_tables.iter().filter_map(damaged).collect();
+        let tables: Vec<_> = self.own_tables.iter().map(|(table, _)| table.as_str()).collect();
+        found.extend(match &self.agent {
+            AgentState::NotRunning if tables.is_empty() => None,
+            AgentState::NotRunning => Some(finding(
+                Level::Warning,
+                format!(
+                    "no agent runs here, and the tables {} serve Services as they last were. Start it, or delete them with \
+                     `steerage-agent cleanup`",
+                    tables.join(", ")
+                ),
+            )),
+            AgentState::Unknown(why) => Some(finding(Level::Warning, format!("the agent cannot tell: {why}"))),
+            AgentState::Compared(lines) => Some(match lines.as_slice() {
+                [] => finding(Level::Good, "the agent answers, and its tables hold what they should".to_owned()),
+                [first, ..] => finding(
+                    Level::Warning,
+                    format!(
+                        "the agent's tables differ from what it wants in {} place(s), such as `{first}`: look with `steerage-agent dump`",
+                        lines.len()
+                    ),
+                ),
+            }),
+        });
         found
     }
 
@@ -138,7 +204,7 @@ impl HostFacts {
             }
         }
         found.extend(self.strict_reverse_path());
-        if self.setting("net.bridge.bridge-nf-call-iptables") == Some(0) {
+        if self.has_bridge && self.setting("net.bridge.bridge-nf-call-iptables") == Some(0) {
             found.push(Finding {
                 level: Level::Warning,
                 text: "net.bridge.bridge-nf-call-iptables is 0: if pods are on a bridge, they do not reach pods of the same node \
@@ -275,6 +341,7 @@ mod tests {
             rules: vec![(Family::V4, Ok(())), (Family::V6, Ok(()))],
             settings: SETTINGS.into_iter().zip([1, 1, 0, 1, 100, 1000]).collect(),
             interfaces: vec![interface("eth0", 1500, 0), interface("cni0", 1500, 2)],
+            has_bridge: true,
             ..HostFacts::default()
         }
     }
@@ -374,7 +441,8 @@ mod tests {
             .expect("a setting")
             .1 = 2;
         let unknown = with(&[Interface { mtu: None, ..interface("cni1", 0, 0) }]);
-        for facts in [loose, unknown] {
+        let without_bridge = HostFacts { has_bridge: false, ..set("net.bridge.bridge-nf-call-iptables", 0) };
+        for facts in [loose, unknown, without_bridge] {
             assert!(facts.findings().iter().all(|finding| finding.level == Level::Good), "{facts:?}");
         }
         assert!(
@@ -385,5 +453,40 @@ mod tests {
             iptables.iter().all(|finding| finding.level == Level::Good)
                 && iptables.iter().any(|finding| finding.text.starts_with("table ip nat is of iptables"))
         );
+    }
+
+    #[test]
+    fn own_tables_are_judged_with_and_without_an_agent() {
+        let whole = vec![("ip steerage".to_owned(), Vec::new())];
+        let dump = |text: &str| AgentState::of_dump(text);
+        let (fine, odd) =
+            ("= table ip steerage: x\n0 difference(s)\n", "= a\n!   slots-1: b\n1 difference(s)\n");
+        for (own_tables, agent, level, part) in [
+            (whole.clone(), dump(fine), Level::Good, "the agent answers"),
+            (whole.clone(), dump(odd), Level::Warning, "in 1 place(s), such as `!   slots-1: b`"),
+            (
+                whole.clone(),
+                dump("the agent has not listed\n"),
+                Level::Warning,
+                "cannot tell: the agent has not",
+            ),
+            (
+                whole.clone(),
+                AgentState::NotRunning,
+                Level::Warning,
+                "no agent runs here, and the tables ip steerage",
+            ),
+            (
+                vec![("ip steerage".to_owned(), vec!["it is dormant".to_owned()])],
+                dump(fine),
+                Level::Error,
+                "table ip steerage: it is dormant; a running",
+            ),
+        ] {
+            let found = HostFacts { own_tables, agent, ..good() }.findings();
+            let worst = found.iter().max_by_key(|finding| finding.level).map(|finding| finding.level);
+            let is_found = found.iter().any(|of| of.level == level && of.text.contains(part));
+            assert!(is_found && worst == Some(level), "{part}: {found:?}");
+        }
     }
 }

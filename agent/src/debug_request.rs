@@ -4,6 +4,7 @@
 use tokio::sync::oneshot;
 
 use crate::explain::PacketQuery;
+use crate::kernel::WrittenRules;
 use crate::rules::Ruleset;
 
 /// A command of `steerage-agent explain` or `dump`.
@@ -23,8 +24,8 @@ pub enum DebugCommand {
 pub enum DebugReply {
     /// Text to print.
     Text(String),
-    /// A ruleset that is still to be compared with the kernel. Not in the loop, which has changes to write.
-    Ruleset(Box<Ruleset>),
+    /// A ruleset and its rules, still to be compared with the kernel. Not in the loop, which has changes to write.
+    Ruleset(Box<Ruleset>, WrittenRules),
 }
 
 /// A command, and the channel of its reply.

@@ -27,6 +27,10 @@ const NAME: &str = "steerage-agent";
 const MAX_COMMAND: u64 = 256;
 /// Time for a command to arrive, and for its reply to be read.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for the first byte of a reply.
+const FIRST_BYTE: Duration = Duration::from_secs(3);
+/// The first byte of each reply, as soon as the loop has answered: to compare takes longer where the tables are large.
+const ALIVE: u8 = 0;
 /// Comparisons before a difference is reported: the loop may have been writing during the first ones.
 const COMPARISONS: u32 = 3;
 
@@ -48,6 +52,9 @@ pub enum DebugSocketError {
     /// The name belongs to a process that cannot be an agent.
     #[error("the unix socket @{NAME} belongs to a process of user {0}, not to an agent")]
     NotRoot(u32),
+    /// The agent hangs, or is busy.
+    #[error("the agent does not answer within {}s: it hangs, or is busy", FIRST_BYTE.as_secs())]
+    Silent,
     /// No agent listens.
     #[error("no steerage-agent runs in this network namespace. Run this on the node, or in the agent's pod.")]
     NotRunning,
@@ -62,6 +69,8 @@ fn in_process(process: Option<i32>) -> String {
 pub struct DebugSocket {
     listener: Option<UnixListener>,
     _lock: Option<InstanceLock>,
+    /// What the log is to say: it does not exist yet when the socket is opened.
+    notes: Vec<String>,
 }
 
 impl DebugSocket {
@@ -74,24 +83,40 @@ impl DebugSocket {
             Err(error) if error.is_unsupported() => None,
             Err(error) => return Err(error.into()),
         };
-        match bind() {
-            Ok(listener) => Ok(Self { listener: Some(listener), _lock: lock }),
+        let mut notes = Vec::new();
+        if lock.as_ref().is_some_and(|lock| lock.replaced_table) {
+            notes.push("lock table had no owner, as after a restored ruleset; replaced it".to_owned());
+        }
+        let (listener, note) = match bind() {
+            Ok(listener) => (Some(listener), None),
             Err(error) if lock.is_some() => {
-                let holder = holder();
-                tracing::warn!(%error, ?holder, "debug socket unavailable; continuing without explain and dump");
-                Ok(Self { listener: None, _lock: lock })
+                let by = holder().map_or_else(String::new, |holder| format!(", held by {holder:?}"));
+                (
+                    None,
+                    Some(format!(
+                        "debug socket unavailable ({error}{by}); continuing without explain and dump"
+                    )),
+                )
             }
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => match holder() {
                 Some(Holder { user, .. }) if user != own_user() && user != 0 => {
-                    tracing::warn!(
-                        user,
-                        "another user's process has the debug socket's name; continuing without explain and dump"
+                    let note = format!(
+                        "a process of user {user} has the debug socket's name; continuing without explain and dump"
                     );
-                    Ok(Self { listener: None, _lock: lock })
+                    (None, Some(note))
                 }
-                holder => Err(taken(holder)),
+                holder => return Err(taken(holder)),
             },
-            Err(error) => Err(error.into()),
+            Err(error) => return Err(error.into()),
+        };
+        notes.extend(note);
+        Ok(Self { listener, _lock: lock, notes })
+    }
+
+    /// Logs what happened when it was opened.
+    pub fn report(&self) {
+        for note in &self.notes {
+            tracing::warn!("{note}");
         }
     }
 
@@ -127,7 +152,7 @@ async fn attend(mut stream: tokio::net::UnixStream, inputs: &mpsc::UnboundedSend
     let mut line = String::new();
     (&mut stream).take(MAX_COMMAND).read_to_string(&mut line).await?;
     let reply = match DebugCommand::parse(line.trim()) {
-        Ok(command) => reply_to(command, inputs).await,
+        Ok(command) => reply_to(command, inputs, &mut stream).await?,
         Err(error) => format!("{error}\n"),
     };
     stream.write_all(reply.as_bytes()).await?;
@@ -135,29 +160,34 @@ async fn attend(mut stream: tokio::net::UnixStream, inputs: &mpsc::UnboundedSend
 }
 
 /// Asks the loop, and compares with the kernel what it gives.
-async fn reply_to(command: DebugCommand, inputs: &mpsc::UnboundedSender<Input>) -> String {
+async fn reply_to(
+    command: DebugCommand,
+    inputs: &mpsc::UnboundedSender<Input>,
+    stream: &mut tokio::net::UnixStream,
+) -> io::Result<String> {
     let all = matches!(command, DebugCommand::Dump { all: true });
     for attempt in 1.. {
         let (reply, received) = oneshot::channel();
         if inputs.send(Input::Debug(DebugRequest { command: command.clone(), reply })).is_err() {
             break;
         }
-        let ruleset = match received.await {
-            Ok(DebugReply::Text(text)) => return text,
-            Ok(DebugReply::Ruleset(ruleset)) => ruleset,
+        let (ruleset, written) = match received.await {
+            Ok(DebugReply::Text(text)) => return Ok(text),
+            Ok(DebugReply::Ruleset(ruleset, written)) => (ruleset, written),
             Err(_) => break,
         };
-        match tokio::task::spawn_blocking(move || compare(&ruleset, all)).await {
+        stream.write_all(&[ALIVE]).await?;
+        match tokio::task::spawn_blocking(move || compare(&ruleset, &written, all)).await {
             Ok(Ok(comparison)) if comparison.differences == 0 || attempt == COMPARISONS => {
-                return comparison.text;
+                return Ok(comparison.text);
             }
             Ok(Err(error)) if attempt == COMPARISONS => {
-                return format!("cannot read the kernel's tables: {error}\n");
+                return Ok(format!("cannot read the kernel's tables: {error}\n"));
             }
             _ => {}
         }
     }
-    "the agent is shutting down\n".to_owned()
+    Ok("the agent is shutting down\n".to_owned())
 }
 
 /// Sends a command to the agent in the network namespace of the calling thread, and waits for its reply.
@@ -170,12 +200,19 @@ pub fn send_command(command: &DebugCommand) -> Result<String, DebugSocketError> 
     if user != 0 && user != own_user() {
         return Err(DebugSocketError::NotRoot(user));
     }
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(FIRST_BYTE))?;
     stream.write_all(command.to_line().as_bytes())?;
     stream.shutdown(std::net::Shutdown::Write)?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
+    let mut first = [0];
+    let count = stream.read(&mut first).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DebugSocketError::Silent,
+        _ => error.into(),
+    })?;
+    let mut reply = first[..count].to_vec();
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.read_to_end(&mut reply)?;
+    reply.retain(|byte| *byte != ALIVE);
+    String::from_utf8(reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error).into())
 }
 
 fn address() -> io::Result<SocketAddr> {
@@ -305,6 +342,16 @@ mod tests {
                 let error = send_command(&DebugCommand::Dump { all: false }).unwrap_err();
                 assert!(matches!(error, DebugSocketError::Socket(_)), "{error}");
             });
+        });
+    }
+
+    #[test]
+    fn agent_that_hangs_is_not_waited_for() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            let _accepts_nothing = bind().unwrap();
+            let error = send_command(&DebugCommand::Dump { all: false }).unwrap_err();
+            assert!(matches!(error, DebugSocketError::Silent), "{error}");
         });
     }
 

@@ -8,9 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use steerage_nft::{Error, Row};
 
-use crate::kernel::{FAMILIES, KernelTable, read_table};
-use crate::plan::Desired;
-use crate::rules::{BaseRuleset, Elements, LOCAL_OFFSET, ListDigest, Ruleset, SetId, difference};
+use crate::kernel::{ChainRules, FAMILIES, KernelTable, WrittenRules, read_table};
+use crate::plan::{Desired, Frontend};
+use crate::rules::{
+    BaseRuleset, Elements, LOCAL_OFFSET, ListDigest, Ruleset, RulesetConfig, SetId, UsedSets, difference,
+};
 
 /// A comparison as text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -21,8 +23,9 @@ pub struct Comparison {
     pub differences: usize,
 }
 
-/// Compares with the kernel of the calling thread's network namespace. `all`: lists elements that do not differ, too.
-pub fn compare(ruleset: &Ruleset, all: bool) -> Result<Comparison, Error> {
+/// Compares with the kernel of the calling thread's network namespace. `written`: the rules as the kernel should list them. `all`: lists
+/// elements that do not differ, too.
+pub fn compare(ruleset: &Ruleset, written: &WrittenRules, all: bool) -> Result<Comparison, Error> {
     let mut comparison = Comparison::default();
     list_services(ruleset.desired(), &mut comparison.text);
     for (model, family) in FAMILIES {
@@ -30,9 +33,79 @@ pub fn compare(ruleset: &Ruleset, all: bool) -> Result<Comparison, Error> {
         let kernel = read_table(model, &base_ruleset)?;
         let wanted = ruleset.all_elements(model);
         comparison.table(family.name(), &base_ruleset, &wanted, kernel.as_ref(), all);
+        if let (Some(kernel), Some(written)) = (&kernel, written.get(&model)) {
+            comparison.rules(&base_ruleset, written, kernel);
+        }
     }
     let _ = writeln!(comparison.text, "{} difference(s)", comparison.differences);
     Ok(comparison)
+}
+
+/// What the kernel of the calling thread's network namespace has, for where no agent answers: all tables, with their elements if `all`.
+pub fn kernel_tables(all: bool) -> Result<String, Error> {
+    let mut text = String::new();
+    for (name, kernel) in read_tables()? {
+        let Some(kernel) = kernel else {
+            let _ = writeln!(text, "no table {name} steerage");
+            continue;
+        };
+        let layout = kernel.layout.as_deref().unwrap_or("none");
+        let dormant = if kernel.is_dormant { ", dormant: no packet sees its chains" } else { "" };
+        let _ = writeln!(text, "table {name} steerage: {layout}{dormant}");
+        for (chain, (rules, _)) in &kernel.chains {
+            let _ = writeln!(text, "  chain {chain}, {rules} rule(s)");
+        }
+        for (id, rows) in kernel.elements.sets() {
+            let _ = writeln!(text, "  {}, {} element(s)", id.name(), rows.len());
+            for row in rows.iter().filter(|_| all) {
+                let _ = writeln!(text, "    {}", describe(*id, row));
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// The elements of the kernel of the calling thread's network namespace that concern packets to a frontend, for where no agent answers.
+pub fn kernel_elements(frontend: &Frontend) -> Result<String, Error> {
+    let mut text = String::new();
+    let key = format!("{} {}/{}", frontend.addr, frontend.port, frontend.protocol);
+    let address = frontend.addr.to_string();
+    for (_, kernel) in read_tables()? {
+        let mut lists = BTreeSet::new();
+        for (id, rows) in kernel.iter().flat_map(|kernel| kernel.elements.sets()) {
+            for line in rows.iter().map(|row| describe(*id, row)) {
+                let rest = line.strip_prefix(&key).filter(|rest| rest.is_empty() || rest.starts_with(' '));
+                if rest.is_some() || line == address {
+                    lists.extend(rest.and_then(|rest| rest.strip_prefix(" -> ")).map(str::to_owned));
+                    let _ = writeln!(text, "{:<10}{}: {line}", "element", id.name());
+                }
+            }
+        }
+        let endpoints = kernel.iter().filter_map(|kernel| kernel.elements.of_set(SetId::Endpoints));
+        for line in endpoints.flat_map(steerage_nft::Rows::iter).map(|row| describe(SetId::Endpoints, row)) {
+            if lists.iter().any(|list| line.strip_prefix(list).is_some_and(|rest| rest.starts_with(" slot ")))
+            {
+                let _ = writeln!(text, "{:<10}{}: {line}", "element", SetId::Endpoints.name());
+            }
+        }
+    }
+    if text.is_empty() {
+        let _ = writeln!(
+            text,
+            "{:<10}no element of the kernel's tables concerns packets to {frontend}",
+            "verdict"
+        );
+    }
+    Ok(text)
+}
+
+/// Both tables, with all sets that they may have.
+fn read_tables() -> Result<Vec<(&'static str, Option<KernelTable>)>, Error> {
+    let config = RulesetConfig { used: UsedSets::all(), forward_to_peers: true, ..RulesetConfig::default() };
+    let read = |(model, family): (_, steerage_nft::Family)| {
+        Ok((family.name(), read_table(model, &BaseRuleset::new(family, &config))?))
+    };
+    FAMILIES.into_iter().map(read).collect()
 }
 
 fn list_services(desired: &Desired, text: &mut String) {
@@ -82,6 +155,9 @@ impl Comparison {
                 &format!("table {family} steerage: {}, the kernel: {layout}", base_ruleset.version),
             );
         }
+        if kernel.is_dormant {
+            self.line('!', &format!("table {family} steerage is dormant: no packet sees its chains"));
+        }
         self.chains(base_ruleset, kernel);
         let ours: BTreeSet<_> = base_ruleset.sets.iter().map(|(name, _)| name).collect();
         for name in &ours {
@@ -114,6 +190,24 @@ impl Comparison {
         let ours = |name: &str| base_ruleset.chains.iter().any(|chain| chain.name == name);
         for (name, (count, _)) in kernel.chains.iter().filter(|(name, _)| !ours(name)) {
             self.line('+', &format!("chain {name}, {count} rule(s)"));
+        }
+    }
+
+    /// Chains whose digest is right.
+    fn rules(&mut self, base_ruleset: &BaseRuleset, written: &ChainRules, kernel: &KernelTable) {
+        for chain in &base_ruleset.chains {
+            let [wanted, found] = [written, &kernel.rules].map(|rules| rules.get(&chain.name));
+            if wanted != found && wanted.map(Vec::len) == found.map(Vec::len) {
+                self.line('!', &format!("chain {}, a rule of the kernel is another one", chain.name));
+            }
+            if let Some(info) = kernel.chain_infos.iter().find(|info| info.name == chain.name)
+                && (!chain.chain.runs_as(info) || !chain.chain.has_policy_of(info))
+            {
+                self.line(
+                    '!',
+                    &format!("chain {}, the kernel's has another hook, priority or policy", chain.name),
+                );
+            }
         }
     }
 

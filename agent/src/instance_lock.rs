@@ -15,6 +15,8 @@ pub(crate) const NAME: &str = "steerage-agent-lock";
 #[derive(Debug)]
 pub struct InstanceLock {
     _owner: Nft,
+    /// Whether it takes the place of a table that no process owns, as after a restored ruleset.
+    pub replaced_table: bool,
 }
 
 impl InstanceLock {
@@ -27,10 +29,11 @@ impl InstanceLock {
             let table = Table::new(family, NAME);
             batch.add_owned_table(&table);
             match nft.commit(batch) {
-                Ok(()) => return Ok(Some(Self { _owner: nft })),
+                Ok(()) => return Ok(Some(Self { _owner: nft, replaced_table: false })),
                 // The listing fails without CAP_NET_ADMIN.
                 Err(error) if error.is_taken() => match nft.table(&table)? {
-                    Some(_) => return Ok(None),
+                    Some(info) if info.is_owned => return Ok(None),
+                    Some(_) => return take_over(nft, &table),
                     // Its owner has just ended.
                     None => return Err(error),
                 },
@@ -43,6 +46,18 @@ impl InstanceLock {
     }
 }
 
+/// Takes the place of a table that no process owns, as `nft -f` makes it from a saved ruleset. Of several agents one succeeds: the kernel
+/// refuses to delete a table that has an owner.
+fn take_over(mut nft: Nft, table: &Table) -> Result<Option<InstanceLock>, Error> {
+    let mut batch = Batch::new();
+    batch.delete_table(table).add_owned_table(table);
+    match nft.commit(batch) {
+        Ok(()) => Ok(Some(InstanceLock { _owner: nft, replaced_table: true })),
+        Err(error) if error.is_taken() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::{Duration, Instant};
@@ -50,6 +65,22 @@ mod tests {
     use steerage_requirements::{in_new_netns, requires};
 
     use super::*;
+
+    #[test]
+    fn table_without_an_owner_is_no_lock() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            let (mut other, table) = (Nft::open().unwrap(), Table::new(FAMILIES[0].1, NAME));
+            let mut batch = Batch::new();
+            batch.add_table(&table, None);
+            other.commit(batch).unwrap();
+            let lock = InstanceLock::take().unwrap().expect("nobody has it");
+            assert!(lock.replaced_table && InstanceLock::take().unwrap().is_none());
+            let mut batch = Batch::new();
+            batch.delete_table(&table);
+            assert!(other.commit(batch).is_err_and(|error| error.is_taken()), "it has an owner now");
+        });
+    }
 
     #[test]
     fn lock_is_held_once_per_network_namespace_and_freed() {

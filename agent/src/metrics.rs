@@ -2,23 +2,23 @@
 //! The agent's metrics. Names have the prefix `steerage_agent_`, except those of kube-proxy.
 
 mod foreign;
+mod host;
 mod kubeproxy;
 mod packets;
 mod pending;
 
 pub use foreign::{ForeignChanges, ForeignTables};
+pub use host::HostMetrics;
 pub use kubeproxy::KubeProxyMetrics;
 pub use packets::{register_counted_packets, register_sample_counted_packets};
 pub use pending::PendingMetrics;
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
-use steerage_process::prometheus_client::metrics::family::Family;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::metrics::histogram::Histogram;
 use steerage_process::prometheus_client::registry::{Registry, Unit};
 
 use crate::kernel::FlowWalk;
-use crate::rules::{Feature, Features};
 
 /// The agent's metrics. Clones share them.
 #[derive(Debug, Clone)]
@@ -55,8 +55,8 @@ pub struct Metrics {
     pub health_ports: Gauge,
     /// Time of the last successful write, in seconds since 1970.
     pub last_write: Gauge,
-    /// What the kernel has.
-    features: Family<[(&'static str, &'static str); 1], Gauge>,
+    /// What is known of the host.
+    pub host: HostMetrics,
     /// kube-proxy's metrics; registered separately.
     pub kube_proxy: KubeProxyMetrics,
 }
@@ -84,7 +84,7 @@ impl Metrics {
             unreachable_peers: Gauge::default(),
             health_ports: Gauge::default(),
             last_write: Gauge::default(),
-            features: Family::default(),
+            host: HostMetrics::default(),
             kube_proxy: KubeProxyMetrics::default(),
         };
         let Self {
@@ -104,7 +104,7 @@ impl Metrics {
             unreachable_peers,
             health_ports,
             last_write,
-            features,
+            host,
             kube_proxy: _,
         } = metrics.clone();
         registry.register("writes", "Writes to nftables", writes);
@@ -121,7 +121,7 @@ impl Metrics {
         foreign_tables.register(registry);
         registry.register(
             "stale_flows_deleted",
-            "Conntrack entries deleted: UDP flows whose endpoint is gone, and what passed while rules were missing",
+            "Conntrack entries deleted: UDP flows whose endpoint is gone, handshakes that passed without rules for them, and connections that a changed table may have admitted",
             flows,
         );
         registry.register("conntrack_walks", "Searches of conntrack for stale flows", walks);
@@ -158,19 +158,8 @@ impl Metrics {
             Unit::Seconds,
             last_write,
         );
-        registry.register(
-            "kernel_feature",
-            "Whether the kernel has what the rules use, as found out at start",
-            features,
-        );
+        host.register(registry);
         metrics
-    }
-
-    /// Notes what the kernel has.
-    pub fn set_features(&self, found: &Features) {
-        for feature in Feature::ALL {
-            self.features.get_or_create(&[("feature", feature.name())]).set(i64::from(found.has(feature)));
-        }
     }
 
     /// Counts a search of conntrack.

@@ -14,7 +14,10 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
     metrics.register("agent", steerage_watch::events::register_metrics);
     metrics.register("agent_watch", steerage_watch::register_sample_metrics);
     metrics.register("agent", steerage_agent::metrics::register_sample_counted_packets);
-    ours.set_features(&steerage_agent::rules::Features::default());
+    ours.host.set_features(&steerage_agent::rules::Features::default());
+    for watch in ["addresses", "routes"] {
+        drop(ours.host.watch_restarts(watch));
+    }
     ours.kube_proxy.count_healthz(200);
     ours.kube_proxy.count_livez(200);
     let families = [steerage_model::Family::V4];

@@ -2,6 +2,7 @@
 //! What flags say, and the [`LocalNode`] that follows from it and the Node object.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
@@ -176,9 +177,9 @@ impl AgentSettings {
     }
 
     /// The host's addresses, if node ports are served at some of them.
-    pub fn host_addresses(&self) -> Vec<IpAddr> {
+    pub fn host_addresses(&self) -> io::Result<Vec<IpAddr>> {
         match self.node_port_addresses {
-            NodePortAddresses::Primary => Vec::new(),
+            NodePortAddresses::Primary => Ok(Vec::new()),
             NodePortAddresses::In(_) => host_addresses(),
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand, ValueEnum as _};
 use steerage_process::duration;
 
-use crate::aws;
+use crate::clouds;
 use crate::controller;
 use crate::host;
 use crate::measure::{self, Extent, Measure, Settings};
@@ -34,8 +34,8 @@ enum Command {
     Agent(Proxies),
     /// The controller with the edge's provider beside the upstream service controller, against a real API server and one in memory
     Controller(controller::Flags),
-    /// The controller with the provider for AWS beside cloud-provider-aws, against one real API server and moto
-    Aws(aws::Flags),
+    /// The controller with a cloud's provider beside the vendor's, against one real API server and what stands for the cloud
+    Clouds(clouds::Flags),
 }
 
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -99,7 +99,7 @@ impl Args {
         match self.command {
             Command::Agent(proxies) => proxies.run(),
             Command::Controller(flags) => flags.run(),
-            Command::Aws(flags) => flags.run(),
+            Command::Clouds(flags) => flags.run(),
         }
     }
 }

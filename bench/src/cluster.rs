@@ -144,6 +144,27 @@ impl Cluster {
         self.block_on(self.slices().change(objects::PROBE, endpoints))
     }
 
+    /// Whether the probe Service has so many endpoints that a list holds them.
+    pub fn has_large_probe(&self) -> bool {
+        self.probe_endpoints() > objects::FEW
+    }
+
+    /// The number of endpoints of the probe Service.
+    pub fn probe_endpoints(&self) -> u32 {
+        objects::probe_endpoints(self.shape)
+    }
+
+    /// Gives the probe Service the endpoints of a side, of which the last one may be the other side's. Returns the time of the API server's
+    /// response.
+    pub fn change_one_of_probe(&self, side: Side, is_other: bool) -> Result<Instant> {
+        let mut addresses = objects::probe_addresses(side, self.shape);
+        let other = objects::probe_addresses(side.other(), self.shape).pop();
+        if let (Some(last), Some(other), true) = (addresses.last_mut(), other, is_other) {
+            *last = other;
+        }
+        self.block_on(self.slices().change(objects::PROBE, objects::endpoints(&addresses)))
+    }
+
     /// Adds or removes the endpoint of the health Service. Returns the time of the API server's response.
     pub fn set_health(&self, present: bool) -> Result<Instant> {
         self.block_on(self.slices().change(objects::HEALTH, objects::health_endpoints(present)))

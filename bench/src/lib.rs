@@ -7,7 +7,7 @@
 
 mod api;
 pub mod args;
-pub mod aws;
+pub mod clouds;
 pub mod cluster;
 pub mod controller;
 pub mod host;

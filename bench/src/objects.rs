@@ -20,7 +20,7 @@ const MOST_OF_A_SLICE: u32 = 1000;
 /// Where the addresses of the probe Service's endpoints begin, after those of all others.
 const PROBE_ADDRESSES: u32 = 1_040_000;
 /// A Service with more endpoints changes one at a time.
-const FEW: u32 = 8;
+pub const FEW: u32 = 8;
 /// Every hundredth Service has an endpoint on the node, because a node has some hundred pods however many Services exist.
 const LOCAL: u32 = 100;
 /// The node of all other endpoints.
@@ -120,12 +120,17 @@ pub fn vip(number: u32) -> Ipv4Addr {
     offset(VIPS.0, 1 + number)
 }
 
-/// The endpoints of the probe Service.
-pub fn probe_addresses(side: Side, shape: Shape) -> Vec<Ipv4Addr> {
-    let endpoints = match shape {
+/// The number of endpoints of the probe Service.
+pub fn probe_endpoints(shape: Shape) -> u32 {
+    match shape {
         Shape::Even(endpoints) => endpoints.min(MOST_OF_A_SLICE),
         Shape::Tail => ENDPOINTS,
-    };
+    }
+}
+
+/// The endpoints of the probe Service.
+pub fn probe_addresses(side: Side, shape: Shape) -> Vec<Ipv4Addr> {
+    let endpoints = probe_endpoints(shape);
     let first = PROBE_ADDRESSES + if side == Side::A { 0 } else { MOST_OF_A_SLICE };
     (0..endpoints).map(|index| offset(PODS.0, first + index)).collect()
 }

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """An OpenStack for tests: the real APIs of Keystone, Neutron and Octavia behind one port of loopback, as `devstack` shows them.
 
-    server.py [--port PORT] [--delay SECONDS] [--state DIR] [--until-eof]
+    server.py [--port PORT] [--delay SECONDS] [--state DIR] [--until-eof] [--amphora ADDRESS:PORT …]
 
 Each is a process of its own with SQLite, and all end with this one. Octavia's provider drivers are our own: `amphora-test` accepts
 everything, `ovn` refuses what OVN's driver refuses, and both report ACTIVE after the delay. When all answer, one line of JSON is printed:
-what a client needs to log in, and the networks that exist. Only reads past the APIs are added: /test/snapshot and /test/targets.
+what a client needs to log in, and the networks that exist. Only reads past the APIs are added: /test/snapshot, /test/targets, /test/health and
+/test/writes.
+
+In a lab it has a data path: with --amphora there is a driver `amphora-lab`, whose load balancers forward, and this process translates
+floating IPs. PUT /test/down/SERVICE then makes a service answer 503, until PUT /test/up/SERVICE.
 """
 
 import argparse
@@ -30,13 +34,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 VENV = Path(sys.prefix)
 SERVICES = {"identity": "run_keystone.py", "network": "run_neutron.py", "load-balancer": "run_octavia.py"}
-DRIVERS = {"amphora-test": "TestDriver", "ovn": "OvnDriver"}
+DRIVERS = {"amphora-test": "test_driver:TestDriver", "ovn": "test_driver:OvnDriver"}
+# Not `amphora`: Octavia has a driver of that name.
+FORWARDING_DRIVERS = {"amphora-lab": "amphora_driver:AmphoraDriver"}
 
 KEYSTONE = """
 [DEFAULT]
 log_file = {state}/keystone.log
 [database]
 connection = sqlite:///{state}/keystone.db
+sqlite_synchronous = false
 [fernet_tokens]
 key_repository = {state}/fernet
 [fernet_receipts]
@@ -64,6 +71,7 @@ state_path = {state}/neutron
 log_file = {state}/neutron.log
 [database]
 connection = sqlite:///{state}/neutron.db
+sqlite_synchronous = false
 [oslo_concurrency]
 lock_path = {state}/locks
 [ml2]
@@ -85,16 +93,20 @@ transport_url = fake://
 log_file = {state}/octavia.log
 [database]
 connection = sqlite:///{state}/octavia.db
+sqlite_synchronous = false
 [api_settings]
 auth_strategy = keystone
 enabled_provider_drivers = {drivers}
-default_provider_driver = amphora-test
+default_provider_driver = {default_driver}
 [controller_worker]
 network_driver = allowed_address_pairs_driver
 [driver_agent]
 status_socket_path = {state}/status.sock
 stats_socket_path = {state}/stats.sock
 get_socket_path = {state}/get.sock
+[haproxy_amphora]
+# haproxy needs two files for each connection that it may have.
+default_connection_limit = 2000
 [quotas]
 default_load_balancer_quota = {load_balancers}
 default_listener_quota = -1
@@ -126,19 +138,27 @@ region_name = RegionOne
 
 def parse():
     parser = argparse.ArgumentParser(description="Serves Keystone, Neutron and Octavia on loopback.")
+    parser.add_argument("--listen", default="127.0.0.1", help="serve at this address (default: loopback)")
     parser.add_argument("--port", type=int, default=0, help="serve all on this port (default: a free one)")
     parser.add_argument("--delay", type=float, default=0, help="seconds until Octavia's load balancers are ACTIVE")
     parser.add_argument("--state", help="keep configuration, databases and logs in this directory (default: a temporary one)")
     parser.add_argument("--load-balancers", type=int, default=-1, help="quota of load balancers of a project")
     parser.add_argument("--floating-ips", type=int, default=-1, help="quota of floating IPs of a project")
+    parser.add_argument("--subnet", default="10.0.0.0/16", help="the IPv4 subnet of VIPs and nodes")
+    parser.add_argument("--vips", help="the addresses of VIPs in the subnet, FIRST-LAST (default: all)")
+    parser.add_argument("--floating", default="203.0.113.0/24", help="the subnet of floating IPs")
+    parser.add_argument("--amphora", help="let load balancers forward, by the amphora at this address and port")
+    parser.add_argument("--amphora-folder", help="the amphora's --folder")
+    parser.add_argument("--inside", help="translate floating IPs, for this device of the subnet")
     parser.add_argument("--until-eof", action="store_true", help="end when standard input ends, as it does with the process that wrote to it")
     return parser.parse_args()
 
 
 def write_state(args, state, url, password):
     auth = AUTH.format(url=url, password=password)
-    drivers = ",".join(f"{name}:{name}" for name in DRIVERS)
-    values = {"state": state, "venv": VENV, "auth": auth, "url": url, "drivers": drivers}
+    classes = FORWARDING_DRIVERS | DRIVERS if args.amphora else DRIVERS
+    drivers = ",".join(f"{name}:{name}" for name in classes)
+    values = {"state": state, "venv": VENV, "auth": auth, "url": url, "drivers": drivers, "default_driver": next(iter(classes))}
     values |= {"load_balancers": args.load_balancers, "floating_ips": args.floating_ips}
     for service, text in (("identity", KEYSTONE), ("network", NEUTRON), ("load-balancer", OCTAVIA)):
         (state / f"{service}.conf").write_text(text.format(**values))
@@ -151,7 +171,7 @@ def write_state(args, state, url, password):
     package = state / "packages" / "steerage_test_driver-1.dist-info"
     package.mkdir(parents=True, exist_ok=True)
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: steerage-test-driver\nVersion: 1\n")
-    entries = "\n".join(f"{name} = test_driver:{of}" for name, of in DRIVERS.items())
+    entries = "\n".join(f"{name} = {of}" for name, of in classes.items())
     (package / "entry_points.txt").write_text(f"[octavia.api.drivers]\n{entries}\n")
 
 
@@ -163,6 +183,8 @@ class Child:
             "PYTHONPATH": f"{HERE}:{state}/packages",
             "STEERAGE_OPENSTACK_LAUNCHER": str(os.getpid()),
             "STEERAGE_OPENSTACK_DELAY": str(args.delay),
+            "STEERAGE_OPENSTACK_AMPHORA": args.amphora or "",
+            "STEERAGE_OPENSTACK_AMPHORA_FOLDER": args.amphora_folder or "",
             # What stevedore remembers of installed packages would be another state's.
             "XDG_CACHE_HOME": str(state / "cache"),
             "PYTHONWARNINGS": "ignore",
@@ -187,6 +209,7 @@ class Front(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     children, state = {}, None
+    down, writes, counting = set(), 0, threading.Lock()
     connections = threading.local()
 
     def log_message(self, *args):
@@ -196,13 +219,30 @@ class Front(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         service = self.path.lstrip("/").partition("/")[0].partition("?")[0]
         if service == "test":
-            return self.answer(200, [("Content-Type", "application/json")], read_past(self.state, self.path))
+            return self.answer(200, [("Content-Type", "application/json")], self.past())
+        if service in self.down:
+            return self.answer(503, [("Content-Type", "text/plain")], f"{service} is down".encode())
+        if service != "identity" and self.command not in ("GET", "HEAD"):
+            with self.counting:
+                Front.writes += 1
         child = self.children.get(service)
         if child is None or child.port is None:
             return self.answer(404, [("Content-Type", "text/plain")], f"no service {service}".encode())
         headers = {key: value for key, value in self.headers.items() if key.lower() != "connection"}
         status, answered, content = self.forward(child.port, headers, body)
         self.answer(status, answered, content)
+
+    def past(self):
+        *_, verb, subject = self.path.split("/")
+        if verb == "down":
+            self.down.add(subject)
+        elif verb == "up":
+            self.down.discard(subject)
+        elif subject == "writes":
+            return json.dumps(self.writes).encode()
+        else:
+            return read_past(self.state, self.path)
+        return json.dumps(sorted(self.down)).encode()
 
     def handle(self):
         try:
@@ -261,6 +301,8 @@ def read_past(state, path):
     )
     names = {id: name for id, name, *_ in balancers}
     members, shown, targets = {}, {}, {}
+    if path.startswith("/test/health/"):
+        return json.dumps(health(state, {id for id in names if f"steerage.dev/uid={path.rpartition('/')[2]}" in tags.get(id, [])})).encode()
     for pool, *member in rows(
         state,
         "octavia",
@@ -307,6 +349,18 @@ def read_past(state, path):
     )
     for address, port, description in floating:
         shown[f"floating IP {description}"] = f"of {ports.get(port)}"
+    rules = rows(
+        state,
+        "neutron",
+        "SELECT r.protocol, r.port_range_min, r.port_range_max, r.remote_ip_prefix, s.description FROM securitygrouprules r "
+        "JOIN standardattributes s ON s.id = r.standard_attr_id WHERE s.description LIKE 'steerage%'",
+    )
+    for *content, description in rules:
+        shown[f"rule {content} {description}"] = ""
+    for balancer, vip in rows(state, "octavia", "SELECT load_balancer_id, subnet_id FROM additional_vip"):
+        # Octavia forgets those of deleted load balancers later.
+        if balancer in names:
+            shown[f"additional VIP of {names[balancer]} {tags.get(balancer)}"] = vip
     for (device,) in rows(state, "neutron", "SELECT name FROM ports WHERE device_owner = 'Octavia'"):
         balancer = device.removeprefix("octavia-lb-")
         shown[f"VIP port of {names.get(balancer)} {tags.get(balancer)}"] = ""
@@ -315,6 +369,23 @@ def read_past(state, path):
         mine = [id for id in names if uid in tags.get(id, [])]
         return json.dumps({name: nodes for id in mine for name, nodes in targets.get(id, {}).items()}).encode()
     return json.dumps(shown).encode()
+
+
+def health(state, balancers):
+    """The nodes in each operating status, for each pool of these load balancers."""
+    shown = {}
+    members = rows(
+        state,
+        "octavia",
+        "SELECT p.id, p.load_balancer_id, m.name, m.operating_status FROM pool p LEFT JOIN member m ON m.pool_id = p.id AND "
+        "m.provisioning_status != 'PENDING_DELETE'",
+    )
+    for pool, balancer, member, status in members:
+        if balancer in balancers:
+            states = shown.setdefault(pool, {})
+            if member:
+                states.setdefault(status, []).append(member)
+    return list(shown.values())
 
 
 class Api:
@@ -368,18 +439,36 @@ def tenant(api, password):
     return {"project_id": project, "application_credential_id": credential["application_credential"]["id"]}
 
 
-def networks(api, project):
+def choices(api):
+    """A flavor and an availability zone for load balancers."""
+
+    def make(path, kind, **fields):
+        return api.call("POST", f"/load-balancer/v2.0/lbaas/{path}", {kind: fields})[kind]
+
+    driver = {"provider_name": "amphora-test"}
+    profile = make("flavorprofiles", "flavorprofile", name="large", flavor_data='{"size": "large"}', **driver)
+    flavor = make("flavors", "flavor", name="large", flavor_profile_id=profile["id"])
+    zone = make("availabilityzoneprofiles", "availability_zone_profile", name="one", availability_zone_data='{"zone": "one"}', **driver)
+    zone = make("availabilityzones", "availability_zone", name="zone-1", availability_zone_profile_id=zone["id"])
+    return {"flavor_id": flavor["id"], "availability_zone": zone["name"]}
+
+
+def networks(api, project, args):
     """The cluster's network with two subnets, an external one, and a router between them."""
 
     def make(kind, **fields):
         return api.call("POST", f"/network/v2.0/{kind}s", {kind: fields})[kind]["id"]
 
     outside = make("network", name="public", **{"router:external": True, "provider:network_type": "flat", "provider:physical_network": "public"})
-    outside_subnet = make("subnet", network_id=outside, ip_version=4, cidr="203.0.113.0/24", enable_dhcp=False)
+    outside_subnet = make("subnet", network_id=outside, ip_version=4, cidr=args.floating, enable_dhcp=False)
     inside = make("network", name="cluster", project_id=project)
     subnets = {"public_subnet_id": outside_subnet}
-    for key, version, cidr in (("subnet_id", 4, "10.0.0.0/16"), ("ipv6_subnet_id", 6, "2001:db8:1::/64")):
-        subnets[key] = make("subnet", network_id=inside, project_id=project, ip_version=version, cidr=cidr)
+    pools = {}
+    if args.vips:
+        first, _, last = args.vips.partition("-")
+        pools["allocation_pools"] = [{"start": first, "end": last}]
+    for key, version, cidr, fields in (("subnet_id", 4, args.subnet, pools), ("ipv6_subnet_id", 6, "2001:db8:1::/64", {})):
+        subnets[key] = make("subnet", network_id=inside, project_id=project, ip_version=version, cidr=cidr, **fields)
     router = make("router", project_id=project, external_gateway_info={"network_id": outside})
     api.call("PUT", f"/network/v2.0/routers/{router}/add_router_interface", {"subnet_id": subnets["subnet_id"]})
     return {"network_id": inside, "floating_network_id": outside, **subnets}
@@ -390,10 +479,10 @@ def run(args, state):
     ThreadingHTTPServer.daemon_threads = True
     ThreadingHTTPServer.request_queue_size = 64
     try:
-        front = ThreadingHTTPServer(("127.0.0.1", args.port), Front)
+        front = ThreadingHTTPServer((args.listen, args.port), Front)
     except OSError as error:
-        sys.exit(f"cannot listen on port {args.port} of 127.0.0.1: {error}")
-    url = f"http://127.0.0.1:{front.server_port}"
+        sys.exit(f"cannot listen on port {args.port} of {args.listen}: {error}")
+    url = f"http://{args.listen}:{front.server_port}"
     password = secrets.token_hex(8)
     write_state(args, state, url, password)
     Front.state = state
@@ -409,8 +498,17 @@ def run(args, state):
     api.log_in("admin", password, "admin")
     catalog(api)
     made = tenant(api, password)
-    made |= networks(api, made["project_id"])
-    print(json.dumps({"url": url, "auth_url": f"{url}/identity/v3", "username": "steerage", "project_name": "cluster", "secret": password, **made}), flush=True)
+    made |= networks(api, made["project_id"], args)
+    made |= choices(api)
+    if args.inside:
+        from l3_agent import translate
+
+        threading.Thread(target=translate, args=(lambda query: rows(state, "neutron", query), args.inside), daemon=True).start()
+    access = json.dumps({"url": url, "auth_url": f"{url}/identity/v3", "username": "steerage", "project_name": "cluster", "secret": password, **made})
+    # For who did not start it. Complete, or not there.
+    (state / "access.partial").write_text(access)
+    (state / "access.partial").replace(state / "access.json")
+    print(access, flush=True)
     for child in Front.children.values():
         child.process.wait()
         sys.exit(f"{child.service} ended")

@@ -21,16 +21,26 @@ DELAY = float(os.environ["STEERAGE_OPENSTACK_DELAY"])
 updates = queue.Queue()
 
 
+def carry_out(load_balancer, deleted):
+    """What a driver does before it reports; returns whether it could. A driver that forwards has another one."""
+    return True
+
+
+# Whether what is ACTIVE is said to serve. A driver that forwards asks instead.
+REPORTS_OPERATION = True
+
+
 def settle():
     while True:
         due, load_balancer, deleted = updates.get()
         time.sleep(max(0, due - time.monotonic()))
+        done = carry_out(load_balancer, deleted)
         with child.one_call:
-            report(load_balancer, deleted)
+            report(load_balancer, deleted, done)
 
 
-def report(load_balancer, deleted):
-    """Tells Octavia that everything of this load balancer that is PENDING is done."""
+def report(load_balancer, deleted, done):
+    """Tells Octavia that everything of this load balancer that is PENDING is done, or could not be."""
     repos = repositories.Repositories()
     session = db.get_session()
     with session.begin():
@@ -40,16 +50,16 @@ def report(load_balancer, deleted):
         listeners, pools = list(found.listeners), list(found.pools)
         members = [member for pool in pools for member in pool.members]
         monitors = [pool.health_monitor for pool in pools if pool.health_monitor]
-    good = "ERROR" if found.description == "test:error" else "ACTIVE"
+    good = "ERROR" if found.description == "test:error" or not done else "ACTIVE"
 
     def of(items, monitored=()):
         for item in items:
             gone = item.provisioning_status == "PENDING_DELETE" or deleted
             if gone or item.provisioning_status.startswith("PENDING"):
                 state = {"id": item.id, "provisioning_status": "DELETED" if gone else good}
-                if not gone and good == "ERROR":
+                if not gone and found.description == "test:error":
                     state["operating_status"] = "OFFLINE"
-                elif not gone:
+                elif not gone and REPORTS_OPERATION:
                     state["operating_status"] = "NO_MONITOR" if item.id in monitored else "ONLINE"
                 yield state
 
@@ -80,6 +90,18 @@ def of_pool(pool):
 
 
 class TestDriver(provider_base.ProviderDriver):
+    def get_supported_flavor_metadata(self):
+        return {"size": "of the load balancer"}
+
+    def validate_flavor(self, flavor):
+        pass
+
+    def get_supported_availability_zone_metadata(self):
+        return {"zone": "of the load balancer"}
+
+    def validate_availability_zone(self, availability_zone):
+        pass
+
     def loadbalancer_create(self, loadbalancer):
         later(loadbalancer.loadbalancer_id)
 

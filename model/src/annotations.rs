@@ -46,7 +46,7 @@ annotations! {
     HEALTH_CHECK_UNHEALTHY_THRESHOLD = "steerage.dev/health-check-unhealthy-threshold", "1 to 100";
     /// Nodes with all of these labels are targets; others only while none with them can serve, and `Degraded` says so. At most 10 labels. Refused if pods are targets.
     TARGET_NODE_LABELS = "steerage.dev/target-node-labels", "`key=value`, separated by commas";
-    /// Shares one load balancer with the other Services that name it. The operator of Steerage lists the names, and the namespaces that may use each (AWS: `--aws-shared-load-balancers`). Each port is the first Service's that requests it. Decided when the load balancer is created: a later change is refused.
+    /// Shares one load balancer with the other Services that name it. The operator of Steerage lists the names, and the namespaces that may use each (`--aws-shared-load-balancers`, `--openstack-shared-load-balancers`). Each port is the first Service's that requests it. Decided when the load balancer is created: a later change is refused.
     SHARED_LOAD_BALANCER = "steerage.dev/shared-load-balancer", "name of a shared load balancer";
     /// `true` pauses Steerage for the Service: its load balancer and its own targets are neither created, changed nor deleted.
     PAUSED = "steerage.dev/paused", "`true` or `false`";

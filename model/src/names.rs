@@ -45,10 +45,13 @@ pub const SERVING: &str = "steerage.dev/Serving";
 pub const DEGRADED: &str = "steerage.dev/Degraded";
 
 /// Prefixes of the annotations that projections keep in any case.
-const KEPT_PREFIXES: [&str; 4] = [
+const KEPT_PREFIXES: [&str; 7] = [
     "service.alpha.kubernetes.io/",
     "service.beta.kubernetes.io/",
     "loadbalancer.openstack.org/",
+    "networking.gke.io/",
+    "cloud.google.com/",
+    "alpha.cloud.google.com/",
     TRIGGER_TIME,
 ];
 

@@ -51,7 +51,7 @@ mod set_flag {
 /// `NFT_TABLE_F_DORMANT`
 pub(crate) const DORMANT: u32 = 1;
 /// `NFT_TABLE_F_OWNER`
-const OWNED: u32 = 2;
+pub(crate) const OWNED: u32 = 2;
 /// `NFT_OBJECT_COUNTER`
 pub(crate) const OBJECT_COUNTER: u32 = 1;
 /// Number of the data type of verdicts (`NFT_DATA_VERDICT`).

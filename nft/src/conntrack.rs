@@ -41,6 +41,8 @@ pub struct ConntrackEntry {
     pub reply: Tuple,
     /// IPS_*, see `Ct::DNAT`.
     pub status: u32,
+    /// The mark that a rule gave it.
+    pub mark: u32,
     id: u32,
     /// Of both directions, where it is not the default one.
     zone: Option<u16>,
@@ -51,7 +53,7 @@ pub struct ConntrackEntry {
 impl ConntrackEntry {
     /// An entry in the default zone, as for tests of what is decided about entries.
     pub fn new(original: Tuple, reply: Tuple, status: u32) -> Self {
-        Self { original, reply, status, id: 0, zone: None, has_direction_zone: false }
+        Self { original, reply, status, mark: 0, id: 0, zone: None, has_direction_zone: false }
     }
 
     /// The same in another zone.
@@ -170,6 +172,7 @@ pub(crate) fn entry(attrs: Attrs<'_>) -> Option<ConntrackEntry> {
         original: tuple(attrs.nested(1))?,
         reply: tuple(attrs.nested(2))?,
         status: attrs.u32(3).unwrap_or(0),
+        mark: attrs.u32(8).unwrap_or(0),
         id: attrs.u32(12)?,
         zone: attrs.find(18).and_then(number),
         has_direction_zone: [1, 2]

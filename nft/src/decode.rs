@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::batch::{DORMANT, OBJECT_COUNTER};
+use crate::batch::{DORMANT, OBJECT_COUNTER, OWNED};
 use crate::info::{BaseChainInfo, ChainInfo, RuleInfo, SetInfo, TableInfo};
 use crate::rows::{Row, Rows};
 use crate::set::{Data, Element};
@@ -16,11 +16,13 @@ const INTERVAL_END: u32 = 1;
 
 pub(crate) fn table(message: &Message<'_>) -> Option<TableInfo> {
     let attrs = message.attrs();
+    let flags = attrs.u32(2).unwrap_or(0);
     Some(TableInfo {
         name: attrs.string(1)?,
         comment: comment(attrs, 6),
         objects: attrs.u32(3).unwrap_or(0),
-        is_dormant: attrs.u32(2).unwrap_or(0) & DORMANT != 0,
+        is_dormant: flags & DORMANT != 0,
+        is_owned: flags & OWNED != 0,
     })
 }
 

@@ -16,6 +16,8 @@ pub struct TableInfo {
     pub objects: u32,
     /// No packet sees its base chains.
     pub is_dormant: bool,
+    /// Only the connection that made it can change it.
+    pub is_owned: bool,
 }
 
 /// A chain, as listed.

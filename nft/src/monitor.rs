@@ -13,7 +13,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::batch::{SUBSYSTEM, message};
+use crate::decode;
 use crate::error::Error;
+use crate::info::BaseChainInfo;
 use crate::socket::Socket;
 use crate::table::{Family, Table};
 use crate::wire::Message;
@@ -51,6 +53,10 @@ pub struct Change {
     pub name: Option<String>,
     /// True if the object was deleted, false if it was added or changed.
     pub deleted: bool,
+    /// Of a table that is there: whether no packet sees its base chains now.
+    pub is_dormant: bool,
+    /// Of a base chain that is there: what it is now.
+    pub base: Option<BaseChainInfo>,
 }
 
 /// A process, as the kernel names it.
@@ -155,5 +161,8 @@ pub(crate) fn notification(message: &Message<'_>) -> Option<Notification> {
     );
     let family = Family::from_wire(message.family()?)?;
     let table = Table::new(family, attrs.string(1)?);
-    Some(Notification::Change(Change { port: message.port, table, object, name, deleted }))
+    let is_dormant = kind == message::NEWTABLE && decode::table(message).is_some_and(|info| info.is_dormant);
+    let info = (kind == message::NEWCHAIN).then(|| decode::chain(message)).flatten();
+    let base = info.and_then(|info| info.base);
+    Some(Notification::Change(Change { port: message.port, table, object, name, deleted, is_dormant, base }))
 }

@@ -37,7 +37,7 @@ pub struct AdminArgs {
     /// 10359 of the edge]
     #[arg(long, env = "STEERAGE_ADMIN_ADDRESS", value_name = "IP:PORT")]
     pub admin_address: Option<SocketAddr>,
-    /// Let running work end for this long after SIGTERM, then exit
+    /// Let running work end for this long after SIGTERM or a fatal error, then exit
     #[arg(long, env = "STEERAGE_SHUTDOWN_GRACE_PERIOD", value_name = "DURATION", default_value = "20s",
           value_parser = duration::parse)]
     pub shutdown_grace_period: Duration,

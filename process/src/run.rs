@@ -195,17 +195,17 @@ async fn supervise(
     let body = AssertUnwindSafe(body).catch_unwind();
     let mut whole = std::pin::pin!(async {
         let result = body.await.unwrap_or_else(|_| Err(anyhow::anyhow!("the program panicked")));
+        if let Err(error) = result {
+            // As a task's: the others have the grace period to end, and no longer. The receiver waits for it.
+            let _ = process.failed.send(error);
+        }
         process.shutdown.cancel();
         process.tasks.close();
         process.tasks.wait().await;
-        result
     });
     // `process` itself holds a sender, so `recv` never returns `None`.
     let first_error = tokio::select! {
-        result = &mut whole => {
-            if let Ok(error) = failures.try_recv() { return Err(error); }
-            return result.map(|()| ExitCode::SUCCESS);
-        }
+        () = &mut whole => return failures.try_recv().map_or(Ok(ExitCode::SUCCESS), Err),
         error = failures.recv() => error,
         name = signals.recv() => {
             tracing::info!(signal = name, grace_period = %duration::display(grace), "shutting down");
@@ -215,10 +215,8 @@ async fn supervise(
     let _not_ready = process.pages.readiness.task("shutdown");
     process.shutdown.cancel();
     let forced = tokio::select! {
-        result = &mut whole => {
-            if let Some(error) = first_error { return Err(error); }
-            if let Ok(error) = failures.try_recv() { return Err(error); }
-            result?;
+        () = &mut whole => {
+            if let Some(error) = first_error.or_else(|| failures.try_recv().ok()) { return Err(error); }
             tracing::info!("shutdown complete");
             return Ok(ExitCode::SUCCESS);
         }

@@ -25,7 +25,11 @@ struct Cli {
 #[test]
 fn child() {
     let Ok(case) = std::env::var(CASE) else { return };
-    let grace = if case == "stuck" { "200ms" } else { "20s" };
+    let grace = if ["stuck", "fails-and-hangs", "panics-and-hangs"].contains(&case.as_str()) {
+        "200ms"
+    } else {
+        "20s"
+    };
     let level = std::env::var("STEERAGE_TEST_LOG_LEVEL").unwrap_or_else(|_| "info".to_owned());
     let cli = Cli::parse_from(["child", "--shutdown-grace-period", grace, "--log-level", &level]);
     let admin = std::env::var("STEERAGE_TEST_ADMIN").unwrap_or_else(|_| "127.0.0.1:0".to_owned());
@@ -54,6 +58,12 @@ async fn body(process: Process, case: String) -> anyhow::Result<()> {
         "stuck" | "impatient" => {
             task.done();
             std::future::pending().await
+        }
+        // Its other task never ends.
+        "fails-and-hangs" | "panics-and-hangs" => {
+            process.spawn("writer", std::future::pending());
+            assert_ne!(case, "panics-and-hangs", "deliberate");
+            anyhow::bail!("no such pool")
         }
         "fails" => anyhow::bail!("no such pool"),
         "task-fails" | "task-panics" => {
@@ -160,6 +170,8 @@ fn second_signal_forces_the_shutdown() {
 fn errors_fail_the_process_and_are_logged() {
     for (case, words) in [
         ("fails", vec!["no such pool"]),
+        ("fails-and-hangs", vec!["no such pool"]),
+        ("panics-and-hangs", vec!["the program panicked"]),
         ("task-fails", vec!["watcher", "lost the lease"]),
         ("task-panics", vec!["watcher", "panic"]),
         ("thread-panics", vec!["thread monitor", "panicked at", "life.rs", "deliberate"]),

@@ -444,9 +444,22 @@ proptest! {
     }
 }
 
+/// A tenant whose endpoints move all the time must not keep the dead nodes of a Service that is changed.
+#[test]
+fn urgent_changes_take_turns_with_quick_requests() {
+    let (mut queue, now) = queue();
+    for number in 0..100 {
+        queue.add(&format!("quick{number}"), urgent(number), false, now);
+    }
+    let later = now + SECOND;
+    queue.add("change", urgent(CHANGE), false, later);
+    let started: Vec<_> = (0..4).map(|_| key(queue.start_next(Which::All, later)).expect("due")).collect();
+    assert!(started.contains(&"change".to_owned()), "{started:?}");
+}
+
 /// Those that change more than targets may hang: they pass others, and leave workers to those that do not.
 #[test]
-fn urgent_changes_come_after_quick_requests_and_before_others() {
+fn urgent_changes_start_before_others_and_on_no_reserved_worker() {
     let (mut queue, now) = queue();
     queue.add("normal", ticket(1), false, now);
     queue.add("change", urgent(CHANGE), false, now);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
 use steerage_process::duration;
-use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress};
+use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress, Steering};
 use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
 use tokio::time::Instant;
 
@@ -45,13 +45,14 @@ impl Reconciler {
         let (result, rejected, planned) = match wanted {
             Ok((lb, steering)) => match applied.rejection_of(&lb).filter(|_| !request.full) {
                 Some(why) => {
-                    let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+                    let (kept, planned) =
+                        self.keep_structure(snapshot, applied, request, Steering::Api).await;
                     (kept, Some(why), planned)
                 }
                 None => self.program_or_keep(snapshot, applied, request, lb, steering).await,
             },
             Err(error) => {
-                let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+                let (kept, planned) = self.keep_structure(snapshot, applied, request, Steering::Api).await;
                 let consequence = if exists(service, applied) { KEPT } else { NOT_CREATED };
                 (kept, Some(plan_error(&error, consequence)), planned)
             }

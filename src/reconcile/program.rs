@@ -58,7 +58,10 @@ impl Reconciler {
             Err(ReconcileError::Provider(error @ Error::Invalid { .. })) => error,
             Err(ReconcileError::Provider(error @ Error::Denied(_))) => {
                 // A permission may be missing for a part of the structure only.
-                let (_, planned) = self.keep_structure(snapshot, applied, request).await;
+                // A process that starts without it finds the planned one in place in most cases, and the provider has passed its targets
+                // on. Others would make nodes leave and return at each try.
+                let if_unknown = if applied.accepted_pods.is_none() { steering } else { Steering::Api };
+                let (_, planned) = self.keep_structure(snapshot, applied, request, if_unknown).await;
                 return (Err(error.into()), None, planned);
             }
             result => return (result, None, planned),
@@ -69,7 +72,7 @@ impl Reconciler {
         if let Some(given) = &mut applied.targets {
             given.is_complete = false;
         }
-        let (kept, planned) = self.keep_structure(snapshot, applied, request).await;
+        let (kept, planned) = self.keep_structure(snapshot, applied, request, Steering::Api).await;
         // The error ends the retries: only a change of the Service or of the configuration helps, and either adds a request.
         let result = match kept {
             Ok(Progress::Done) => Err(error.into()),
@@ -131,12 +134,14 @@ impl Reconciler {
         snapshot: &Snapshot,
         applied: &mut AppliedState,
         request: &ReconcileRequest,
+        if_unknown: Steering,
     ) -> (ReconcileResult, PlannedTargets) {
-        // The check in place was made for one steering, policy and port. Where it is unknown or was made for others, only nodes with an
-        // endpoint are right: they pass any check.
+        // The check in place was made for one steering, policy and port. Where it was made for others, only nodes with an endpoint are
+        // right: they pass any check.
         let steering = match applied.accepted {
             Some(check) if check == AcceptedCheck::of(check.steering, &snapshot.service) => check.steering,
-            _ => Steering::Api,
+            Some(_) => Steering::Api,
+            None => if_unknown,
         };
         let planned = self.plan_targets(snapshot, applied, steering, Wanted::OfAnyStructure);
         let is_same = |given: &GivenTargets| given.is_complete && given.targets == planned.targets;

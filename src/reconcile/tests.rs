@@ -446,16 +446,22 @@ async fn service_that_a_quota_or_its_targets_reject_is_tried_again() {
     }
 }
 
-/// A rejected change leaves the health check in place, for which all nodes are right under `health-check` steering.
-#[tokio::test(start_paused = true)]
-async fn rejected_change_keeps_the_steering_in_place() {
-    let provider = Arc::new(Polled::default());
-    let mut reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+/// A reconciler under `health-check` steering, with three nodes, of which the first one has an endpoint.
+fn with_health_checks_on_abc(provider: &Arc<Polled>) -> Reconciler {
+    let mut reconciler = reconciler(Arc::<Polled>::clone(provider), accepting());
     let steerings: &[_] = &[Steering::HealthCheck, Steering::Api];
     let capabilities = Capabilities { steerings, ..provider.capabilities() };
     reconciler.config = Config::with_defaults(capabilities, Steering::HealthCheck);
     add_nodes(&reconciler, "abc");
     set_endpoints(&reconciler, "a");
+    reconciler
+}
+
+/// A rejected change leaves the health check in place, for which all nodes are right under `health-check` steering.
+#[tokio::test(start_paused = true)]
+async fn rejected_change_keeps_the_steering_in_place() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = with_health_checks_on_abc(&provider);
     let reconcile = async |changed: Service| {
         reconciler.cluster.on_service(Event::Apply(changed));
         reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
@@ -467,6 +473,55 @@ async fn rejected_change_keeps_the_steering_in_place() {
     assert_eq!(reconcile(Service { ports, ..local_service() }).await, "abc");
     let another_check = Service { health_check_node_port: Some(32001), ..local_service() };
     assert_eq!(reconcile(another_check).await, "a", "nobody knows which check is in place");
+}
+
+/// A release may need a permission more than the last one: its process knows no check in place.
+#[tokio::test(start_paused = true)]
+async fn denied_change_after_a_restart_keeps_the_planned_steering() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = with_health_checks_on_abc(&provider);
+    let reconcile = async |changed: Service| {
+        reconciler.cluster.on_service(Event::Apply(changed));
+        reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::FULL).await;
+        provider.targets.lock().expect("lock").clone()
+    };
+    provider.denies.store(true, Ordering::Release);
+    for _ in 0..2 {
+        assert_eq!(reconcile(local_service()).await, "abc");
+    }
+    provider.denies.store(false, Ordering::Release);
+    assert_eq!(reconcile(local_service()).await, "abc");
+    provider.denies.store(true, Ordering::Release);
+    let another_check = Service { health_check_node_port: Some(32001), ..local_service() };
+    for _ in 0..2 {
+        assert_eq!(reconcile(another_check.clone()).await, "a", "nobody knows which check is in place");
+    }
+}
+
+/// Workers are reserved for requests that change targets alone: a comparison that is due has a request of its own.
+#[tokio::test(start_paused = true)]
+async fn request_of_targets_compares_nothing() {
+    let provider = Arc::new(Polled::default());
+    let (reconciler, service, _) = local_service_on_a(&provider);
+    add_nodes(&reconciler, "b");
+    reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+    tokio::time::advance(reconciler.resync_period * 2).await;
+    set_endpoints(&reconciler, "b");
+    let moved = ReconcileRequest {
+        endpoints_changed: Some(Instant::now()),
+        is_published: true,
+        ..ReconcileRequest::default()
+    };
+    let outcome = reconciler.reconcile(&owner_of(&service), &moved).await;
+    assert_eq!(*provider.targets.lock().expect("lock"), "b");
+    assert!(!provider.compared.load(Ordering::Acquire));
+    let ReconcileOutcome::RequeueAfter(after, mut next) = outcome else { panic!("{outcome:?}") };
+    assert!(after <= Duration::from_secs(1), "{after:?}");
+    // Not even a change of endpoints that comes first makes it one of targets alone.
+    next.endpoints_changed = Some(Instant::now());
+    assert!(!next.is_of_targets());
+    reconciler.reconcile(&owner_of(&service), &next).await;
+    assert!(provider.compared.load(Ordering::Acquire));
 }
 
 /// A Service that is of type LoadBalancer again before its load balancer is deleted gets another one.

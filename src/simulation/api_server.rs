@@ -311,6 +311,10 @@ fn patch(
     if object == old {
         return (StatusCode::OK, old);
     }
+    let is_frozen = |condition: &Value| condition["reason"] == crate::reasons::TARGETS_FROZEN;
+    if body["status"]["conditions"].as_array().is_some_and(|all| all.iter().any(is_frozen)) {
+        world.record("targets frozen", &details);
+    }
     let object = write(world, process, resource, &details, |world| {
         let object = world.api.put(resource, key, object);
         if object["metadata"].get("deletionTimestamp").is_some() {

@@ -103,6 +103,7 @@ impl Report {
             "Service created again",
             "nodes excluded at once",
             "node removed at once",
+            "targets frozen",
         ];
         faults.iter().all(|what| self.count(what) > 0)
     }

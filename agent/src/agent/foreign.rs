@@ -2,21 +2,26 @@
 //! What other programs do to nftables: has their changes of the agent's tables repaired, and reports them and tables that harm
 //! Services, by name. Called by the loop.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
+use ipnet::IpNet;
 use steerage_process::duration;
 use steerage_watch::events::{EventLimit, Notice, Severity, Subject};
 
 use super::{Agent, LoopState};
 use crate::foreign::{ForeignChain, ForeignChange, Interference, Reason, interferences};
 use crate::kernel::Noticed;
+use crate::plan::Frontend;
 use crate::rules::KernelState;
 
 /// What other programs did.
 #[derive(Debug, Default)]
 pub(super) struct ForeignState {
     unrepaired: Option<Unrepaired>,
+    /// Clients outside source ranges may have been admitted since the last sweep that ends their connections.
+    may_have_admitted: bool,
     /// Tables as they were reported last.
     interferences: BTreeSet<Interference>,
     limit: EventLimit,
@@ -31,18 +36,50 @@ struct Unrepaired {
     elements: usize,
 }
 
-/// What the event says of a change; `None` if no change is known, only that notifications were lost.
-fn note(change: &ForeignChange) -> Option<String> {
+/// What the event says of a change; `None` if no change is known, only that notifications were lost. `has_ranges`: Services have source
+/// ranges.
+fn note(change: &ForeignChange, has_ranges: bool) -> Option<String> {
     let tables = change.tables();
     if tables.is_empty() {
         return None;
     }
     let (by, deleted) = (change.authors(), tables.values().any(|damage| damage.is_deleted));
     let advice = if deleted { ": `nft flush ruleset` deletes tables of all programs" } else { "" };
+    let admitted = admitted(change, has_ranges);
     Some(format!(
         "Another program changed the agent's nftables tables: {change}, by {by}. They are repaired; until then packets to Services were \
-         lost. Find out why it does so{advice}."
+         lost{admitted}. Find out why it does so{advice}."
     ))
+}
+
+/// What a change may have meant for clients that no Service admits.
+fn admitted(change: &ForeignChange, has_ranges: bool) -> &'static str {
+    if has_ranges && change.may_admit() {
+        ", and clients outside loadBalancerSourceRanges may have been admitted. Their connections are ended"
+    } else {
+        ""
+    }
+}
+
+/// What the event says of what nobody saw change. `has_ranges`: Services have source ranges.
+fn note_of_found(found: &ForeignChange, has_ranges: bool) -> Option<String> {
+    let has_rules = found.tables().values().any(|damage| !damage.chains.is_empty());
+    let (what, consequence) = if has_rules {
+        ("replaced rules while no agent ran", "may have been lost")
+    } else {
+        (
+            "changed lists of endpoints while no agent watched them, or an agent was killed while it repaired them",
+            "were lost, or reached endpoints that are gone",
+        )
+    };
+    let admitted = admitted(found, has_ranges);
+    let told = || {
+        format!(
+            "The agent's nftables tables were not what was written last: {found}. Another program {what}. They are repaired; until then \
+             packets to Services {consequence}{admitted}."
+        )
+    };
+    (!found.is_empty()).then(told)
 }
 
 impl Agent {
@@ -52,7 +89,8 @@ impl Agent {
             Noticed::Chains(chains) => self.report_interferences(state, &chains),
             Noticed::Change(change) => {
                 self.metrics.foreign_changes.count(&change);
-                if let Some(note) = note(&change) {
+                state.foreign.may_have_admitted |= change.may_admit();
+                if let Some(note) = note(&change, !self.ruleset.source_ranges().is_empty()) {
                     let (changed, by) = (change.to_string(), change.authors());
                     tracing::warn!(changed, by, "tables changed by another program; repairing them");
                     self.publish(state, "TablesChanged", "Repair", note);
@@ -86,7 +124,11 @@ impl Agent {
                     is_repaired = true;
                     tracing::debug!(elements, "damaged parts of the tables repaired; comparing the tables");
                     // Connections that passed meanwhile need not wait for that.
-                    self.cleaner.clean(self.ruleset.take_all_stale_flows());
+                    let mut stale = self.ruleset.take_all_stale_flows();
+                    if state.foreign.may_have_admitted {
+                        stale.sources = self.ruleset.source_ranges();
+                    }
+                    self.cleaner.clean(stale);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "damaged parts of the tables not repaired; comparing everything");
@@ -109,23 +151,25 @@ impl Agent {
         }
     }
 
-    /// Reports and counts lists that were not what their digests said. Who changed them is not known: see decision 37.
-    pub(super) fn report_wrong_lists(&mut self, state: &mut LoopState) {
+    /// Reports and counts rules and lists that were not what was written last. Who changed them is not known: see decision 37.
+    pub(super) fn report_found(&mut self, state: &mut LoopState) {
         let found = self.dataplane.take_found();
-        if !found.is_empty() {
+        if let Some(note) = note_of_found(&found, !self.ruleset.source_ranges().is_empty()) {
             let changed = found.to_string();
             tracing::warn!(
                 changed,
-                "lists of endpoints are not what was written last: another program changed them unseen, or a write was cut short; repairing them"
+                "tables are not what was written last: another program changed them unseen, or a write was cut short; repairing them"
             );
             self.metrics.foreign_changes.count(&found);
-            let note = format!(
-                "Lists of endpoints in the agent's nftables tables were not what was written last: {changed}. Another program changed \
-                 them while no agent watched, or an agent was killed while it repaired them. They are repaired; until then packets to \
-                 Services were lost, or reached endpoints that are gone."
-            );
+            state.foreign.may_have_admitted |= found.may_admit();
             self.publish(state, "TablesChanged", "Repair", note);
         }
+    }
+
+    /// The source ranges of which connections from outside are to be ended, after everything was compared.
+    pub(super) fn take_ranges_to_sweep(&self, state: &mut LoopState) -> BTreeMap<Frontend, Arc<[IpNet]>> {
+        let may = std::mem::take(&mut state.foreign.may_have_admitted);
+        if may { self.ruleset.source_ranges() } else { BTreeMap::new() }
     }
 
     fn report_interferences(&mut self, state: &mut LoopState, chains: &[ForeignChain]) {
@@ -179,16 +223,47 @@ mod tests {
     use super::*;
 
     #[test]
+    fn note_tells_rules_from_lists_that_nobody_saw_change() {
+        assert_eq!(note_of_found(&ForeignChange::default(), true), None);
+        let mut found = ForeignChange::default();
+        found.add_elements(Table::new(Family::Ip, "steerage"), "endpoints".to_owned(), 1);
+        let lists = note_of_found(&found, true).expect("a change");
+        assert!(
+            lists.contains("1 element of endpoints") && lists.contains("while no agent watched"),
+            "{lists}"
+        );
+        found.add_rules(Table::new(Family::Ip6, "steerage"), "services".to_owned(), 2);
+        for has_ranges in [false, true] {
+            let rules = note_of_found(&found, has_ranges).expect("a change");
+            assert!(rules.contains("2 rules of services") && rules.contains("while no agent ran"), "{rules}");
+            assert_eq!(rules.contains("Their connections are ended"), has_ranges, "{rules}");
+        }
+    }
+
+    #[test]
     fn note_names_a_flush_only_where_a_table_is_gone_and_nobody_for_lost_notifications() {
-        assert_eq!(note(&ForeignChange::unknown()), None);
+        assert_eq!(note(&ForeignChange::unknown(), true), None);
         let changed = |object, deleted| {
             let mut change = ForeignChange::default();
             let name = Some("slots-3".to_owned());
-            change.add(Change { port: 1, table: Table::new(Family::Ip, "steerage"), object, name, deleted });
-            note(&change).expect("a change")
+            change.add(Change {
+                port: 1,
+                table: Table::new(Family::Ip, "steerage"),
+                object,
+                name,
+                deleted,
+                is_dormant: false,
+                base: None,
+            });
+            note(&change, true).expect("a change")
         };
         let elements = changed(ObjectKind::Elements, true);
         assert!(elements.contains("slots-3") && elements.ends_with("Find out why it does so."), "{elements}");
+        let rules = changed(ObjectKind::Rule, true);
+        assert!(
+            rules.contains("clients outside loadBalancerSourceRanges may have been admitted. Their"),
+            "{rules}"
+        );
         let table = changed(ObjectKind::Table, true);
         assert!(table.contains("deleted") && table.contains("`nft flush ruleset`"), "{table}");
     }

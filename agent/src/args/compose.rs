@@ -35,10 +35,9 @@ use steerage_watch::{
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::host_watch::HostWatch;
 use super::{AgentArgs, Args, DetectLocalMode, config_file, healthz_ports, metrics_address};
 
-/// Wait before a socket that failed is replaced.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Of at most this many Nodes each agent watches all. Together the agents of that many read 30 MB/s: every kubelet writes its Node each
 /// five minutes, in some 10 kB.
 const MAX_WATCHED_NODES: i64 = 1_000;
@@ -87,7 +86,7 @@ impl Args {
             Noticed::Nothing => !others.is_closed(),
             noticed => others.send(Input::Foreign(noticed)).is_ok(),
         });
-        watch_host(&settings, &inputs)?;
+        watch_host(&settings, &inputs, &metrics)?;
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
@@ -236,7 +235,7 @@ fn report_features(metrics: &Metrics) -> Features {
     match kernel_features() {
         Ok(KernelFeatures { release, features }) => {
             tracing::info!(kernel = release, missing = %features, "features of the kernel");
-            metrics.set_features(&features);
+            metrics.host.set_features(&features);
             features
         }
         Err(error) => {
@@ -337,40 +336,20 @@ async fn count_nodes(client: Client) -> kube::Result<i64> {
 }
 
 /// Notifies the loop of changes of the host that matter.
-fn watch_host(settings: &AgentSettings, inputs: &mpsc::UnboundedSender<Input>) -> anyhow::Result<()> {
+fn watch_host(
+    settings: &AgentSettings,
+    inputs: &mpsc::UnboundedSender<Input>,
+    metrics: &Metrics,
+) -> anyhow::Result<()> {
+    let notify = |open: fn() -> std::io::Result<AddressWatch>, what, settle, input: fn() -> Input| {
+        let watch = HostWatch { what, settle, restarts: metrics.host.watch_restarts(what) };
+        watch.start(open, inputs.clone(), input)
+    };
     if matches!(settings.node_port_addresses, NodePortAddresses::In(_)) {
-        notify(AddressWatch::open, "addresses", Duration::ZERO, inputs.clone(), || Input::HostAddresses)?;
+        notify(AddressWatch::open, "addresses", Duration::ZERO, || Input::HostAddresses)?;
     }
     if settings.forward_to_peers.is_some() {
-        notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, inputs.clone(), || Input::Routes)?;
+        notify(AddressWatch::of_routes, "routes", ROUTES_SETTLE, || Input::Routes)?;
     }
-    Ok(())
-}
-
-/// Notifies the loop when addresses or routes of this host change: of the first change at once, of others once that time has passed.
-fn notify(
-    open: fn() -> std::io::Result<AddressWatch>,
-    what: &'static str,
-    settle: Duration,
-    inputs: mpsc::UnboundedSender<Input>,
-    input: fn() -> Input,
-) -> anyhow::Result<()> {
-    let mut watch = open().with_context(|| format!("cannot watch the host's {what}"))?;
-    tokio::spawn(async move {
-        loop {
-            if let Err(error) = watch.changed().await {
-                tracing::warn!(what, %error, "changes of the host not seen; watching anew");
-                tokio::time::sleep(REOPEN_INTERVAL).await;
-                match open() {
-                    Ok(another) => watch = another,
-                    Err(error) => tracing::warn!(what, %error, "cannot watch the host; trying again"),
-                }
-            }
-            if inputs.send(input()).is_err() {
-                return;
-            }
-            tokio::time::sleep(settle).await;
-        }
-    });
     Ok(())
 }

@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use steerage_nft::{Change, Commit, ObjectKind, Process, Table};
+use crate::rules::SetId;
+use steerage_nft::{BaseChainInfo, Change, Commit, ObjectKind, Process, Table};
 
 /// Names of one kind that are written out. The rest is counted.
 const NAMED: usize = 4;
@@ -25,10 +26,27 @@ pub struct ForeignChange {
 pub struct Damage {
     /// It was deleted, perhaps to be made again.
     pub is_deleted: bool,
+    /// No packet sees its base chains.
+    pub is_dormant: bool,
+    /// Base chains that came or changed, as they are now.
+    pub base_chains: BTreeMap<String, BaseChainInfo>,
     /// Chains that came or went, and how many changes of rules each has.
     pub chains: BTreeMap<String, usize>,
     /// Sets that came or went, and how many changes of elements each has.
     pub sets: BTreeMap<String, usize>,
+}
+
+impl Damage {
+    fn extend(&mut self, other: Self) {
+        self.is_deleted |= other.is_deleted;
+        self.is_dormant |= other.is_dormant;
+        self.base_chains.extend(other.base_chains);
+        for (all, more) in [(&mut self.chains, other.chains), (&mut self.sets, other.sets)] {
+            for (name, count) in more {
+                *all.entry(name).or_default() += count;
+            }
+        }
+    }
 }
 
 /// A kind of change, as the metric names it.
@@ -36,7 +54,7 @@ pub struct Damage {
 pub enum ChangeKind {
     /// The table is deleted.
     Deleted,
-    /// Rules or chains are changed.
+    /// Rules or chains are changed, or packets do not see them any more.
     Rules,
     /// Elements or sets are changed.
     Elements,
@@ -67,14 +85,18 @@ impl ForeignChange {
 
     /// Adds a change of one object.
     pub fn add(&mut self, change: Change) {
-        let Change { port, table, object, name, deleted } = change;
+        let Change { port, table, object, name, deleted, is_dormant, base } = change;
         self.unattributed.insert(port);
         let damage = self.tables.entry(table).or_default();
+        damage.base_chains.extend(name.clone().zip(base));
         let count = |names: &mut BTreeMap<String, usize>, by| {
             *names.entry(name.unwrap_or_default()).or_default() += by;
         };
         match object {
-            ObjectKind::Table => damage.is_deleted |= deleted,
+            ObjectKind::Table => {
+                damage.is_deleted |= deleted;
+                damage.is_dormant = is_dormant;
+            }
             ObjectKind::Chain => count(&mut damage.chains, 0),
             ObjectKind::Rule => count(&mut damage.chains, 1),
             ObjectKind::Set | ObjectKind::Other => count(&mut damage.sets, 0),
@@ -85,6 +107,21 @@ impl ForeignChange {
     /// Adds changed elements of a set that no notification told.
     pub fn add_elements(&mut self, table: Table, set: String, count: usize) {
         *self.tables.entry(table).or_default().sets.entry(set).or_default() += count;
+    }
+
+    /// Adds changed rules of a chain that no notification told.
+    pub fn add_rules(&mut self, table: Table, chain: String, count: usize) {
+        *self.tables.entry(table).or_default().chains.entry(chain).or_default() += count;
+    }
+
+    /// Adds another change.
+    pub fn extend(&mut self, other: Self) {
+        for (table, damage) in other.tables {
+            self.tables.entry(table).or_default().extend(damage);
+        }
+        self.processes.extend(other.processes);
+        self.unattributed.extend(other.unattributed);
+        self.is_unknown |= other.is_unknown;
     }
 
     /// Adds the end of a transaction, which names the process.
@@ -109,6 +146,14 @@ impl ForeignChange {
         self.unattributed.is_empty()
     }
 
+    /// Whether the tables may have admitted clients that source ranges exclude, as far as the change is known: rules or the sets of ranges
+    /// changed. A table that is gone or dormant admits nobody.
+    pub fn may_admit(&self) -> bool {
+        let is_of_ranges = |set: &String| *set == SetId::Restricted.name() || set.starts_with("sources-");
+        let may = |damage: &Damage| !damage.chains.is_empty() || damage.sets.keys().any(is_of_ranges);
+        self.tables.values().any(|damage| !damage.is_deleted && may(damage))
+    }
+
     /// The damage of each table, as far as it is known.
     pub fn tables(&self) -> &BTreeMap<Table, Damage> {
         &self.tables
@@ -124,7 +169,7 @@ impl ForeignChange {
         let of_table = |(table, damage): (_, &Damage)| {
             let kinds = [
                 (damage.is_deleted, ChangeKind::Deleted),
-                (!damage.is_deleted && !damage.chains.is_empty(), ChangeKind::Rules),
+                (!damage.is_deleted && (damage.is_dormant || !damage.chains.is_empty()), ChangeKind::Rules),
                 (!damage.is_deleted && !damage.sets.is_empty(), ChangeKind::Elements),
             ];
             kinds.into_iter().filter(|(is, _)| *is).map(move |(_, kind)| (Some(table), kind))
@@ -163,7 +208,16 @@ impl fmt::Display for Damage {
             };
             names.iter().map(part).collect()
         };
-        let all = [of(&self.chains, "rule", "chain"), of(&self.sets, "element", "set")].concat();
+        let with_base = |name: &String| match self.base_chains.get(name) {
+            Some(BaseChainInfo { hook, priority, drops, .. }) => {
+                let policy = if *drops { "drop" } else { "accept" };
+                format!("{name} (now hook {hook}, priority {priority}, policy {policy})")
+            }
+            None => name.clone(),
+        };
+        let chains = self.chains.iter().map(|(name, count)| (with_base(name), *count)).collect();
+        let dormant = self.is_dormant.then(|| "made dormant".to_owned()).into_iter().collect();
+        let all = [dormant, of(&chains, "rule", "chain"), of(&self.sets, "element", "set")].concat();
         f.write_str(&if all.is_empty() { "created".to_owned() } else { listed(&all) })
     }
 }
@@ -182,7 +236,15 @@ mod tests {
 
     fn change(family: Family, object: ObjectKind, name: &str, deleted: bool) -> Change {
         let name = (!name.is_empty()).then(|| name.to_owned());
-        Change { port: 7, table: Table::new(family, "steerage"), object, name, deleted }
+        Change {
+            port: 7,
+            table: Table::new(family, "steerage"),
+            object,
+            name,
+            deleted,
+            is_dormant: false,
+            base: None,
+        }
     }
 
     #[test]
@@ -219,6 +281,44 @@ mod tests {
         assert_eq!(all.damage().map(BTreeMap::len), Some(2));
         all.lose();
         assert_eq!(all.damage(), None);
+    }
+
+    #[test]
+    fn only_rules_and_sets_of_ranges_admit_clients() {
+        for (object, name, deleted, expected) in [
+            (ObjectKind::Rule, "check-source", true, true),
+            (ObjectKind::Elements, "restricted", true, true),
+            (ObjectKind::Elements, "sources-24", false, true),
+            (ObjectKind::Elements, "slots-3", true, false),
+            (ObjectKind::Table, "", true, false),
+        ] {
+            let mut all = ForeignChange::default();
+            all.add(change(Family::Ip, object, name, deleted));
+            assert_eq!(all.may_admit(), expected, "{all}");
+        }
+    }
+
+    #[test]
+    fn dormant_table_and_changed_base_chains_are_named() {
+        let mut all = ForeignChange::default();
+        all.add(Change { is_dormant: true, ..change(Family::Ip, ObjectKind::Table, "", false) });
+        assert_eq!(all.to_string(), "ip steerage: made dormant");
+        assert_eq!(all.kinds().into_iter().map(|(_, kind)| kind).collect::<Vec<_>>(), [ChangeKind::Rules]);
+        let base = |hook, drops| Some(BaseChainInfo { hook, priority: 7, kind: None, drops });
+        for (name, hook, drops) in [("input", "input", true), ("output", "forward", false)] {
+            all.add(Change {
+                base: base(hook, drops),
+                ..change(Family::Ip6, ObjectKind::Chain, name, false)
+            });
+        }
+        all.add(change(Family::Ip6, ObjectKind::Rule, "output", true));
+        assert_eq!(
+            all.to_string(),
+            "ip steerage: made dormant; ip6 steerage: chain input (now hook input, priority 7, policy drop), \
+             1 rule of output (now hook forward, priority 7, policy accept)"
+        );
+        all.add(change(Family::Ip, ObjectKind::Table, "", false));
+        assert!(all.to_string().starts_with("ip steerage: created; "), "active again: {all}");
     }
 
     #[test]

@@ -29,12 +29,31 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Listens on exactly this address: an IPv6 socket does not accept IPv4.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    bind(socket(address)?, address)
+}
+
+/// The same, also where the machine does not have the address, or not yet.
+pub(super) fn listen_at_vip(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket(address)?;
+    if address.is_ipv6() {
+        socket.set_freebind_v6(true)?;
+    } else {
+        socket.set_freebind_v4(true)?;
+    }
+    bind(socket, address)
+}
+
+fn socket(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn bind(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     socket.listen(256)?;
     TcpListener::from_std(socket.into())

@@ -14,7 +14,7 @@ use steerage_process::connection_limiter::ConnectionLimiter;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::http::{WEIGHT, json, listen, serve};
+use super::http::{WEIGHT, json, listen, listen_at_vip, serve};
 use super::ports::{HealthCheckPorts, PortStatus, ProxyHealth};
 
 /// A port that could not be opened.
@@ -47,13 +47,19 @@ impl Listeners {
         Self { ports, proxy_health, runtime, open, busy, connections }
     }
 
-    /// Opens missing servers on these addresses, and closes others. Returns ports that are newly busy; the next call retries them.
+    /// Opens missing servers on these addresses of the node and on the VIPs of each Service, and closes others. Returns ports that are
+    /// newly busy; the next call retries them. A VIP need not be the node's: a cloud's agent may add a route for it later, and without
+    /// one no packet arrives.
     pub fn reconcile(&mut self, addresses: &[IpAddr]) -> Vec<BusyPort> {
         let _entered = self.runtime.enter();
         let mut wanted = BTreeMap::new();
         for (port, answer) in self.ports.all() {
-            for address in addresses.iter().filter(|addr| answer.count(Family::of(**addr)).is_some()) {
-                wanted.insert(SocketAddr::new(*address, port), answer.service.clone());
+            let has_count = |addr: &&IpAddr| answer.count(Family::of(**addr)).is_some();
+            for address in answer.vips.iter().filter(has_count) {
+                wanted.insert(SocketAddr::new(*address, port), (answer.service.clone(), true));
+            }
+            for address in addresses.iter().filter(has_count) {
+                wanted.insert(SocketAddr::new(*address, port), (answer.service.clone(), false));
             }
         }
         self.open.retain(|address, server| {
@@ -64,13 +70,13 @@ impl Listeners {
             }
             kept
         });
-        self.busy.retain(|(address, service)| wanted.get(address) == Some(service));
+        self.busy.retain(|(address, service)| wanted.get(address).is_some_and(|(of, _)| of == service));
         let mut busy = Vec::new();
-        for (address, service) in wanted {
+        for (address, (service, is_vip)) in wanted {
             if self.open.contains_key(&address) {
                 continue;
             }
-            match listen(address) {
+            match if is_vip { listen_at_vip(address) } else { listen(address) } {
                 Ok(listener) => {
                     tracing::info!(%address, service = %service, "health-check port opened");
                     self.busy.remove(&(address, service));
@@ -141,6 +147,7 @@ fn respond(answer: Option<PortStatus>, family: Family, healthy: bool) -> Respons
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -176,7 +183,9 @@ mod tests {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port();
         let key = Key::new("shop", "web");
-        ports.publish(&[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0) })].into());
+        ports.publish(
+            &[(key.clone(), HealthPort { port, v4: Some(2), v6: Some(0), vips: Arc::default() })].into(),
+        );
         // A node that is about to go serves as long as it can: only the node's own health says so.
         proxy_health.set_eligible(false);
         let mut listeners = Listeners::new(ports.clone(), proxy_health, Handle::current());
@@ -213,7 +222,10 @@ mod tests {
         let mut wanted = BTreeMap::new();
         let mut at = Vec::new();
         for (number, port) in free_ports(count).into_iter().enumerate() {
-            wanted.insert(Key::new("shop", number.to_string()), HealthPort { port, v4: Some(1), v6: None });
+            wanted.insert(
+                Key::new("shop", number.to_string()),
+                HealthPort { port, v4: Some(1), v6: None, vips: Arc::default() },
+            );
             at.push(SocketAddr::new(loopback, port));
         }
         ports.publish(&wanted);
@@ -305,7 +317,8 @@ mod tests {
 
     #[test]
     fn stuck_data_plane_fails_health_checks_with_the_real_count() {
-        let answer = PortStatus { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0) };
+        let answer =
+            PortStatus { service: Key::new("shop", "web"), v4: Some(3), v6: Some(0), vips: Arc::default() };
         let status = |healthy, family| {
             let response = respond(Some(answer.clone()), family, healthy);
             (response.status().as_u16(), response.headers()[WEIGHT].to_str().unwrap().to_owned())
@@ -320,7 +333,10 @@ mod tests {
     async fn both_families_answer_for_a_single_family_service() {
         let (ports, proxy_health) = (HealthCheckPorts::default(), ProxyHealth::default());
         let port = free_port();
-        ports.publish(&[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1) })].into());
+        ports.publish(
+            &[(Key::new("shop", "web"), HealthPort { port, v4: None, v6: Some(1), vips: Arc::default() })]
+                .into(),
+        );
         let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
         assert!(listeners.reconcile(&addresses()).is_empty());
         for address in LOOPBACKS {
@@ -335,7 +351,9 @@ mod tests {
         let port = free_port();
         let squatter = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
         let key = Key::new("shop", "web");
-        ports.publish(&[(key.clone(), HealthPort { port, v4: Some(1), v6: None })].into());
+        ports.publish(
+            &[(key.clone(), HealthPort { port, v4: Some(1), v6: None, vips: Arc::default() })].into(),
+        );
         let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
         let busy = listeners.reconcile(&addresses());
         assert_eq!(busy.iter().map(|busy| &busy.service).collect::<Vec<_>>(), [&key]);

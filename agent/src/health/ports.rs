@@ -2,6 +2,7 @@
 //! The state of health-check ports and of the node. The agent's loop writes it; the health servers read it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,8 @@ pub struct PortStatus {
     pub v4: Option<usize>,
     /// The same for IPv6.
     pub v6: Option<usize>,
+    /// The addresses of its load balancer, at which the port answers, too.
+    pub vips: Arc<[IpAddr]>,
 }
 
 impl PortStatus {
@@ -52,13 +55,16 @@ struct PortTable {
     of_service: BTreeMap<Key, BTreeSet<u16>>,
     /// Lingering ports, by the time when they close.
     lingering: BTreeSet<(Instant, u16)>,
-    /// Increases when a port opens, closes or gets another Service.
+    /// Increases when a port opens, closes, or gets another Service or other VIPs.
     version: u64,
 }
 
 impl PortTable {
     fn insert(&mut self, port: u16, answer: PortStatus) {
-        let who = |answer: &PortStatus| (answer.service.clone(), answer.v4.is_some(), answer.v6.is_some());
+        let who = |answer: &PortStatus| {
+            let PortStatus { service, v4, v6, vips } = answer;
+            (service.clone(), v4.is_some(), v6.is_some(), Arc::clone(vips))
+        };
         let new = who(&answer);
         let service = answer.service.clone();
         let old = self.take(port);
@@ -117,6 +123,7 @@ impl HealthCheckPorts {
             service: service.clone(),
             v4: fallen(old.and_then(|old| old.v4), desired.v4),
             v6: fallen(old.and_then(|old| old.v6), desired.v6),
+            vips: Arc::clone(&desired.vips),
         };
         table.insert(desired.port, answer);
     }
@@ -125,7 +132,8 @@ impl HealthCheckPorts {
     pub fn publish(&self, desired: &BTreeMap<Key, HealthPort>) {
         let mut table = self.lock();
         for (service, health) in desired {
-            let answer = PortStatus { service: service.clone(), v4: health.v4, v6: health.v6 };
+            let HealthPort { port: _, v4, v6, vips } = health;
+            let answer = PortStatus { service: service.clone(), v4: *v4, v6: *v6, vips: Arc::clone(vips) };
             table.insert(health.port, answer);
         }
     }
@@ -147,7 +155,7 @@ impl HealthCheckPorts {
         self.lock().lingering.first().map(|(until, _)| *until)
     }
 
-    /// Changes whenever the set of open ports or their Services change.
+    /// Changes whenever the set of open ports, their Services or VIPs change.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
@@ -287,7 +295,7 @@ mod tests {
     }
 
     fn health(port: u16, v4: usize) -> HealthPort {
-        HealthPort { port, v4: Some(v4), v6: None }
+        HealthPort { port, v4: Some(v4), v6: None, vips: Arc::default() }
     }
 
     fn count(ports: &HealthCheckPorts, port: u16) -> Option<usize> {

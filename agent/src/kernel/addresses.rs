@@ -65,14 +65,8 @@ pub(super) fn has_ipv6() -> bool {
 }
 
 /// All addresses of this host's interfaces, except IPv6 link-local ones, which mean nothing without their link.
-pub fn host_addresses() -> Vec<IpAddr> {
-    let interfaces = match nix::ifaddrs::getifaddrs() {
-        Ok(interfaces) => interfaces,
-        Err(error) => {
-            tracing::warn!(%error, "host addresses not listed; node ports are served on none of them");
-            return Vec::new();
-        }
-    };
+pub fn host_addresses() -> io::Result<Vec<IpAddr>> {
+    let interfaces = nix::ifaddrs::getifaddrs()?;
     let mut addresses: Vec<_> = interfaces
         .filter_map(|interface| {
             let address = interface.address?;
@@ -83,5 +77,5 @@ pub fn host_addresses() -> Vec<IpAddr> {
         .collect();
     addresses.sort_unstable();
     addresses.dedup();
-    addresses
+    Ok(addresses)
 }

@@ -14,6 +14,7 @@ use steerage_nft::{CommitLog, Error, Monitor, Nft};
 
 use super::family::Synchronised;
 use super::monitor::{Notice, Noticed, OwnWrites, watch_foreign};
+use super::repair::ChainRules;
 use super::repair_pause::RepairPause;
 use super::scope::Scope;
 use super::unread_lists::{ListNumbers, UnreadLists};
@@ -23,6 +24,9 @@ use crate::plan::ServicePlan;
 use crate::rules::{
     Changes, Difference, Elements, Feature, KernelState, Ruleset, RulesetConfig, SetId, is_kept,
 };
+
+/// The rules of a family's table, see [`Dataplane::written_rules`].
+pub type WrittenRules = BTreeMap<Family, ChainRules>;
 
 /// The slots of long lists that packets look at.
 type ListSizes = BTreeMap<(Family, u32), u32>;
@@ -77,6 +81,8 @@ pub struct Dataplane {
     /// No slot of a long list holds what another program wrote before.
     has_compared_everything: bool,
     unread: UnreadLists,
+    /// Rules that another program replaced while no agent ran.
+    found: ForeignChange,
     /// Of all tables.
     commits: CommitLog,
     watch: Option<ForeignWatch>,
@@ -125,6 +131,7 @@ impl Dataplane {
             has_written: false,
             has_compared_everything: false,
             unread: UnreadLists::default(),
+            found: ForeignChange::default(),
             commits,
             watch: None,
         })
@@ -284,9 +291,17 @@ impl Dataplane {
         })
     }
 
-    /// What others changed in long lists while nobody watched them, as far as it was found since the last call.
+    /// The rules as the kernel lists them where they are right, of each family of which that is known.
+    pub fn written_rules(&self) -> WrittenRules {
+        let of = |table: &FamilyTable| Some((table.model(), table.written()?.clone()));
+        self.tables.iter().filter_map(of).collect()
+    }
+
+    /// What others changed in rules and long lists while nobody watched them, as far as it was found since the last call.
     pub fn take_found(&mut self) -> ForeignChange {
-        self.unread.take_found()
+        let mut found = std::mem::take(&mut self.found);
+        found.extend(self.unread.take_found());
+        found
     }
 
     /// Has `ruleset` take over the long lists as the kernel has them: those of a predecessor, or what another program wrote. Without
@@ -359,6 +374,9 @@ impl Dataplane {
                 cleaned_up: table.is_cleaned_up(),
             });
             ruleset.note_deleted(table.take_deleted());
+            for (chain, count) in table.take_replaced() {
+                self.found.add_rules(table.table().clone(), chain, count);
+            }
             match result {
                 Ok(Synchronised { elements, generations: step, unread }) => {
                     self.unread.add(table.model(), unread);

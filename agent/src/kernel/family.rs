@@ -12,7 +12,9 @@ use super::repair::{
     ChainRules, MIN_AFFINITY, Repair, append, by_chain, end_handover, is_whole, must_be_replaced, repair,
     replace, unfit_sets,
 };
+use super::rule_changes::rule_changes;
 use super::scope::{Scope, read_digests, read_lists};
+use super::trial::try_rules;
 use crate::foreign::Damage;
 use crate::plan::Frontend;
 use crate::rules::{
@@ -34,28 +36,33 @@ pub struct FamilyTable {
     table: Table,
     /// The base ruleset of the last configuration.
     base: Option<(RulesetConfig, Arc<BaseRuleset>)>,
-    /// The rules as listed right after the last write.
+    /// The rules as listed right after the last write, or before the first one, as a trial gave them.
     written: Option<ChainRules>,
+    /// They are of a trial.
+    are_tried: bool,
     /// The last write replaced the table, and left chains that only the replacement needs.
     has_handover: bool,
     /// What [`FamilyTable::finish_load`] is to load.
     rest: Option<Changes>,
     /// What [`FamilyTable::take_deleted`] will return.
     deleted: BTreeSet<Frontend>,
+    /// What [`FamilyTable::take_replaced`] will return.
+    replaced: BTreeMap<String, usize>,
 }
 
 impl FamilyTable {
     /// The table of `family`; does no I/O.
     pub fn new(nft: Nft, model: Family, family: steerage_nft::Family) -> Self {
         let (table, deleted) = (Table::new(family, TABLE), BTreeSet::new());
-        let (base, written, rest) = (None, None, None);
-        Self { nft, model, family, table, base, written, has_handover: false, rest, deleted }
+        let (base, written, rest, replaced) = (None, None, None, BTreeMap::new());
+        let (are_tried, has_handover) = (false, false);
+        Self { nft, model, family, table, base, written, are_tried, has_handover, rest, deleted, replaced }
     }
 
     /// What the table has besides elements: computed once for each configuration.
     fn base_ruleset(&mut self, config: &RulesetConfig) -> Arc<BaseRuleset> {
         match &self.base {
-            Some((of, base)) if of == config => Arc::clone(base),
+            Some((of, base)) if of.has_same_rules(config, self.model) => Arc::clone(base),
             _ => {
                 let base = Arc::new(BaseRuleset::new(self.family, config));
                 self.base = Some((config.clone(), Arc::clone(&base)));
@@ -146,12 +153,21 @@ impl FamilyTable {
     /// that met the old rules must not meet the new elements. Returns whether that was necessary.
     pub fn write_rules(&mut self, config: &RulesetConfig) -> Result<bool, Error> {
         let Some((of, before)) = self.base.clone() else { return Err(Error::StaleGeneration) };
-        if of == *config {
+        if of.has_same_rules(config, self.model) {
             return Ok(false);
         }
         let base_ruleset = self.base_ruleset(config);
-        // Another program has changed the table, which the monitor tells next.
-        self.fit_rules(&before, &base_ruleset)?.ok_or(Error::StaleGeneration)?;
+        let batch = rule_changes(&self.table, &before, &base_ruleset).ok_or(Error::StaleGeneration)?;
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        // Otherwise the monitor tells next, and what the table lacks comes back together with its elements. Where others commit so often that
+        // it cannot be listed, no comparison would succeed either.
+        if unless_interrupted(is_whole(&mut self.nft, &self.table, &before))? == Some(false) {
+            return Err(Error::StaleGeneration);
+        }
+        self.nft.commit(batch)?;
+        self.written = self.listed()?;
         Ok(true)
     }
 
@@ -163,19 +179,55 @@ impl FamilyTable {
         base_ruleset: &BaseRuleset,
     ) -> Result<Option<(u32, u32)>, Error> {
         let (table, none, written) = (self.table.clone(), Elements::new(self.model), self.written.as_ref());
-        let mut was_whole = true;
+        let (mut was_whole, mut replaced) = (true, BTreeMap::new());
         let generations = self.nft.transact(|nft| {
             was_whole = is_whole(nft, &table, before)?;
             if !was_whole {
                 return Ok(Batch::new());
             }
-            repair(nft, &table, base_ruleset, &none, written, Scope::Damaged(&[])).map(|repair| repair.batch)
+            let repair = repair(nft, &table, base_ruleset, &none, written, Scope::Damaged(&[]))?;
+            replaced = repair.replaced;
+            Ok::<_, Error>(repair.batch)
         })?;
         if !was_whole {
             return Ok(None);
         }
-        self.written = self.listed()?;
+        self.note_written(replaced)?;
         Ok(Some(generations))
+    }
+
+    /// Lists the rules as they should be, if this process has not written them, by a trial in a table of its own. A digest tells what the
+    /// last agent wrote, and not whether another program has replaced a rule since. Returns the generations before and after.
+    fn try_rules(&mut self, base_ruleset: &BaseRuleset) -> Result<(u32, u32), Error> {
+        if self.written.is_some() && !self.are_tried {
+            return Ok((0, 0));
+        }
+        self.written = None;
+        let info = self.nft.table(&self.table)?;
+        // One of another version is replaced with all its rules.
+        if info.is_none_or(|info| info.comment.as_ref() != Some(&base_ruleset.version)) {
+            return Ok((0, 0));
+        }
+        match try_rules(&mut self.nft, self.family, base_ruleset) {
+            Ok((rules, generations)) => {
+                (self.written, self.are_tried) = (Some(rules), true);
+                Ok(generations)
+            }
+            Err(error) => {
+                tracing::warn!(table = %self.table, %error, "expected rules not listed; comparing only their digests");
+                Ok((0, 0))
+            }
+        }
+    }
+
+    /// Lists the rules after a write. `replaced`: those that it found to be others, by chain.
+    fn note_written(&mut self, replaced: BTreeMap<String, usize>) -> Result<(), Error> {
+        // Later the monitor tells.
+        if std::mem::take(&mut self.are_tried) {
+            self.replaced.extend(replaced);
+        }
+        self.written = self.listed()?;
+        Ok(())
     }
 
     /// The configuration with the sets, too, that the table has and nobody needs any more: the elements in them go first. As it is where
@@ -244,7 +296,7 @@ impl FamilyTable {
         if self.nft.table(&table)?.is_none() {
             let Loaded { generations, rest } = load(&mut self.nft, &table, &base_ruleset, wanted)?;
             self.rest = rest;
-            self.written = self.listed()?;
+            self.note_written(BTreeMap::new())?;
             return Ok(Synchronised { elements: wanted.len(), generations, ..done });
         }
         let present = unless_interrupted(self.with_present_sets(config))?.unwrap_or_else(|| config.clone());
@@ -254,13 +306,14 @@ impl FamilyTable {
         } else {
             Arc::clone(&base_ruleset)
         };
+        let tried = self.try_rules(&with_present)?;
         let grown = unless_interrupted(self.grow(&present, &with_present))?.unwrap_or_default();
         let (written, mut is_replaced, mut steps) = (self.written.as_ref(), false, Vec::new());
-        let mut frontends = BTreeSet::new();
+        let (mut frontends, mut others) = (BTreeSet::new(), BTreeMap::new());
         let repaired = self.nft.transact(|nft| {
             let repair = repair(nft, &table, &with_present, wanted, written, scope)?;
-            let Repair { batch, further, elements, deleted, unread, replaces } = repair;
-            (steps, frontends) = (further, deleted);
+            let Repair { batch, further, elements, deleted, unread, replaces, replaced } = repair;
+            (steps, frontends, others) = (further, deleted, replaced);
             done = Synchronised { elements, unread, ..Synchronised::default() };
             is_replaced = replaces;
             Ok::<_, Error>(batch)
@@ -274,13 +327,15 @@ impl FamilyTable {
                 replace(&mut batch, &table, &with_present, wanted);
                 self.nft.commit(batch)?;
                 done = Synchronised { elements: wanted.len(), ..Synchronised::default() };
-                (is_replaced, steps) = (true, Vec::new());
+                (is_replaced, steps, others) = (true, Vec::new(), BTreeMap::new());
                 (0, 0)
             }
             repaired => repaired?,
         };
-        if grown.1 == done.generations.0 {
-            done.generations.0 = grown.0;
+        for before in [grown, tried].into_iter().filter(|(before, _)| *before != 0) {
+            if before.1 == done.generations.0 {
+                done.generations.0 = before.0;
+            }
         }
         done.generations.1 = self.commit_further(&steps, done.generations.1)?;
         if is_replaced {
@@ -289,7 +344,7 @@ impl FamilyTable {
             self.has_handover = false;
             done.generations.1 = following(done.generations.1);
         }
-        self.written = self.listed()?;
+        self.note_written(others)?;
         if has_more
             && let Some(Some(shrunk)) = unless_interrupted(self.fit_rules(&with_present, &base_ruleset))?
         {
@@ -335,6 +390,16 @@ impl FamilyTable {
     /// replaced.
     pub fn take_deleted(&mut self) -> BTreeSet<Frontend> {
         std::mem::take(&mut self.deleted)
+    }
+
+    /// The rules as the kernel lists them where they are right, if that is known.
+    pub fn written(&self) -> Option<&ChainRules> {
+        self.written.as_ref()
+    }
+
+    /// The rules that another program had replaced before this process began, by chain, since the last call.
+    pub fn take_replaced(&mut self) -> BTreeMap<String, usize> {
+        std::mem::take(&mut self.replaced)
     }
 
     /// Deletes the clients of maps of affinity that are not to be kept, for rules that cannot: see [`crate::rules::is_kept`].
@@ -412,6 +477,30 @@ mod tests {
     use super::*;
     use crate::kernel::Dataplane;
     use crate::rules::{COMPUTED, Ruleset};
+
+    /// The sets that Services of the other family need.
+    #[test]
+    fn rules_of_one_family_do_not_depend_on_the_others_services() {
+        requires!(NetworkNamespace);
+        in_new_netns(|| {
+            let family = steerage_nft::Family::Ip6;
+            let mut table = FamilyTable::new(Nft::open().unwrap(), Family::V6, family);
+            let mut config = RulesetConfig::default();
+            let (none, all) = (Elements::new(Family::V6), Scope::Everything);
+            table.synchronise(&config, &none, all).unwrap();
+            COMPUTED.set(0);
+            for (of, set, expected) in [
+                (Family::V4, "sources-24", false),
+                (Family::V6, "sources-32", true),
+                (Family::V4, "long-64", false),
+            ] {
+                config.used = UsedSets::of_table(of, [set].into_iter()).union(&config.used);
+                assert_eq!(table.write_rules(&config).unwrap(), expected, "{of} {set}");
+            }
+            assert_eq!(COMPUTED.get(), 1, "base rulesets");
+            assert_eq!(table.synchronise(&config, &none, all).unwrap().elements, 0);
+        });
+    }
 
     /// The digests of all rules take milliseconds, in which a starting process does not serve.
     #[test]

@@ -82,6 +82,9 @@ impl FlowSchedule {
     /// Notes a walk for what [`FlowSchedule::take`] returned. After a failure everything is searched for again later.
     pub(super) fn walked(&mut self, begun: Instant, now: Instant, worked: bool) -> Option<Duration> {
         self.last = Some(now);
+        if let Some((first, ..)) = &mut self.first {
+            first.sources.clear();
+        }
         let pause = now.saturating_duration_since(begun) * PAUSE;
         if worked {
             self.retry.reset();
@@ -143,6 +146,19 @@ mod tests {
         assert_eq!(schedule.take(), stale(1));
         schedule.walked(start + AGAIN, start + AGAIN + MS, true);
         assert_eq!(schedule.due(), None);
+    }
+
+    #[test]
+    fn source_ranges_are_searched_for_once() {
+        let start = Instant::now();
+        for worked in [true, false] {
+            let mut schedule = FlowSchedule::default();
+            let frontend = Frontend { addr: [192, 0, 2, 1].into(), protocol: Protocol::Tcp, port: 1 };
+            schedule.add(StaleFlows { sources: [(frontend, Arc::from([]))].into(), ..stale(1) }, start);
+            assert_eq!(schedule.take().sources.len(), 1);
+            schedule.walked(start, start + MS, worked);
+            assert_eq!((schedule.take().udp.len(), schedule.take().sources.len()), (1, 0));
+        }
     }
 
     #[test]

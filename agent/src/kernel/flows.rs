@@ -3,8 +3,9 @@
 //! that went untranslated, which would live as long as their client sends; of TCP and SCTP, handshakes that went untranslated, so
 //! that their repetition is translated.
 //!
-//! No established connection of TCP or SCTP is ever touched, nor anything whose original destination is not a frontend of this agent,
-//! nor a flow in another conntrack zone, which the rules do not see. A thread of its own does the work, so that a full conntrack
+//! Established connections of TCP and SCTP stay, except those of clients outside source ranges that a changed table may have admitted.
+//! Flows whose original destination is no frontend of this agent stay, too, and so do those in another conntrack zone, which the rules do
+//! not see. A thread of its own does the work, so that a full conntrack
 //! table delays no rule; [`super::flow_schedule`] says when.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -114,7 +115,8 @@ fn wait(queue: &Receiver<StaleFlows>, schedule: &mut FlowSchedule) -> bool {
 fn clean(conntrack: &mut Conntrack, stale: &StaleFlows) -> Result<Vec<FamilyWalk>, Error> {
     let mut walks = Vec::new();
     for (model, family) in super::FAMILIES {
-        if !stale.udp.keys().chain(&stale.handshakes).any(|frontend| frontend.family() == model) {
+        let frontends = stale.udp.keys().chain(&stale.handshakes).chain(stale.sources.keys());
+        if !{ frontends }.any(|frontend| frontend.family() == model) {
             continue;
         }
         let begun = Instant::now();
@@ -139,6 +141,10 @@ fn is_stale(flow: &ConntrackEntry, stale: &StaleFlows) -> bool {
     let frontend = Frontend { addr: destination.ip(), protocol, port: destination.port() };
     if !flow.is_in_default_zone() {
         return false;
+    }
+    let client = flow.original.source.ip();
+    if stale.sources.get(&frontend).is_some_and(|allowed| !allowed.iter().any(|net| net.contains(&client))) {
+        return true;
     }
     match protocol {
         Protocol::Udp => {
@@ -167,11 +173,31 @@ mod tests {
     }
 
     #[test]
+    fn connections_from_outside_source_ranges_are_stale_where_these_are_given() {
+        let frontend = Frontend { addr: at("192.0.2.1:80").ip(), protocol: Protocol::Tcp, port: 80 };
+        let sources = [(frontend, Arc::from(["203.0.113.0/24".parse().expect("a network")]))];
+        let stale = StaleFlows { sources: sources.into(), ..StaleFlows::default() };
+        for (client, to, expected) in [
+            ("203.0.113.9:1000", "192.0.2.1:80", false),
+            ("198.51.100.9:1000", "192.0.2.1:80", true),
+            ("198.51.100.9:1000", "192.0.2.1:81", false),
+        ] {
+            let tuple =
+                |source, destination| Tuple { source: at(source), destination: at(destination), protocol: 6 };
+            let status = Ct::DNAT | Ct::SEEN_REPLY;
+            let flow = ConntrackEntry::new(tuple(client, to), tuple("10.0.0.2:53", client), status);
+            assert_eq!(is_stale(&flow, &stale), expected, "{flow:?}");
+            assert!(!is_stale(&flow, &StaleFlows::default()) && !is_stale(&flow.in_zone(7), &stale));
+        }
+    }
+
+    #[test]
     fn only_what_the_rules_no_longer_lead_there_is_stale() {
         let frontend = |protocol| Frontend { addr: at("192.0.2.1:80").ip(), protocol, port: 80 };
         let stale = StaleFlows {
             udp: [(frontend(Protocol::Udp), Arc::from([at("10.0.0.1:53")]))].into(),
             handshakes: [frontend(Protocol::Tcp)].into(),
+            ..StaleFlows::default()
         };
         let flow = |protocol: Protocol, to: &str, server: &str, status: u32| {
             let tuple = |source, destination| Tuple { source, destination, protocol: protocol.number() };

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads what [`crate::check`] judges. Changes nothing: the rules are tried in a transaction that also takes them back.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use steerage_nft::{Batch, Error, Nft, Table};
+use steerage_nft::{Batch, ChainInfo, Error, Nft, RuleInfo, Table};
 
+use super::bridges::has_bridge;
 use super::foreign_chains::foreign_chains;
 use super::load::add_chains;
 use super::{FAMILIES, KernelFeatures, kernel_features};
-use crate::check::{HostFacts, Interface, SETTINGS};
-use crate::rules::{BaseRuleset, Features, RulesetConfig, UsedSets};
+use crate::check::{AgentState, HostFacts, Interface, SETTINGS};
+use crate::rules::{BaseRuleset, Features, RulesetConfig, TABLE, UsedSets};
 
 /// The table in which the rules are tried.
 const TRIAL: &str = "steerage-check";
@@ -27,9 +29,60 @@ pub fn host_facts() -> Result<HostFacts, Error> {
         features: features.clone(),
         settings: SETTINGS.into_iter().filter_map(|name| Some((name, setting(name)?))).collect(),
         interfaces: interfaces(),
+        // If that is not known, the host is warned for nothing rather than not at all.
+        has_bridge: has_bridge().unwrap_or(true),
         chains: foreign_chains(&mut nft)?,
+        own_tables: own_tables(&mut nft)?,
+        agent: AgentState::NotRunning,
         has_legacy_iptables: legacy.iter().any(|path| read(path).is_some_and(|names| !names.is_empty())),
     })
+}
+
+/// The agent's tables, and what is wrong with them whatever the agent's configuration is.
+fn own_tables(nft: &mut Nft) -> Result<Vec<(String, Vec<String>)>, Error> {
+    let mut found = Vec::new();
+    for (_, family) in FAMILIES {
+        let table = Table::new(family, TABLE);
+        let info = match nft.table(&table) {
+            Err(error) if error.is_unsupported() => continue,
+            info => info?,
+        };
+        let Some(info) = info else { continue };
+        let chains = nft.chain_infos(&table)?;
+        let mut damage: Vec<_> = info
+            .is_dormant
+            .then(|| "it is dormant, so that no packet sees it".to_owned())
+            .into_iter()
+            .collect();
+        let base_ruleset = BaseRuleset::new(family, &RulesetConfig::default());
+        for chain in base_ruleset.chains.iter().filter(|chain| chain.chain.is_base()) {
+            let is_right = |info: &ChainInfo| chain.chain.runs_as(info) && chain.chain.has_policy_of(info);
+            match chains.iter().find(|info| info.name == chain.name) {
+                None => damage.push(format!("chain {} is missing", chain.name)),
+                Some(info) if is_right(info) => {}
+                Some(_) => damage.push(format!("chain {} has another hook, priority or policy", chain.name)),
+            }
+        }
+        let rules = by_chain_with_comments(nft.rules(&table)?);
+        let has_digest = |chain: &&ChainInfo| {
+            let comment = rules.get(&chain.name).and_then(Option::as_ref);
+            comment.is_some_and(|comment| comment.starts_with(&format!("{} ", chain.name)))
+        };
+        let others = chains.iter().filter(|chain| !has_digest(chain));
+        damage
+            .extend(others.map(|chain| format!("chain {} does not begin with the agent's rule", chain.name)));
+        found.push((table.to_string(), damage));
+    }
+    Ok(found)
+}
+
+/// The comment of the first rule of each chain.
+fn by_chain_with_comments(rules: Vec<RuleInfo>) -> BTreeMap<String, Option<String>> {
+    let mut first = BTreeMap::new();
+    for rule in rules {
+        first.entry(rule.chain).or_insert(rule.comment);
+    }
+    first
 }
 
 pub(super) fn read(path: impl AsRef<Path>) -> Option<String> {
@@ -111,6 +164,36 @@ mod tests {
 
     fn nft(line: &str) {
         assert!(Command::new("nft").arg(line).status().is_ok_and(|status| status.success()), "nft {line}");
+    }
+
+    #[test]
+    fn damage_of_own_tables_is_found() {
+        requires!(NetworkNamespace, Program("nft"));
+        in_new_netns(|| {
+            let own = || own_tables(&mut Nft::open().unwrap()).unwrap();
+            assert_eq!(own(), []);
+            let mut dataplane = crate::kernel::Dataplane::open().unwrap();
+            dataplane.write(&mut crate::rules::Ruleset::default(), BTreeMap::new()).unwrap();
+            let whole = ["ip steerage", "ip6 steerage"].map(|table| (table.to_owned(), Vec::new()));
+            assert_eq!(own(), whole);
+            for (harm, part) in [
+                (
+                    "add chain ip steerage output { policy drop ; }",
+                    "output has another hook, priority or policy",
+                ),
+                ("flush chain ip steerage services", "chain services does not begin"),
+                ("add chain ip steerage other", "chain other does not begin"),
+                ("add table ip steerage { flags dormant ; }", "it is dormant"),
+                ("flush chain ip steerage input; delete chain ip steerage input", "chain input is missing"),
+            ] {
+                nft(harm);
+                let [(_, damage), (_, none)] = &own()[..] else { panic!("two tables") };
+                assert!(
+                    damage.iter().any(|found| found.contains(part)) && none.is_empty(),
+                    "{part}: {damage:?}"
+                );
+            }
+        });
     }
 
     #[test]

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use steerage_model::Family;
-use steerage_nft::{Error, Nft, Table};
+use steerage_nft::{ChainInfo, Error, Nft, Table};
 
 use super::FAMILIES;
+use super::repair::{ChainRules, by_chain};
 use crate::rules::{AFFINITY_LIMITED, BaseRuleset, DropReason, Elements, SetId, TABLE, TO_PEERS};
 
 /// A table in the kernel.
@@ -14,8 +15,14 @@ use crate::rules::{AFFINITY_LIMITED, BaseRuleset, DropReason, Elements, SetId, T
 pub struct KernelTable {
     /// Its comment, which identifies the layout.
     pub layout: Option<String>,
+    /// No packet sees its base chains.
+    pub is_dormant: bool,
     /// Each chain with the number of its rules and the comment of the first one.
     pub chains: BTreeMap<String, (usize, Option<String>)>,
+    /// The chains as such.
+    pub chain_infos: Vec<ChainInfo>,
+    /// The rules as the kernel lists them.
+    pub rules: ChainRules,
     /// The names of its sets and maps.
     pub sets: Vec<String>,
     /// The elements of those that the agent fills.
@@ -33,8 +40,12 @@ pub fn read_table(model: Family, base_ruleset: &BaseRuleset) -> Result<Option<Ke
         Err(error) if error.is_unsupported() => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut chains: BTreeMap<_, _> = nft.chains(&table)?.into_iter().map(|name| (name, (0, None))).collect();
-    for rule in nft.rules(&table)? {
+    let chain_infos = nft.chain_infos(&table)?;
+    let mut chains: BTreeMap<_, _> =
+        chain_infos.iter().map(|chain| (chain.name.clone(), (0, None))).collect();
+    let listed = nft.rules(&table)?;
+    let rules = by_chain(&listed);
+    for rule in listed {
         let (count, first) = chains.entry(rule.chain).or_default();
         if *count == 0 {
             *first = rule.comment;
@@ -43,7 +54,8 @@ pub fn read_table(model: Family, base_ruleset: &BaseRuleset) -> Result<Option<Ke
     }
     let sets = nft.sets(&table)?;
     let elements = read_elements(&mut nft, &table, base_ruleset, model, &sets)?;
-    Ok(Some(KernelTable { layout: info.comment, chains, sets, elements }))
+    let (layout, is_dormant) = (info.comment, info.is_dormant);
+    Ok(Some(KernelTable { layout, is_dormant, chains, chain_infos, rules, sets, elements }))
 }
 
 /// Packets that the rules of a family dropped or rejected for one reason.

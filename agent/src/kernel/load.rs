@@ -26,18 +26,18 @@ const LARGEST_STEP: usize = 1 << 15;
 pub(super) const PAUSE: Duration = Duration::from_micros(300);
 
 /// The generations of the ruleset before some writes and, if no other program writes, after them.
-struct Commits {
-    before: u32,
-    after: u32,
+pub(super) struct Commits {
+    pub(super) before: u32,
+    pub(super) after: u32,
 }
 
 impl Commits {
-    fn new(nft: &mut Nft) -> Result<Self, Error> {
+    pub(super) fn new(nft: &mut Nft) -> Result<Self, Error> {
         let before = nft.generation()?;
         Ok(Self { before, after: before })
     }
 
-    fn commit(&mut self, nft: &mut Nft, batch: Batch) -> Result<(), Error> {
+    pub(super) fn commit(&mut self, nft: &mut Nft, batch: Batch) -> Result<(), Error> {
         // The kernel skips generation 0.
         self.after = self.after.checked_add(u32::from(!batch.is_empty())).unwrap_or(1);
         nft.commit(batch)

@@ -2,6 +2,7 @@
 //! Everything that talks to the kernel: nftables, connection tracking and the host's addresses, over netlink.
 
 mod addresses;
+mod bridges;
 mod chain_scan;
 mod dataplane;
 mod family;
@@ -16,12 +17,14 @@ mod monitor;
 mod next_hops;
 mod repair;
 mod repair_pause;
+mod rule_changes;
 mod scope;
 mod trace;
+mod trial;
 mod unread_lists;
 
 pub use addresses::{AddressWatch, host_addresses};
-pub use dataplane::{Dataplane, FamilyWrite, Written};
+pub use dataplane::{Dataplane, FamilyWrite, Written, WrittenRules};
 pub use family::{FamilyTable, Synchronised};
 pub use features::{KernelFeatures, kernel_features};
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
@@ -29,6 +32,7 @@ pub use host_facts::host_facts;
 pub use inspect::{CountedPackets, DroppedPackets, KernelTable, counted_packets, read_table};
 pub use monitor::{Notice, Noticed};
 pub use next_hops::NextHops;
+pub use repair::ChainRules;
 pub use scope::Scope;
 pub use trace::trace_packet;
 

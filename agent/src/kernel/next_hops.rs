@@ -128,7 +128,7 @@ fn request(addr: IpAddr, sequence: u32) -> Vec<u8> {
 }
 
 /// Kinds and data.
-fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> + Clone {
+pub(super) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> + Clone {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let length = usize::from(half_word(rest, 0)?);
@@ -139,10 +139,10 @@ fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> + Clone {
     })
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
-fn half_word(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn half_word(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
 }

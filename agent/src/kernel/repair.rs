@@ -24,7 +24,7 @@ pub(super) const MIN_AFFINITY: Duration = Duration::from_secs(1);
 const HANDOVER: &str = "-handover";
 
 /// The rules of a table by chain, as the kernel lists them.
-pub(super) type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
+pub type ChainRules = BTreeMap<String, Vec<Vec<u8>>>;
 
 /// What makes a table match.
 #[derive(Default)]
@@ -40,6 +40,8 @@ pub(super) struct Repair {
     pub(super) unread: BTreeSet<u32>,
     /// The table is replaced: [`end_handover`] follows.
     pub(super) replaces: bool,
+    /// The rules that differ, by chain, of chains that are not of another version: another program changed them.
+    pub(super) replaced: BTreeMap<String, usize>,
 }
 
 /// Whether a table with these chains and sets is not repaired, but replaced.
@@ -92,6 +94,31 @@ fn has_rules_of(rules: &[RuleInfo], chain: &RulesetChain) -> bool {
     digest == Some(chain.digest.as_str()) && rules.count() == chain.rules.len()
 }
 
+/// Replaces the rules of a chain by the wanted ones.
+pub(super) fn rewrite(batch: &mut Batch, table: &Table, chain: &RulesetChain) {
+    batch.flush_chain(table, &chain.name);
+    for rule in &chain.rules {
+        batch.add_rule(table, &chain.name, rule);
+    }
+}
+
+/// Whether the rules of a chain carry the digest of others, as those of another version or configuration do. Where there is none, or the
+/// wanted one, only another program can have changed them.
+fn are_of_another_version(rules: &[RuleInfo], chain: &RulesetChain) -> bool {
+    let prefix = format!("{} ", chain.name);
+    let comments =
+        rules.iter().filter(|rule| rule.chain == chain.name).filter_map(|rule| rule.comment.as_deref());
+    let digests: Vec<&str> = comments.filter(|comment| comment.starts_with(&prefix)).collect();
+    !digests.is_empty() && !digests.contains(&chain.digest.as_str())
+}
+
+/// How many rules of a chain are others, or in another place, or missing, or too many.
+fn differing_rules(wanted: &ChainRules, found: &ChainRules, chain: &str) -> usize {
+    let [wanted, found] = [wanted, found].map(|rules| rules.get(chain).map_or(&[][..], Vec::as_slice));
+    let differing = wanted.iter().zip(found).filter(|(wanted, found)| wanted != found).count();
+    differing + wanted.len().abs_diff(found.len())
+}
+
 /// Sets of another type or size than they should have.
 pub(super) fn unfit_sets<'s>(
     base_ruleset: &'s BaseRuleset,
@@ -102,7 +129,8 @@ pub(super) fn unfit_sets<'s>(
     sets.iter().filter(is_unfit).map(|info| info.name.as_str())
 }
 
-/// Reads the table, and returns what makes it match. `written`: the rules as listed right after the last write of this process.
+/// Reads the table, and returns what makes it match. `written`: the rules as the kernel lists them where they are right. Without them only
+/// digests tell, which do not show whether a rule was replaced.
 pub(super) fn repair(
     nft: &mut Nft,
     table: &Table,
@@ -168,18 +196,20 @@ pub(super) fn repair(
         tracing::info!(%table, "table is dormant; activating it");
         batch.add_table(table, Some(&base_ruleset.version));
     }
+    let mut replaced = BTreeMap::new();
     for chain in existing {
         if info_of(&chain.name).is_some_and(|info| !chain.chain.has_policy_of(info)) {
             tracing::info!(%table, chain = chain.name, "chain has another policy; setting it");
             batch.add_chain(table, &chain.chain);
         }
-        let unchanged = written.is_none_or(|written| written.get(&chain.name) == found.get(&chain.name));
-        if !has_rules_of(&rules, chain) || !unchanged {
+        let has_digest = has_rules_of(&rules, chain);
+        let differing = written.map_or(0, |written| differing_rules(written, &found, &chain.name));
+        if differing > 0 && !are_of_another_version(&rules, chain) {
+            replaced.insert(chain.name.clone(), differing);
+        }
+        if !has_digest || differing > 0 {
             tracing::info!(%table, chain = chain.name, "chain differs; rewriting it");
-            batch.flush_chain(table, &chain.name);
-            for rule in &chain.rules {
-                batch.add_rule(table, &chain.name, rule);
-            }
+            rewrite(&mut batch, table, chain);
         }
     }
     let Found { elements: kernel, unread } = read(nft, table, base_ruleset, wanted, &sets, scope)?;
@@ -208,7 +238,7 @@ pub(super) fn repair(
         batch.delete_chain(table, name);
     }
     let further = steps.map(Cow::into_owned).collect();
-    Ok(Repair { batch, further, elements, deleted, unread, replaces: false })
+    Ok(Repair { batch, further, elements, deleted, unread, replaces: false, replaced })
 }
 
 /// Affinity to take over from a table of another layout, from a map of the same name and lengths. An entry with another meaning

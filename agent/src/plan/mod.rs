@@ -14,6 +14,7 @@ mod policy_transition;
 mod port_endpoints;
 mod service;
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -110,6 +111,8 @@ pub struct HealthPort {
     pub v4: Option<usize>,
     /// The same for IPv6.
     pub v6: Option<usize>,
+    /// The addresses of the load balancer. Some clouds address health checks to them, as GCE does.
+    pub vips: Arc<[IpAddr]>,
 }
 
 /// What a plan lacks from the beginning.
@@ -144,6 +147,16 @@ pub struct ServicePlan {
     pub omitted: Omitted,
     /// It needs more elements than it may have.
     pub reduced: Option<Reduced>,
+}
+
+impl ServicePlan {
+    /// The networks that its frontends admit, once for all frontends that share a list: to compare long lists for each of thousands of
+    /// ports would take seconds.
+    pub(crate) fn source_lists(&self) -> impl Iterator<Item = &Arc<[IpNet]>> {
+        let mut seen = HashSet::new();
+        let lists = self.frontends.iter().filter_map(|(_, action)| action.sources.as_ref());
+        lists.filter(move |networks| seen.insert(networks.as_ptr()))
+    }
 }
 
 /// Health-check ports by Service.

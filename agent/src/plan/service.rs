@@ -259,9 +259,47 @@ fn plan_endpoints<'a>(
     ports.into_iter().zip(endpoints).map(with_endpoints).collect()
 }
 
+/// Frontends of a port that stay or are left out together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FrontendPart {
+    All(Role),
+    /// At the node's own address of the family, or at its first one if node ports are not served there.
+    MainNodePort,
+    /// At its others.
+    OtherNodePorts,
+}
+
+impl FrontendPart {
+    fn role(self) -> Role {
+        match self {
+            Self::All(role) => role,
+            Self::MainNodePort | Self::OtherNodePorts => Role::NodePort,
+        }
+    }
+
+    /// Those of a port's addresses in the part's role that are in the part.
+    fn of(self, mut addresses: Vec<(IpAddr, u16)>, local_node: &LocalNode) -> Vec<(IpAddr, u16)> {
+        if let Self::All(_) = self {
+            return addresses;
+        }
+        let is_own = |(addr, _): &(IpAddr, u16)| local_node.addresses.contains(addr);
+        let main = addresses.iter().find(|at| is_own(at)).or(addresses.first()).copied();
+        addresses.retain(|at| (Some(*at) == main) == (self == Self::MainNodePort));
+        addresses
+    }
+}
+
+/// The parts of all ports, the ones that stay first.
+const PARTS_BY_PRIORITY: [&[FrontendPart]; 4] = [
+    &[FrontendPart::All(Role::ClusterIp)],
+    &[FrontendPart::All(Role::Vip), FrontendPart::MainNodePort],
+    &[FrontendPart::OtherNodePorts],
+    &[FrontendPart::All(Role::ExternalIp)],
+];
+
 /// The frontends of all ports. A frontend in two roles, such as a VIP that is also an external IP, is served in the first one: cluster
-/// IP, VIP, node port, external IP. Those that no budget has room for are counted only: the last ones, so VIPs and node ports of one
-/// port stay together, of which a load balancer needs one or the other.
+/// IP, VIP, node port, external IP. Those that no budget has room for are counted only: the last ones. So VIPs and node ports of one port
+/// stay together, of both families: a load balancer needs one or the other, and nodes have many addresses, of which it needs one.
 fn plan_frontends(
     service: &Service,
     ports: &[FamilyPort<'_>],
@@ -274,16 +312,19 @@ fn plan_frontends(
         families(service).into_iter().map(|family| (family, sources(service, family, local_node))).collect();
     let vips = vips_at_node_ports(service, ports, external, local_node);
     let mut seen = BTreeSet::new();
-    let groups: [&[Role]; 3] = [&[Role::ClusterIp], &[Role::Vip, Role::NodePort], &[Role::ExternalIp]];
-    for roles in groups {
-        for (of, role) in ports.iter().flat_map(|of| roles.iter().map(move |role| (of, *role))) {
+    // Stable: of each port, the families stay in order.
+    let mut by_port: Vec<_> = ports.iter().collect();
+    by_port.sort_by_key(|of| (of.port.port, of.port.protocol));
+    for group in PARTS_BY_PRIORITY {
+        for (of, part) in by_port.iter().flat_map(|of| group.iter().map(move |part| (*of, *part))) {
+            let role = part.role();
             let room = most.saturating_sub(plan.frontends.len());
             if room == 0 && role == Role::ExternalIp {
                 plan.omitted.frontends +=
                     external.iter().filter(|addr| Family::of(**addr) == of.family).count();
                 continue;
             }
-            let at = addresses(service, of, role, external, local_node);
+            let at = part.of(addresses(service, of, role, external, local_node), local_node);
             plan.omitted.frontends += at.len().saturating_sub(room);
             if room == 0 {
                 continue;
@@ -367,7 +408,10 @@ fn health(service: &Service, index: &Index, local_node: &LocalNode) -> Option<He
             .contains(&family)
             .then(|| local_ready_count(index.slices(&service.key), family, &local_node.node))
     };
-    Some(HealthPort { port: service.health_port()?, v4: count(Family::V4), v6: count(Family::V6) })
+    let (v4, v6) = (count(Family::V4), count(Family::V6));
+    // Only what stands for a load balancer: a server on every address would take the ports of others.
+    let is_one = |vip: &IpAddr| !(vip.is_unspecified() || vip.is_loopback() || vip.is_multicast());
+    Some(HealthPort { port: service.health_port()?, v4, v6, vips: service.vips().filter(is_one).collect() })
 }
 
 /// The addresses of a port in one role, of which `external` are external IPs, each with the number of the port.

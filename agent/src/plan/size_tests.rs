@@ -221,6 +221,35 @@ fn ports_that_are_served_keep_vip_and_node_port() {
     assert!(vips > 1 && vips - node_ports <= 1, "{vips} VIPs, {node_ports} node ports");
 }
 
+/// The VIPs of both families, and of all ports, come before node ports at addresses that no load balancer sends to.
+#[test]
+fn node_ports_at_other_addresses_take_no_vips_place() {
+    let mut service = service(Protocol::Tcp, 5, 0, TrafficPolicy::Cluster);
+    service.kind = ServiceKind::LoadBalancer;
+    service.cluster_ips.push("fd00::1".parse().unwrap());
+    let ingress = |ip: &str| Ingress { ip: ip.parse().ok(), hostname: None, ip_mode: None };
+    service.ingress = vec![ingress("198.51.100.1"), ingress("2001:db8::1")];
+    for port in &mut service.ports {
+        port.node_port = Some(30_000 + port.port);
+    }
+    let own = [IpAddr::from([10, 0, 0, 9]), "fd00:1::9".parse().unwrap()];
+    let others = (1..=200).map(|last| IpAddr::from([10, 0, 1, last]));
+    let node_port_addresses = others.chain(own).collect();
+    let place = LocalNode { node_port_addresses, addresses: own.to_vec(), ..place(10_000) };
+    let mut plan = plan_service(&service, &index(&service, endpoints(1, 1, 3)), &place);
+    assert_eq!(plan.frontends.len(), 10 + 10 + 5 * 201 + 5);
+    assert!(plan.reduce(1_000, 1).is_some());
+    let of = |role, addr: &IpAddr| {
+        plan.frontends.iter().filter(|(at, action)| action.role == role && at.addr == *addr).count()
+    };
+    for addr in service.vips() {
+        assert_eq!(of(Role::Vip, &addr), 5, "{addr}");
+    }
+    for addr in &own {
+        assert_eq!(of(Role::NodePort, addr), 5, "{addr}");
+    }
+}
+
 /// Where a VIP is an address of node ports, the VIP comes first, also before a node port of another of the Service's ports.
 #[test]
 fn node_port_does_not_take_the_frontend_of_a_vip() {

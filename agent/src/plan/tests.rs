@@ -144,7 +144,15 @@ fn each_frontend_kind_has_its_targets_and_masquerade() {
     }
     assert_eq!(plan.frontends.len(), 3, "no frontend of a family without cluster address");
     assert_eq!(plan.hairpins, [addr("10.244.0.1")]);
-    assert_eq!(plan.health, Some(HealthPort { port: 31000, v4: Some(1), v6: None }));
+    assert_eq!(
+        plan.health,
+        Some(HealthPort {
+            port: 31000,
+            v4: Some(1),
+            v6: None,
+            vips: Arc::from(["192.0.2.1".parse().unwrap()])
+        })
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The elements of sets and maps for desired frontends, and the difference between two sets of elements. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
@@ -123,6 +123,24 @@ pub(super) struct Lists {
     pub(super) namespaces: Namespaces,
 }
 
+/// What frontends share, with the numbers of lists of sources that were asked for: thousands of ports have one list of thousands of
+/// networks, which is found by comparing them.
+struct SharedLists<'l> {
+    lists: &'l Lists,
+    numbers: HashMap<*const IpNet, Option<u32>>,
+}
+
+impl<'l> SharedLists<'l> {
+    fn new(lists: &'l Lists) -> Self {
+        Self { lists, numbers: HashMap::new() }
+    }
+
+    fn number_of_sources(&mut self, networks: &Networks) -> Option<u32> {
+        let find = || self.lists.sources.number(networks);
+        *self.numbers.entry(networks.as_ptr()).or_insert_with(find)
+    }
+}
+
 /// The difference from `old` to `new`, which are of one family.
 pub fn difference(old: &Elements, new: &Elements) -> Changes {
     let mut changes = Changes::default();
@@ -148,10 +166,10 @@ pub(super) fn affected_elements(
     networks: &BTreeSet<Networks>,
     family: Family,
 ) -> Elements {
-    let mut elements = Elements::new(family);
+    let (mut elements, mut shared) = (Elements::new(family), SharedLists::new(lists));
     for frontend in affected.frontends.iter().filter(|frontend| frontend.family() == family) {
         if let Some((service, action)) = desired.served_at(frontend) {
-            elements_of(frontend, service, action, lists, &mut elements);
+            elements_of(frontend, service, action, &mut shared, &mut elements);
         }
     }
     for list in affected.services.iter().flat_map(|service| lists.endpoints.of(service, family)) {
@@ -171,10 +189,10 @@ pub(super) fn affected_elements(
 
 /// All elements of one family.
 pub(super) fn all_elements(desired: &Desired, lists: &Lists, family: Family) -> Elements {
-    let mut elements = Elements::new(family);
+    let (mut elements, mut shared) = (Elements::new(family), SharedLists::new(lists));
     let actions = desired.actions().filter(|(frontend, _)| frontend.family() == family);
     for (frontend, (service, action)) in actions {
-        elements_of(frontend, service, action, lists, &mut elements);
+        elements_of(frontend, service, action, &mut shared, &mut elements);
     }
     for list in lists.endpoints.all(family) {
         elements_of_list(list, &mut elements);
@@ -238,7 +256,13 @@ fn elements_of_sources(number: u32, networks: &[IpNet], out: &mut Elements) {
 }
 
 /// The elements of one frontend of a Service, unordered.
-fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &Lists, out: &mut Elements) {
+fn elements_of(
+    frontend: &Frontend,
+    service: &Key,
+    action: &Action,
+    shared: &mut SharedLists<'_>,
+    out: &mut Elements,
+) {
     let key = [frontend.addr.into(), Field::Proto(frontend.protocol.number()), Field::Port(frontend.port)];
     let [a, b, c] = key;
     let mut member = |id: SetId| out.of(id).push_key(&key);
@@ -264,11 +288,11 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
     if let Some(seconds) = action.affinity {
         member(SetId::Affine);
         member(SetId::AffineFor(seconds));
-        if let Some(number) = lists.namespaces.number(service.namespace()) {
+        if let Some(number) = shared.lists.namespaces.number(service.namespace()) {
             out.of(SetId::Namespaces).push_entry(&key, &[Field::Number(number)]);
         }
     }
-    if let Some(number) = action.sources.as_ref().and_then(|networks| lists.sources.number(networks)) {
+    if let Some(number) = action.sources.as_ref().and_then(|networks| shared.number_of_sources(networks)) {
         out.of(SetId::Restricted).push_entry(&key, &[Field::Number(number)]);
     }
     if let Some(peers) = &action.peers {
@@ -282,7 +306,7 @@ fn elements_of(frontend: &Frontend, service: &Key, action: &Action, lists: &List
         [(Side::Cluster, 0, Some(&action.targets)), (Side::Local, LOCAL_OFFSET, action.local.as_ref())];
     for (side, offset, targets) in sides {
         let Some(targets) = targets.filter(|targets| !targets.is_empty()) else { continue };
-        if let Some(list) = lists.endpoints.get(service, frontend, action, targets) {
+        if let Some(list) = shared.lists.endpoints.get(service, frontend, action, targets) {
             out.of(SetId::Lists(side)).push_entry(&key, &[Field::Number(list.number)]);
             out.of(SetId::Long(side, long_class(list.slots.len()))).push_key(&key);
         } else {

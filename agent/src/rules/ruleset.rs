@@ -201,7 +201,7 @@ impl Ruleset {
         let udp = std::mem::take(&mut self.changed_udp).into_iter().map(serving).collect();
         let mut handshakes = std::mem::take(&mut self.new_frontends);
         handshakes.retain(|at| self.desired.action(at).is_some_and(|action| !action.reject));
-        StaleFlows { udp, handshakes }
+        StaleFlows { udp, handshakes, sources: BTreeMap::new() }
     }
 
     /// The same after a write that compared everything: the rules may have been missing, and any connection may have passed.
@@ -215,6 +215,13 @@ impl Ruleset {
             }
         }
         stale
+    }
+
+    /// The frontends with source ranges.
+    pub fn source_ranges(&self) -> BTreeMap<Frontend, Arc<[IpNet]>> {
+        let of = |(frontend, sources): (&Frontend, &Arc<[IpNet]>)| (*frontend, Arc::clone(sources));
+        let actions = self.desired.actions();
+        actions.filter_map(|(at, (_, action))| Some((at, action.sources.as_ref()?))).map(of).collect()
     }
 
     /// The Services that lost a frontend to another one since the last call.

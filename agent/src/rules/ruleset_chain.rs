@@ -35,6 +35,14 @@ pub struct RulesetConfig {
     pub seed: u32,
 }
 
+impl RulesetConfig {
+    /// Whether the base ruleset of a family is the same.
+    pub fn has_same_rules(&self, other: &Self, family: steerage_model::Family) -> bool {
+        let used = &other.used;
+        self.used.is_same(used, family) && Self { used: used.clone(), ..self.clone() } == *other
+    }
+}
+
 /// A chain with its rules.
 #[derive(Debug, Clone)]
 pub struct RulesetChain {

@@ -125,7 +125,7 @@ impl SourceLists {
 }
 
 fn wanted(plan: &ServicePlan) -> BTreeSet<Networks> {
-    plan.frontends.iter().filter_map(|(_, action)| action.sources.clone()).collect()
+    plan.source_lists().cloned().collect()
 }
 
 #[cfg(test)]

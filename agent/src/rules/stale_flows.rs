@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use steerage_model::Protocol;
 
 use super::{Changes, SetId};
@@ -17,18 +18,22 @@ pub struct StaleFlows {
     pub udp: BTreeMap<Frontend, Arc<[SocketAddr]>>,
     /// TCP and SCTP: a handshake that went on untranslated, while the rules or the frontend were missing, has to begin anew.
     pub handshakes: BTreeSet<Frontend>,
+    /// The networks of which clients may stay connected: of others, also established connections end. After damage that may have admitted
+    /// them; searched for once, because the ranges may change.
+    pub sources: BTreeMap<Frontend, Arc<[IpNet]>>,
 }
 
 impl StaleFlows {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.udp.is_empty() && self.handshakes.is_empty()
+        self.udp.is_empty() && self.handshakes.is_empty() && self.sources.is_empty()
     }
 
     /// Adds others, which are newer.
     pub fn extend(&mut self, other: Self) {
         self.udp.extend(other.udp);
         self.handshakes.extend(other.handshakes);
+        self.sources.extend(other.sources);
     }
 
     /// Takes over what is newer about the same frontends.
@@ -117,7 +122,7 @@ mod tests {
         let mut seen = |frontends: &[Frontend], endpoints| {
             let plans = BTreeMap::from([(Key::new("n", "s"), plan(frontends, endpoints))]);
             let _ = ruleset.update(plans, KernelState::InSync);
-            let StaleFlows { udp, handshakes } = ruleset.take_stale_flows();
+            let StaleFlows { udp, handshakes, .. } = ruleset.take_stale_flows();
             (handshakes.into_iter().collect::<Vec<_>>(), udp.len())
         };
         assert_eq!(seen(&[tcp, udp], 2), (vec![tcp], 1));

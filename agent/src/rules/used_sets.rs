@@ -39,6 +39,11 @@ impl UsedSets {
         self.of(family).is_superset(others.of(family))
     }
 
+    /// Whether a family has the same sets in `others`.
+    pub(super) fn is_same(&self, others: &Self, family: Family) -> bool {
+        self.of(family) == others.of(family)
+    }
+
     /// These and others.
     #[must_use]
     pub fn union(mut self, others: &Self) -> Self {
@@ -66,10 +71,10 @@ impl UsedSets {
                     of_family.insert(SetId::Long(side, long_class(count)));
                 }
             }
-            // The table of each family has the networks of its family, whatever the frontend's is.
-            for net in action.sources.iter().flat_map(|networks| networks.iter()) {
-                self.of_mut(Family::of(net.addr())).insert(SetId::Sources(kernel_length(*net)));
-            }
+        }
+        // The table of each family has the networks of its family, whatever the frontend's is.
+        for net in plans.values().flat_map(ServicePlan::source_lists).flat_map(|networks| networks.iter()) {
+            self.of_mut(Family::of(net.addr())).insert(SetId::Sources(kernel_length(*net)));
         }
     }
 

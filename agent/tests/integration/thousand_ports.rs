@@ -57,7 +57,8 @@ fn measure() {
     let free: Vec<u16> =
         (10_000..).filter(|port| TcpListener::bind((address, *port)).is_ok()).take(PORTS + 1).collect();
     let service = |number: usize| {
-        let health = HealthPort { port: free[number], v4: Some(1), v6: None };
+        let health =
+            HealthPort { port: free[number], v4: Some(1), v6: None, vips: std::sync::Arc::default() };
         (Key::new("shop", format!("service-{number}")), health)
     };
     let ports = HealthCheckPorts::default();

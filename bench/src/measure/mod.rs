@@ -9,6 +9,7 @@ mod first_packet;
 mod health;
 mod idle;
 mod kernel;
+mod one_of_many;
 mod repair;
 mod restart;
 mod start;
@@ -40,6 +41,8 @@ pub enum Measure {
     /// Time from a change of an EndpointSlice to the first packet at a new endpoint
     #[value(alias = "follow")]
     FirstPacket,
+    /// Time from a change of one of many endpoints to the commit of the rules; only with more than eight endpoints
+    OneOfMany,
     /// Time from a change of an EndpointSlice to the new status of the health-check port
     Health,
     /// Time from the initial list to fully programmed, CPU time, memory; always measured
@@ -195,6 +198,7 @@ impl Bench<'_> {
         for measure in measures {
             match measure {
                 Measure::FirstPacket => first_packet::measure(self, trial)?,
+                Measure::OneOfMany => one_of_many::measure(self, trial)?,
                 Measure::Health => health::measure(self, trial)?,
                 Measure::Connections => connections::measure(self, trial)?,
                 Measure::Throughput if full => throughput::measure(self, trial)?,

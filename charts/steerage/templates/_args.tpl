@@ -52,12 +52,68 @@
 - --aws-ec2-endpoint={{ . }}
 {{- end }}
 {{- end }}
+{{- if eq $controller.provider "azure" }}
+- --azure-cluster-name={{ .Values.azure.clusterName }}
+- --azure-subscription-id={{ .Values.azure.subscriptionId }}
+- --azure-resource-group={{ .Values.azure.resourceGroup }}
+- --azure-location={{ .Values.azure.location }}
+- --azure-virtual-network={{ .Values.azure.virtualNetwork }}
+{{- with .Values.azure.subnet }}
+- --azure-subnet={{ . }}
+{{- end }}
+{{- with .Values.azure.networkSecurityGroup }}
+- --azure-network-security-group={{ . }}
+{{- end }}
+{{- with .Values.azure.zones }}
+- --azure-zones={{ join "," . }}
+{{- end }}
+{{- with .Values.azure.identityClientId }}
+- --azure-identity-client-id={{ . }}
+{{- end }}
+{{- end }}
+{{- if eq $controller.provider "gce" }}
+- --gce-cluster-name={{ .Values.gce.clusterName }}
+{{- with .Values.gce.project }}
+- --gce-project={{ . }}
+{{- end }}
+{{- with .Values.gce.region }}
+- --gce-region={{ . }}
+{{- end }}
+{{- with .Values.gce.network }}
+- --gce-network={{ . }}
+{{- end }}
+{{- with .Values.gce.subnetwork }}
+- --gce-subnetwork={{ . }}
+{{- end }}
+{{- with .Values.gce.nodeTags }}
+- --gce-node-tags={{ join "," . }}
+{{- end }}
+{{- with .Values.gce.zones }}
+- --gce-zones={{ join "," . }}
+{{- end }}
+{{- end }}
 {{- if eq $controller.provider "openstack" }}
 - --openstack-cluster-name={{ .Values.openstack.clusterName }}
 - --openstack-cloud={{ .Values.openstack.cloud }}
 - --openstack-subnet-id={{ .Values.openstack.subnetId }}
 {{- with .Values.openstack.memberSubnetId }}
 - --openstack-member-subnet-id={{ . }}
+{{- end }}
+{{- with .Values.openstack.ipv6SubnetId }}
+- --openstack-ipv6-subnet-id={{ . }}
+{{- end }}
+{{- with .Values.openstack.ipv6MemberSubnetId }}
+- --openstack-ipv6-member-subnet-id={{ . }}
+{{- end }}
+{{- with .Values.openstack.nodeSecurityGroupId }}
+- --openstack-node-security-group-id={{ . }}
+- --openstack-node-ports={{ $.Values.openstack.nodePorts }}
+{{- end }}
+{{- if .Values.openstack.sharedLoadBalancers }}
+- --openstack-shared-load-balancers=/etc/steerage/shared-load-balancers.json
+{{- end }}
+{{- with .Values.openstack.adopt }}
+- --openstack-adopt={{ . }}
 {{- end }}
 {{- with .Values.openstack.floatingNetworkId }}
 - --openstack-floating-network-id={{ . }}

@@ -16,7 +16,7 @@ pub fn endpoints(admin: &str, tasks: &[(&str, &str)], others: &[(&str, &str, &st
     rows.extend(others.iter().map(|(address, path, meaning)| row(address, path, meaning)));
     let own = [
         ("start", "the process has registered its tasks"),
-        ("shutdown", "never: the process ends after SIGTERM or SIGINT"),
+        ("shutdown", "never: the process ends after SIGTERM, SIGINT or a fatal error"),
     ];
     let tasks = tasks.iter().chain(&own).map(|(name, meaning)| [code(name), (*meaning).to_owned()]);
     format!(

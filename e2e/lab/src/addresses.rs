@@ -27,6 +27,10 @@ pub const VIPS_IPV4: &str = "10.77.200.0/24";
 pub const VIPS_IPV6: &str = "fd77::c800/120";
 /// The nodes in a cloud: what the VPC has of [`NODES_IPV4`] beside [`VIPS_IPV4`].
 pub const INSTANCES_IPV4: &str = "10.77.0.0/20";
+/// Floating IPs in OpenStack, external VIPs in GCE and Azure. The router leads to them; no host has one but by a cloud's agent.
+pub const FLOATING_IPV4: &str = "10.79.0.0/24";
+/// External VIPs in GCE and Azure.
+pub const EXTERNAL_IPV6: &str = "fd79::/64";
 /// Cluster DNS.
 pub const DNS_IPV4: &str = "10.96.0.10";
 /// Cluster DNS.
@@ -77,6 +81,15 @@ pub enum ServiceProxy {
 pub enum Cloud {
     /// AWS: its API by moto, and network load balancers on the router.
     Aws,
+    /// Azure: a stand-in of its API, and load balancers on the router.
+    Azure,
+    /// GCE: a stand-in of its API, and load balancers on the router.
+    Gce,
+    /// OpenStack: its real APIs, floating IPs on the router, and load balancers on a host of their own.
+    #[value(name = "openstack")]
+    #[serde(rename = "openstack")]
+    #[strum(serialize = "openstack")]
+    OpenStack,
 }
 
 /// The role of a host.
@@ -88,6 +101,8 @@ pub enum Role {
     Node(u8),
     /// Runs Steerage's edge. Its number, from 1.
     Edge(u8),
+    /// The load balancers of OpenStack, beside the nodes.
+    Amphora,
     /// Outside of the cluster, on a segment of its own. Its number, from 1.
     Client(u8),
 }
@@ -97,7 +112,7 @@ pub enum Role {
 pub struct Host {
     /// Its role.
     pub role: Role,
-    /// `node1`, `edge1`, `client1`, `cp`; for a node also its name in Kubernetes.
+    /// `node1`, `edge1`, `amphora`, `client1`, `cp`; for a node also its name in Kubernetes.
     pub name: String,
     /// The name of its network namespace under /run/netns.
     pub netns: String,
@@ -178,6 +193,11 @@ impl Plan {
         (1..=self.edges).map(|i| self.host(Role::Edge(i))).collect()
     }
 
+    /// The host of OpenStack's load balancers.
+    pub fn amphora(&self) -> Option<Host> {
+        (self.cloud == Some(Cloud::OpenStack)).then(|| self.host(Role::Amphora))
+    }
+
     /// The two clients.
     pub fn clients(&self) -> [Host; 2] {
         [self.host(Role::Client(1)), self.host(Role::Client(2))]
@@ -188,6 +208,7 @@ impl Plan {
         let mut hosts = vec![self.control_plane()];
         hosts.extend(self.nodes());
         hosts.extend(self.edges());
+        hosts.extend(self.amphora());
         hosts.extend(self.clients());
         hosts
     }
@@ -219,6 +240,7 @@ impl Plan {
             Role::ControlPlane => ("cp".to_owned(), 77, 0, 2),
             Role::Node(i) => (format!("node{i}"), 77, 1, i),
             Role::Edge(i) => (format!("edge{i}"), 77, 2, i),
+            Role::Amphora => ("amphora".to_owned(), 77, 3, 1),
             Role::Client(i) => (format!("client{i}"), 78, 1, i),
         };
         let prefix = if segment == 77 { 0xfd77 } else { 0xfd78 };
@@ -306,6 +328,15 @@ mod tests {
         let in_cloud = |edges| Plan { cloud: Some(Cloud::Aws), ..plan(2, edges) };
         in_cloud(0).check().unwrap();
         assert!(in_cloud(1).check().unwrap_err().to_string().contains("--edges"));
+    }
+
+    #[test]
+    fn load_balancers_of_openstack_have_a_host_on_the_node_segment() {
+        let plan = Plan { cloud: Some(Cloud::OpenStack), ..plan(2, 0) };
+        let amphora = plan.find("amphora").unwrap();
+        assert_eq!((amphora.ipv4.to_string().as_str(), amphora.bridge()), ("10.77.3.1", "nodes"));
+        let aws = Plan { cloud: Some(Cloud::Aws), ..plan };
+        assert_eq!(aws.amphora(), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::addresses::{DNS_IPV4, Host, PODS_IPV4, PODS_IPV6, pod_cidrs};
+use crate::addresses::{Cloud, DNS_IPV4, Host, PODS_IPV4, PODS_IPV6, pod_cidrs};
 
 /// Where a node's containerd listens, inside the node.
 pub const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
@@ -113,8 +113,8 @@ pub fn kubelet(of: &Kubelet<'_>) -> Value {
 }
 
 /// kube-proxy's configuration.
-pub fn kube_proxy(node: &Host, kubeconfig: &Path) -> Value {
-    json!({
+pub fn kube_proxy(node: &Host, kubeconfig: &Path, cloud: Option<Cloud>) -> Value {
+    let mut config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
@@ -128,17 +128,40 @@ pub fn kube_proxy(node: &Host, kubeconfig: &Path) -> Value {
             "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
             "udpTimeout": "0s", "udpStreamTimeout": "0s",
         },
-    })
+    });
+    if cloud == Some(Cloud::Gce) {
+        // Health checks are addressed to VIPs. In this mode kube-proxy answers at the node's own addresses only, unless told.
+        config["nodePortAddresses"] = json!(["0.0.0.0/0", "::/0"]);
+    }
+    config
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addresses::{Plan, ServiceProxy};
 
     #[test]
     fn pods_get_both_families_of_their_node() {
         let ranges = &cni(11)["plugins"][0]["ipam"]["ranges"];
         assert_eq!(ranges, &json!([[{ "subnet": "10.244.11.0/24" }], [{ "subnet": "fd44:b::/64" }]]));
+    }
+
+    #[test]
+    fn kube_proxy_answers_checks_at_vips_in_gce() {
+        let node = Plan {
+            name: "lab".into(),
+            workers: 1,
+            edges: 0,
+            service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
+            node_monitor_grace_period: "50s".to_owned(),
+        }
+        .nodes()
+        .remove(0);
+        let of = |cloud| kube_proxy(&node, Path::new("kubeconfig"), cloud).get("nodePortAddresses").cloned();
+        assert_eq!(of(Some(Cloud::Gce)), Some(json!(["0.0.0.0/0", "::/0"])));
+        assert_eq!(of(None), None);
     }
 
     #[test]

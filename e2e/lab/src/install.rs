@@ -15,6 +15,8 @@ use crate::edge;
 use crate::error::{Doing, Error, Result};
 use crate::images;
 use crate::node;
+use crate::openstack::{self, Access};
+use crate::passthrough;
 use crate::progress::Progress;
 use crate::state::{Lab, write};
 use crate::up::wait_for_dns;
@@ -62,6 +64,12 @@ pub fn install(lab: &Lab, options: &Options) -> Result<()> {
     let mut chosen = chart_values(&lab.plan, &version("steerage-controller")?, &version("steerage-agent")?);
     match lab.plan.cloud {
         Some(Cloud::Aws) => add_aws(&mut chosen, &lab.plan, &Account::open(lab)?),
+        Some(Cloud::OpenStack) => {
+            let access = Access::open(lab)?;
+            openstack::make_secret(lab, &access)?;
+            add_openstack(&mut chosen, &lab.plan, &access);
+        }
+        Some(cloud @ (Cloud::Azure | Cloud::Gce)) => add_passthrough(&mut chosen, cloud, &lab.plan),
         None => add_edge(&mut chosen),
     }
     write(&values, &format!("{chosen:#}\n"))?;
@@ -163,6 +171,20 @@ fn add_aws(values: &mut Value, plan: &Plan, account: &Account) {
     values["controller"]["podReadinessGates"] = true.into();
 }
 
+fn add_openstack(values: &mut Value, plan: &Plan, access: &Access) {
+    values["controller"]["provider"] = "openstack".into();
+    values["openstack"] = access.chart_values(plan);
+}
+
+fn add_passthrough(values: &mut Value, cloud: Cloud, plan: &Plan) {
+    let (name, own, flag) = passthrough::chart_values(cloud, plan);
+    values["controller"]["provider"] = name.into();
+    values[name] = own;
+    if let Some(flags) = values["controller"]["extraArgs"].as_array_mut() {
+        flags.push(flag.into());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,5 +205,9 @@ mod tests {
         assert_eq!(beside["agent"]["podAnnotations"]["lab.steerage.dev/image"], "2");
         plan.service_proxy = ServiceProxy::Agent;
         assert_eq!(chart_values(&plan, "1", "2")["agent"]["apiServer"], "10.77.0.2:6443");
+        let mut in_gce = chart_values(&plan, "1", "2");
+        add_passthrough(&mut in_gce, Cloud::Gce, &plan);
+        assert_eq!(in_gce["controller"]["provider"], "gce");
+        assert_eq!(in_gce["controller"]["extraArgs"][1], "--gce-api-endpoint=http://10.77.0.1:4580");
     }
 }

@@ -23,6 +23,8 @@ pub mod manifests;
 pub mod netns;
 pub mod node;
 pub mod node_init;
+pub mod openstack;
+pub mod passthrough;
 pub mod probe;
 pub mod progress;
 pub mod report;

@@ -3,8 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::addresses::{DNS_IPV4, DNS_IPV6, Plan, Role, pod_cidrs, zone};
-use crate::aws::Account;
+use crate::addresses::{DNS_IPV4, DNS_IPV6, Host, Plan, Role, pod_cidrs, zone};
 use crate::credentials::KUBELET_CLIENT;
 
 const COREFILE: &str = "\
@@ -25,8 +24,8 @@ const COREFILE: &str = "\
 }
 ";
 
-/// The nodes with their pod networks, zones and, in AWS, instances, and the API server's right to speak to kubelets.
-pub fn nodes(plan: &Plan, account: Option<&Account>) -> Value {
+/// The nodes with their pod networks, zones and, in a cloud, machines, and the API server's right to speak to kubelets.
+pub fn nodes(plan: &Plan, provider_id: impl Fn(&Host) -> Option<String>) -> Value {
     let mut items = vec![json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -40,7 +39,7 @@ pub fn nodes(plan: &Plan, account: Option<&Account>) -> Value {
         let Role::Node(number) = host.role else { return None };
         let (ipv4, ipv6) = pod_cidrs(number);
         let mut spec = json!({ "podCIDR": ipv4, "podCIDRs": [ipv4, ipv6] });
-        if let Some(id) = account.and_then(|account| account.provider_id(&host.name)) {
+        if let Some(id) = provider_id(host) {
             spec["providerID"] = id.into();
         }
         Some(json!({
@@ -158,7 +157,7 @@ mod tests {
             cloud: None,
             node_monitor_grace_period: "50s".to_owned(),
         };
-        let nodes = nodes(&plan, None);
+        let nodes = nodes(&plan, |_| None);
         assert_eq!(nodes["items"].as_array().unwrap().len(), 4);
         assert_eq!(nodes["items"][2]["spec"]["podCIDRs"], json!(["10.244.2.0/24", "fd44:2::/64"]));
         assert_eq!(nodes["items"][3]["metadata"]["labels"]["topology.kubernetes.io/zone"], "zone-c");

@@ -54,7 +54,7 @@ pub fn configure(lab: &Lab, host: &Host) -> Result<()> {
     write(&folder.join("kubelet.json"), &json_text(&config::kubelet(&kubelet)))?;
     write(
         &folder.join("kube-proxy.json"),
-        &json_text(&config::kube_proxy(host, &lab.kubeconfig("kube-proxy"))),
+        &json_text(&config::kube_proxy(host, &lab.kubeconfig("kube-proxy"), lab.plan.cloud)),
     )
 }
 

@@ -9,6 +9,8 @@ use crate::aws;
 use crate::daemon;
 use crate::error::{Error, Result};
 use crate::netns;
+use crate::openstack;
+use crate::passthrough;
 use crate::state::Lab;
 
 /// Shell lines for `eval`: the kubeconfig, and the hosts' addresses.
@@ -27,9 +29,19 @@ pub fn env(lab: &Lab) -> String {
         format!("LAB_NODES={}", quote(&words(&lab.plan.nodes()))),
         format!("LAB_EDGES={}", quote(&words(&lab.plan.edges()))),
     ];
-    if let Some(Cloud::Aws) = cloud {
-        lines.push(format!("LAB_AWS_API=http://{}", aws::api(&lab.plan)));
-        lines.push(format!("LAB_AWS_HOSTS={}", quote(&aws::hosts(lab).display().to_string())));
+    match cloud {
+        Some(Cloud::Aws) => {
+            lines.push(format!("LAB_AWS_API=http://{}", aws::api(&lab.plan)));
+            lines.push(format!("LAB_AWS_HOSTS={}", quote(&aws::hosts(lab).display().to_string())));
+        }
+        Some(Cloud::OpenStack) => {
+            lines.push(format!("LAB_OPENSTACK_API=http://{}", openstack::api(&lab.plan)));
+            lines.push(format!("LAB_CLOUDS_YAML={}", quote(&openstack::clouds(lab).display().to_string())));
+        }
+        Some(Cloud::Azure | Cloud::Gce) => {
+            lines.push(format!("LAB_CLOUD_API=http://{}", passthrough::api(&lab.plan)));
+        }
+        None => {}
     }
     for host in lab.plan.hosts() {
         let prefix = variable(&host);

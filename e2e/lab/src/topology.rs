@@ -19,8 +19,8 @@ pub fn build(plan: &Plan) -> Result<()> {
 
 /// Makes a host's namespace and connects it, as when a machine is switched on.
 pub fn attach(plan: &Plan, host: &Host) -> Result<()> {
-    // Clients and edges are plain machines: they do not forward.
-    let forwarding = matches!(host.role, Role::Node(_) | Role::ControlPlane);
+    // Clients and edges are plain machines: they do not forward. An amphora forwards datagrams.
+    let forwarding = matches!(host.role, Role::Node(_) | Role::ControlPlane | Role::Amphora);
     netns::create(&host.netns, forwarding)?;
     batch(&plan.router(), &port_batch(host))?;
     batch(&host.netns, &host_batch(plan, host))

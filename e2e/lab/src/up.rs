@@ -5,7 +5,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::addresses::{Cloud, Plan, ServiceProxy};
+use crate::addresses::{Cloud, Host, Plan, ServiceProxy};
 use crate::archive;
 use crate::aws;
 use crate::command::{run, run_with};
@@ -16,6 +16,8 @@ use crate::images;
 use crate::manifests;
 use crate::netns;
 use crate::node;
+use crate::openstack;
+use crate::passthrough;
 use crate::progress::Progress;
 use crate::state::{self, Lab, PATH};
 use crate::topology;
@@ -52,8 +54,13 @@ pub fn up(plan: Plan) -> Result<Lab> {
     topology::build(&lab.plan)?;
     progress.say(format!("network: {} hosts and a router", lab.plan.hosts().len()));
 
-    if let Some(Cloud::Aws) = lab.plan.cloud {
-        aws::start(&lab, &executable.with_file_name("steerage-nlb"))?;
+    match lab.plan.cloud {
+        Some(Cloud::Aws) => aws::start(&lab, &executable.with_file_name("steerage-nlb"))?,
+        Some(Cloud::OpenStack) => openstack::start(&lab)?,
+        Some(cloud @ (Cloud::Azure | Cloud::Gce)) => {
+            passthrough::start(&lab, cloud, &executable.with_file_name("steerage-passthrough"))?;
+        }
+        None => {}
     }
     control_plane::start_store(&lab)?;
     let nodes = lab.plan.nodes();
@@ -66,9 +73,13 @@ pub fn up(plan: Plan) -> Result<Lab> {
     control_plane::start_controllers(&lab)?;
     let account = match lab.plan.cloud {
         Some(Cloud::Aws) => Some(aws::wait_for_account(&lab)?),
-        None => None,
+        _ => None,
     };
-    apply(&lab, &manifests::nodes(&lab.plan, account.as_ref()))?;
+    let provider_id = |host: &Host| match lab.plan.cloud {
+        Some(Cloud::Aws) => account.as_ref()?.provider_id(&host.name),
+        cloud => passthrough::provider_id(cloud?, host),
+    };
+    apply(&lab, &manifests::nodes(&lab.plan, provider_id))?;
     node::wait_for_containerd(&lab, &nodes)?;
     images::load(&lab, &nodes, &archives)?;
     progress.say(format!("{} images are on every node", archives.len()));
@@ -87,6 +98,14 @@ pub fn up(plan: Plan) -> Result<Lab> {
         progress.say("cluster DNS is ready");
     } else {
         progress.say("no service proxy runs: `hack/lab install` starts the agent, which makes DNS reachable");
+    }
+    if lab.plan.cloud == Some(Cloud::OpenStack) {
+        openstack::wait_for_access(&lab)?;
+        progress.say("OpenStack's APIs are ready");
+    }
+    if lab.plan.cloud.is_some_and(passthrough::is_of) {
+        passthrough::wait_until_ready(&lab)?;
+        progress.say("the cloud's API is ready");
     }
     progress.say(format!("lab {} is up", lab.plan.name));
     Ok(lab)
@@ -124,7 +143,9 @@ fn refuse_existing(name: &str) -> Result<()> {
 fn check_programs(lab: &Lab) -> Result<()> {
     let built = BINARIES.into_iter().filter(|name| !lab.bin(name).exists());
     let on_path = |name: &str| PATH.split(':').any(|folder| Path::new(folder).join(name).exists());
-    let debian = PROGRAMS.into_iter().filter(|name| !Path::new(name).exists() && !on_path(name));
+    let of_cloud = (lab.plan.cloud == Some(Cloud::OpenStack)).then_some("haproxy");
+    let debian =
+        PROGRAMS.into_iter().chain(of_cloud).filter(|name| !Path::new(name).exists() && !on_path(name));
     let missing: Vec<_> = built.chain(debian).collect();
     if missing.is_empty() {
         return Ok(());

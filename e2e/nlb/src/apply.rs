@@ -44,5 +44,5 @@ pub fn end(ended: &[Ended]) -> Result<usize> {
 fn is_of(entry: &ConntrackEntry, ended: &Ended) -> bool {
     entry.original.protocol == ended.transport.number()
         && entry.original.destination == (ended.address, ended.port).into()
-        && ended.target.is_none_or(|target| entry.reply.source == target.into())
+        && ended.target.is_none_or(|target| entry.reply.source == target)
 }

@@ -2,7 +2,7 @@
 //! What the API says: load balancers, their listeners, target groups and registered targets. Values only.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -16,6 +16,20 @@ pub struct Cloud {
     /// The target groups, by ARN.
     pub groups: BTreeMap<String, Group>,
 }
+
+impl Cloud {
+    /// The target groups that a listener uses.
+    pub fn used_groups(&self) -> Groups<'_> {
+        let listeners = self.balancers.iter().flat_map(|balancer| &balancer.listeners);
+        listeners
+            .filter_map(|listener| self.groups.get_key_value(&listener.group))
+            .map(|(arn, group)| (arn.as_str(), group))
+            .collect()
+    }
+}
+
+/// Target groups, by ARN or another name.
+pub type Groups<'a> = BTreeMap<&'a str, &'a Group>;
 
 /// A load balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +118,7 @@ pub struct Group {
     /// Its attributes.
     pub attributes: Attributes,
     /// Where the registered targets are, by id.
-    pub targets: BTreeMap<String, SocketAddrV4>,
+    pub targets: BTreeMap<String, SocketAddr>,
 }
 
 /// A health check.
@@ -126,8 +140,8 @@ pub struct Check {
 
 impl Check {
     /// Where a target is checked.
-    pub fn address(&self, target: SocketAddrV4) -> SocketAddrV4 {
-        SocketAddrV4::new(*target.ip(), self.port.unwrap_or(target.port()))
+    pub fn address(&self, target: SocketAddr) -> SocketAddr {
+        SocketAddr::new(target.ip(), self.port.unwrap_or(target.port()))
     }
 }
 
@@ -186,7 +200,7 @@ pub struct Ended {
     /// The protocol.
     pub transport: Transport,
     /// Only flows to this target end; `None` means all. Pods may be targets of several load balancers.
-    pub target: Option<SocketAddrV4>,
+    pub target: Option<SocketAddr>,
 }
 
 #[cfg(test)]
@@ -279,7 +293,7 @@ mod tests {
             healthy_threshold: 2,
             unhealthy_threshold: 2,
         };
-        let target = SocketAddrV4::new([10, 77, 1, 1].into(), 30080);
+        let target = SocketAddr::from(([10, 77, 1, 1], 30080));
         assert_eq!(check.address(target).port(), 10256);
         check.port = None;
         assert_eq!(check.address(target), target);

@@ -7,13 +7,13 @@
 //! ones get flows. An established flow stays with its target, also if that fails its checks or is deregistered, unless the attributes
 //! of the group say otherwise. AWS's delays are left out, such as the minutes before the first check of a new target.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddrV4;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use steerage_testmoto::TargetStates;
 
-use crate::cloud::{Check, Cloud};
+use crate::cloud::{Check, Cloud, Groups};
 
 /// The ARN of a target group, and the id of a target in it.
 pub type Key = (String, String);
@@ -24,7 +24,7 @@ pub struct Released {
     /// The ARN of the target group.
     pub group: String,
     /// The target.
-    pub target: SocketAddrV4,
+    pub target: SocketAddr,
 }
 
 /// A check to make now.
@@ -33,7 +33,7 @@ pub struct Order {
     /// The target.
     pub key: Key,
     /// Where it is checked.
-    pub address: SocketAddrV4,
+    pub address: SocketAddr,
     /// How.
     pub check: Check,
 }
@@ -53,7 +53,7 @@ enum TargetState {
 
 #[derive(Clone, Debug)]
 struct Target {
-    address: SocketAddrV4,
+    address: SocketAddr,
     state: TargetState,
     /// Consecutive results that contradict the state.
     contradictions: u32,
@@ -66,7 +66,7 @@ impl Target {
     }
 }
 
-/// The targets of all groups that a listener uses. Times are since any fixed moment.
+/// The targets of all groups in use. Times are since any fixed moment.
 #[derive(Debug, Default)]
 pub struct Health {
     targets: BTreeMap<Key, Target>,
@@ -74,11 +74,10 @@ pub struct Health {
 
 impl Health {
     /// Takes over what is registered now. Returns the targets whose flows end.
-    pub fn sync(&mut self, cloud: &Cloud, now: Duration) -> Vec<Released> {
-        let used = used_groups(cloud);
+    pub fn sync(&mut self, used: &Groups<'_>, now: Duration) -> Vec<Released> {
         let mut released = Vec::new();
         self.targets.retain(|(arn, id), target| {
-            let Some(group) = cloud.groups.get(arn).filter(|_| used.contains(arn.as_str())) else {
+            let Some(group) = used.get(arn.as_str()) else {
                 return false;
             };
             if group.targets.contains_key(id) {
@@ -105,10 +104,9 @@ impl Health {
                 }
             }
         });
-        for arn in used {
-            let Some(group) = cloud.groups.get(arn) else { continue };
+        for (arn, group) in used {
             for (id, address) in &group.targets {
-                let key = (arn.to_owned(), id.clone());
+                let key = ((*arn).to_owned(), id.clone());
                 if let Some(known) = self.targets.get_mut(&key).filter(|known| !known.is_draining()) {
                     known.address = *address;
                     continue;
@@ -122,10 +120,10 @@ impl Health {
     }
 
     /// The checks that are due; each counts as made.
-    pub fn due(&mut self, cloud: &Cloud, now: Duration) -> Vec<Order> {
+    pub fn due(&mut self, used: &Groups<'_>, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         for (key, target) in &mut self.targets {
-            let Some(group) = cloud.groups.get(&key.0) else { continue };
+            let Some(group) = used.get(key.0.as_str()) else { continue };
             if target.is_draining() || target.next_check > now {
                 continue;
             }
@@ -137,8 +135,8 @@ impl Health {
     }
 
     /// Takes over the result of a check. What ends by it, the next [`Health::sync`] returns.
-    pub fn record(&mut self, cloud: &Cloud, key: &Key, has_passed: bool, now: Duration) {
-        let (Some(target), Some(group)) = (self.targets.get_mut(key), cloud.groups.get(&key.0)) else {
+    pub fn record(&mut self, used: &Groups<'_>, key: &Key, has_passed: bool, now: Duration) {
+        let (Some(target), Some(group)) = (self.targets.get_mut(key), used.get(key.0.as_str())) else {
             return;
         };
         let Check { healthy_threshold, unhealthy_threshold, .. } = group.check;
@@ -157,13 +155,22 @@ impl Health {
         }
     }
 
-    /// The targets of a group that get new flows.
-    pub fn receivers(&self, group: &str) -> Vec<SocketAddrV4> {
-        let of_group =
-            || self.targets.iter().filter(|((arn, _), target)| arn == group && !target.is_draining());
-        let healthy = of_group().filter(|(_, target)| target.state == TargetState::Healthy);
-        let healthy: Vec<_> = healthy.map(|(_, target)| target.address).collect();
-        if healthy.is_empty() { of_group().map(|(_, target)| target.address).collect() } else { healthy }
+    /// The targets of a group that get new flows: without a healthy one, all.
+    pub fn receivers(&self, group: &str) -> Vec<SocketAddr> {
+        let healthy = self.healthy(group);
+        let any = || self.registered(group).map(|target| target.address).collect();
+        if healthy.is_empty() { any() } else { healthy }
+    }
+
+    /// The healthy targets of a group.
+    pub fn healthy(&self, group: &str) -> Vec<SocketAddr> {
+        let healthy = self.registered(group).filter(|target| target.state == TargetState::Healthy);
+        healthy.map(|target| target.address).collect()
+    }
+
+    fn registered(&self, group: &str) -> impl Iterator<Item = &Target> {
+        let of_group = self.targets.iter().filter(move |((arn, _), _)| arn == group);
+        of_group.map(|(_, target)| target).filter(|target| !target.is_draining())
     }
 
     /// The states as AWS names them.
@@ -190,11 +197,6 @@ impl Health {
         }
         states
     }
-}
-
-fn used_groups(cloud: &Cloud) -> BTreeSet<&str> {
-    let listeners = cloud.balancers.iter().flat_map(|balancer| &balancer.listeners);
-    listeners.map(|listener| listener.group.as_str()).collect()
 }
 
 #[cfg(test)]

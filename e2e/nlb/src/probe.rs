@@ -2,30 +2,84 @@
 //! One check of a target: an HTTP request that must be answered by 200, or a TCP connection.
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 use crate::cloud::Check;
 
-/// Whether the target passes.
-pub async fn passes(check: &Check, address: SocketAddrV4) -> bool {
-    let ask = ask(check.path.as_deref(), address);
-    timeout(check.timeout, ask).await.is_ok_and(|answer| answer.unwrap_or(false))
+/// An answer whose head is longer has failed.
+const MAX_HEAD: usize = 4096;
+
+/// How a prober of a cloud asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prober {
+    /// The header `User-Agent`.
+    pub agent: &'static str,
+    /// The address from which it asks, with port 0; `None`: as the kernel chooses.
+    pub source: Option<SocketAddr>,
+    /// The mark of its packets, by which a rule may route them; 0 means none.
+    pub mark: u32,
 }
 
-async fn ask(path: Option<&str>, address: SocketAddrV4) -> io::Result<bool> {
-    let mut stream = TcpStream::connect(address).await?;
-    let Some(path) = path else { return Ok(true) };
-    let request = format!(
-        "GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: ELB-HealthChecker/2.0\r\nConnection: close\r\n\r\n"
-    );
+impl Prober {
+    /// Those of AWS's load balancers.
+    pub const ELB: Self = Self { agent: "ELB-HealthChecker/2.0", source: None, mark: 0 };
+}
+
+/// A target that passed its check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The header `X-Load-Balancing-Endpoint-Weight`.
+    pub weight: Option<u32>,
+}
+
+/// Checks the target; `None` if it does not pass.
+pub async fn ask(check: &Check, address: SocketAddr, prober: &Prober) -> Option<Passed> {
+    let answer = answer(check.path.as_deref(), address, prober);
+    timeout(check.timeout, answer).await.ok()?.ok()?
+}
+
+async fn answer(path: Option<&str>, address: SocketAddr, prober: &Prober) -> io::Result<Option<Passed>> {
+    let mut stream = BufStream::new(connect(address, prober).await?);
+    let Some(path) = path else { return Ok(Some(Passed { weight: None })) };
+    let agent = prober.agent;
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: {agent}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    let mut start = [0; 13];
-    stream.read_exact(&mut start).await?;
-    Ok(start.starts_with(b"HTTP/1.") && start.ends_with(b" 200 "))
+    stream.flush().await?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == MAX_HEAD {
+            return Ok(None);
+        }
+        head.push(stream.read_u8().await?);
+    }
+    Ok(read(&String::from_utf8_lossy(&head)))
+}
+
+async fn connect(address: SocketAddr, prober: &Prober) -> io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if prober.mark != 0 {
+        setsockopt(&socket, sockopt::Mark, &prober.mark)?;
+    }
+    if let Some(source) = prober.source {
+        socket.bind(source)?;
+    }
+    socket.connect(address).await
+}
+
+fn read(head: &str) -> Option<Passed> {
+    let (status, headers) = head.split_once("\r\n")?;
+    let mut words = status.split(' ');
+    let is_ok = words.next()?.starts_with("HTTP/1.") && words.next()? == "200";
+    let mut fields = headers.lines().filter_map(|line| line.split_once(':'));
+    let weight = fields.find(|(name, _)| name.eq_ignore_ascii_case("X-Load-Balancing-Endpoint-Weight"));
+    let weight = weight.and_then(|(_, value)| value.trim().parse().ok());
+    is_ok.then_some(Passed { weight })
 }
 
 #[cfg(test)]
@@ -48,9 +102,9 @@ mod tests {
     }
 
     /// A server of one connection that answers this, and then stays silent.
-    async fn server(answer: &'static str) -> SocketAddrV4 {
+    async fn server(answer: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let std::net::SocketAddr::V4(address) = listener.local_addr().unwrap() else { unreachable!() };
+        let address = listener.local_addr().unwrap();
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = [0; 256];
@@ -60,6 +114,34 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(5)).await;
         });
         address
+    }
+
+    async fn passes(check: &Check, address: SocketAddr) -> bool {
+        ask(check, address, &Prober::ELB).await.is_some()
+    }
+
+    #[tokio::test]
+    async fn answer_has_the_weight_of_the_target() {
+        for (answer, weight) in [
+            ("HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: 3\r\nContent-Length: 0\r\n\r\n", Some(3)),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nx-load-balancing-endpoint-weight: 0\r\n\r\n", Some(0)),
+            ("HTTP/1.1 200 OK\r\nX-Load-Balancing-Endpoint-Weight: many\r\n\r\n", None),
+            ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 3\r\n", None),
+        ] {
+            let passed = ask(&check(Some("/healthz")), server(answer).await, &Prober::ELB).await;
+            assert_eq!(passed, Some(Passed { weight }), "{answer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn prober_asks_from_its_own_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let prober = Prober { source: Some(([127, 0, 0, 7], 0).into()), ..Prober::ELB };
+        let check = check(None);
+        let (passed, accepted) = tokio::join!(ask(&check, address, &prober), listener.accept());
+        assert!(passed.is_some());
+        assert_eq!(accepted.unwrap().1.ip(), std::net::IpAddr::from([127, 0, 0, 7]));
     }
 
     #[tokio::test]
@@ -82,6 +164,6 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             listener.local_addr().unwrap().port()
         };
-        assert!(!passes(&check(None), SocketAddrV4::new([127, 0, 0, 1].into(), closed)).await);
+        assert!(!passes(&check(None), SocketAddr::from(([127, 0, 0, 1], closed))).await);
     }
 }

@@ -2,7 +2,7 @@
 //! Reads the account through AWS's API, by AWS's SDK. Decides nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -118,7 +118,7 @@ impl Reader {
     }
 
     /// The registered targets. One that drains is shown, and registered no longer.
-    async fn targets(&mut self, group: &str) -> Result<BTreeMap<String, SocketAddrV4>> {
+    async fn targets(&mut self, group: &str) -> Result<BTreeMap<String, SocketAddr>> {
         let answer = self.elb.describe_target_health().target_group_arn(group).send().await;
         let found = answer
             .map_err(gone)
@@ -148,7 +148,7 @@ impl Reader {
                     }
                 },
             };
-            targets.insert(id, SocketAddrV4::new(address, port));
+            targets.insert(id, (address, port).into());
         }
         Ok(targets)
     }

@@ -6,7 +6,7 @@
 //! load balancer's address. The client's address stays, unless the group says otherwise.
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use ipnet::Ipv4Net;
 
@@ -31,7 +31,7 @@ pub struct Route {
     /// The ARN of the target group.
     pub group: String,
     /// Where new flows go.
-    pub receivers: Vec<SocketAddrV4>,
+    pub receivers: Vec<SocketAddr>,
     /// Whether a client's flows all go to the same one.
     pub is_sticky: bool,
     /// Whether targets see the client's address, or else the load balancer's.

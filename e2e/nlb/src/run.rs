@@ -14,7 +14,7 @@ use crate::addresses::Addresses;
 use crate::apply;
 use crate::cloud::{Cloud, Ended};
 use crate::health::{Health, Key, Released};
-use crate::probe;
+use crate::probe::{self, Prober};
 use crate::read::Reader;
 use crate::ruleset::{self, Route, routes, ruleset};
 
@@ -43,10 +43,10 @@ pub async fn forward(moto: &Moto, addresses: Addresses, hosts: &Path) -> Result<
             },
             Some((key, has_passed)) = passed.recv() => forwarder.judge(&key, has_passed),
             _ = looks.tick() => {
-                for order in forwarder.health.due(&forwarder.cloud, forwarder.start.elapsed()) {
+                for order in forwarder.health.due(&forwarder.cloud.used_groups(), forwarder.start.elapsed()) {
                     let results = results.clone();
                     tokio::spawn(async move {
-                        let has_passed = probe::passes(&order.check, order.address).await;
+                        let has_passed = probe::ask(&order.check, order.address, &Prober::ELB).await.is_some();
                         // The receiver lives as long as this loop.
                         let _ = results.send((order.key, has_passed));
                     });
@@ -99,13 +99,13 @@ impl<'a> Forwarder<'a> {
 
     fn judge(&mut self, key: &Key, has_passed: bool) -> Vec<Released> {
         let now = self.start.elapsed();
-        self.health.record(&self.cloud, key, has_passed, now);
-        self.health.sync(&self.cloud, now)
+        self.health.record(&self.cloud.used_groups(), key, has_passed, now);
+        self.health.sync(&self.cloud.used_groups(), now)
     }
 
     fn take(&mut self, cloud: Cloud) -> Vec<Released> {
         self.addresses.update(cloud.balancers.iter().map(|balancer| balancer.hostname.as_str()));
-        let released = self.health.sync(&cloud, self.start.elapsed());
+        let released = self.health.sync(&cloud.used_groups(), self.start.elapsed());
         self.cloud = cloud;
         released
     }

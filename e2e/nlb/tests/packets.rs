@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{self, Command};
 use std::thread;
 use std::time::Duration;
@@ -165,8 +165,8 @@ fn serve(node: &str) {
     });
 }
 
-fn target(node: u8) -> SocketAddrV4 {
-    SocketAddrV4::new([10, 77, node, 1].into(), NODE_PORT)
+fn target(node: u8) -> SocketAddr {
+    SocketAddr::from(([10, 77, node, 1], NODE_PORT))
 }
 
 fn route(port: u16, transport: Transport, nodes: &[u8]) -> Route {

@@ -39,6 +39,10 @@ pub struct Access {
     pub ipv6_subnet_id: String,
     /// The network of floating IPs, which a router joins with the IPv4 subnet.
     pub floating_network_id: String,
+    /// A flavor of load balancers.
+    pub flavor_id: String,
+    /// Name of an availability zone of load balancers.
+    pub availability_zone: String,
 }
 
 /// Running services.
@@ -124,25 +128,45 @@ impl Server {
         anyhow::bail!("{balancer} stays in a change")
     }
 
+    /// Lets the catalog name this address for Neutron and Octavia. Clients that log in from now on go there.
+    pub fn set_catalog(&self, to: SocketAddr) -> anyhow::Result<()> {
+        let token = self.log_in("admin", &json!({ "name": "admin", "domain": { "id": "default" } }))?;
+        let (_, _, listed) = self.send("GET", "/identity/v3/endpoints", Some(&token), None)?;
+        for endpoint in listed["endpoints"].as_array().context("no endpoints")? {
+            let (id, url) = (endpoint["id"].as_str(), endpoint["url"].as_str());
+            let (id, url) = id.zip(url).context("no endpoint")?;
+            let url = url.replacen(&self.access.url, &format!("http://{to}"), 1);
+            let body = json!({ "endpoint": { "url": url } });
+            let path = format!("/identity/v3/endpoints/{id}");
+            let (status, _, answer) = self.send("PATCH", &path, Some(&token), Some(&body))?;
+            ensure!(status == 200, "{path}: {status} {answer}");
+        }
+        Ok(())
+    }
+
     fn token(&self) -> anyhow::Result<String> {
         let mut known = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(token) = &*known {
             return Ok(token.clone());
         }
-        let Access { username, secret, project_id, .. } = &self.access;
-        let user = json!({ "name": username, "password": secret, "domain": { "id": "default" } });
-        let identity = json!({ "methods": ["password"], "password": { "user": user } });
-        let body = json!({ "auth": { "identity": identity, "scope": { "project": { "id": project_id } } } });
-        let (status, headers, answer) = self.send("POST", "/identity/v3/auth/tokens", None, Some(&body))?;
-        ensure!(status == 201, "login: {status} {answer}");
-        let is_it = |line: &&str| line.to_ascii_lowercase().starts_with("x-subject-token:");
-        let line = headers.lines().find(is_it).context("no token")?;
-        let token = line.split_once(':').map(|(_, token)| token.trim().to_owned()).unwrap_or_default();
+        let Access { username, project_id, .. } = &self.access;
+        let token = self.log_in(username, &json!({ "id": project_id }))?;
         *known = Some(token.clone());
         Ok(token)
     }
 
-    /// Status, headers and JSON of the answer.
+    /// A token of a user for a project. All users have the same password.
+    fn log_in(&self, user: &str, project: &Value) -> anyhow::Result<String> {
+        let user = json!({ "name": user, "password": self.access.secret, "domain": { "id": "default" } });
+        let identity = json!({ "methods": ["password"], "password": { "user": user } });
+        let body = json!({ "auth": { "identity": identity, "scope": { "project": project } } });
+        let (status, headers, answer) = self.send("POST", "/identity/v3/auth/tokens", None, Some(&body))?;
+        ensure!(status == 201, "login: {status} {answer}");
+        let is_it = |line: &&str| line.to_ascii_lowercase().starts_with("x-subject-token:");
+        let line = headers.lines().find(is_it).context("no token")?;
+        Ok(line.split_once(':').map(|(_, token)| token.trim().to_owned()).unwrap_or_default())
+    }
+
     fn send(
         &self,
         method: &str,
@@ -150,26 +174,40 @@ impl Server {
         token: Option<&str>,
         body: Option<&Value>,
     ) -> anyhow::Result<(u16, String, Value)> {
-        let body = body.map(ToString::to_string).unwrap_or_default();
-        let mut request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
-            body.len()
-        );
-        if let Some(token) = token {
-            let _ = write!(request, "X-Auth-Token: {token}\r\n");
-        }
-        let mut connection = TcpStream::connect(self.addr()?)?;
-        std::io::Write::write_all(&mut connection, format!("{request}\r\n{body}").as_bytes())?;
-        let mut answer = String::new();
-        connection.read_to_string(&mut answer)?;
-        let (head, content) = answer.split_once("\r\n\r\n").context("no answer")?;
-        let status = head.split(' ').nth(1).context("no status")?.parse()?;
-        Ok((
-            status,
-            head.to_owned(),
-            serde_json::from_str(content).unwrap_or(Value::String(content.to_owned())),
-        ))
+        send(self.addr()?, method, path, token, body)
     }
+}
+
+/// Makes a request below `/test` of services that run at an address: what `server.py` shows beside the APIs.
+pub fn beside(addr: SocketAddr, method: &str, path: &str) -> anyhow::Result<Value> {
+    let (status, _, answer) = send(addr, method, &format!("/test/{path}"), None, None)?;
+    ensure!(status == 200, "{method} /test/{path}: {status} {answer}");
+    Ok(answer)
+}
+
+/// Status, headers and JSON of the answer.
+fn send(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    token: Option<&str>,
+    body: Option<&Value>,
+) -> anyhow::Result<(u16, String, Value)> {
+    let body = body.map(ToString::to_string).unwrap_or_default();
+    let mut request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    if let Some(token) = token {
+        let _ = write!(request, "X-Auth-Token: {token}\r\n");
+    }
+    let mut connection = TcpStream::connect(addr)?;
+    std::io::Write::write_all(&mut connection, format!("{request}\r\n{body}").as_bytes())?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer)?;
+    let (head, content) = answer.split_once("\r\n\r\n").context("no answer")?;
+    let status = head.split(' ').nth(1).context("no status")?.parse()?;
+    Ok((status, head.to_owned(), serde_json::from_str(content).unwrap_or(Value::String(content.to_owned()))))
 }
 
 /// The kind of a request: its method, and the kind of object that its path names last. Logging in is not counted.

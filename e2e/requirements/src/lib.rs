@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a test needs of the machine: root, commands, a Kubernetes API server, moto, OpenStack's APIs. A test that lacks something skips with a
-//! printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
+//! What a test needs of the machine: root, commands, a Kubernetes API server, moto, OpenStack's APIs, the stand-ins of clouds. A test that
+//! lacks something skips with a printed reason, so that `hack/test quick` passes for everybody. With `STEERAGE_REQUIRE_ALL=1`, which `hack/test` sets, it fails
 //! instead, so that nothing is skipped there. With `STEERAGE_QUICK=1`, which `hack/test quick` sets, it skips whatever the machine
 //! has, so that quick means the same for everybody. A dependency of tests only.
 
@@ -30,6 +30,8 @@ pub enum Requirement {
     Moto,
     /// The virtual environment with Keystone, Neutron and Octavia, which `hack/prepare` makes.
     OpenStack,
+    /// The virtual environment of the stand-ins of GCE and Azure, which `hack/prepare` makes.
+    Clouds,
     /// An environment variable that is set and not empty.
     Variable(&'static str),
 }
@@ -50,6 +52,7 @@ impl Requirement {
             Self::KubeApiserver => kube_apiserver().map(drop),
             Self::Moto => moto_python().map(drop),
             Self::OpenStack => openstack_python().map(drop),
+            Self::Clouds => clouds_python().map(drop),
             Self::Variable(name) => variable(name).map(drop).ok_or_else(|| format!("{name} is not set")),
         }
     }
@@ -61,6 +64,7 @@ impl Requirement {
             Self::KubeApiserver => "tests on an API server",
             Self::Moto => "tests on moto",
             Self::OpenStack => "tests on OpenStack's APIs",
+            Self::Clouds => "tests on the stand-ins of clouds",
             Self::Program(name) | Self::Variable(name) => name,
         }
     }
@@ -139,6 +143,18 @@ pub fn openstack_python() -> Result<PathBuf, String> {
         return Ok(venv.join("bin/python"));
     }
     Err(format!("OpenStack's APIs are not in {}: run hack/prepare openstack", venv.display()))
+}
+
+/// The Python interpreter of the virtual environment of the stand-ins of GCE and Azure.
+///
+/// # Errors
+/// If the environment is missing.
+pub fn clouds_python() -> Result<PathBuf, String> {
+    let venv = cache().ok_or("neither STEERAGE_CACHE nor HOME is set")?.join("clouds");
+    if venv.join("ready").exists() {
+        return Ok(venv.join("bin/python"));
+    }
+    Err(format!("the stand-ins of clouds are not in {}: run hack/prepare clouds", venv.display()))
 }
 
 /// The folder of everything that `hack/prepare` builds, as in `hack/env`.

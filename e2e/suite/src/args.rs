@@ -59,17 +59,16 @@ impl Args {
             self;
         // The cases share one cluster, and some break parts of it.
         harness.test_threads = Some(1);
-        let in_aws = cloud == Some(Cloud::Aws);
         if harness.list {
-            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy, in_aws, measure_forwarding))
+            return Ok(libtest_mimic::run(&harness, cases::names(service_proxy, cloud, measure_forwarding))
                 .exit_code());
         }
         let cluster: Box<dyn Cluster> = match cluster {
             ClusterKind::Lab => Box::new(Lab::open(&name)?),
             ClusterKind::Kind => Box::new(Kind::open(&name)?),
         };
-        ensure!(cluster.aws().is_some() == in_aws, "cluster {name} is of another cloud: see --cloud");
         inside(service_proxy, cluster, logs, |suite, runtime| {
+            ensure!(suite.cloud() == cloud, "cluster {name} is of another cloud: see --cloud");
             let conclusion = libtest_mimic::run(&harness, cases::trials(suite, runtime, measure_forwarding));
             runtime.block_on(suite.finish());
             suite.report.print();

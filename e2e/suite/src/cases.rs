@@ -13,10 +13,15 @@ mod faults;
 mod forwarding;
 mod health_check;
 mod in_aws;
+mod in_cloud;
+mod in_openstack;
+mod in_passthrough;
 mod interoperation;
 mod life_cycle;
 mod meter;
 pub(crate) mod moves;
+mod openstack;
+mod passthrough;
 mod source_address;
 mod steering;
 mod tenants;
@@ -28,6 +33,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
 use libtest_mimic::{Failed, Trial};
+use steerage_lab::Cloud;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -54,6 +60,12 @@ enum Applies {
     Forwarding,
     /// Those in AWS.
     Aws,
+    /// Those in OpenStack.
+    OpenStack,
+    /// Those in GCE or Azure.
+    Passthrough,
+    /// Those in GCE.
+    Gce,
 }
 
 /// The namespace that a case works in.
@@ -143,18 +155,36 @@ fn all() -> Vec<Case> {
         Aws Own aws_pods::rolling_update_of_gated_pods_always_has_a_healthy_target,
         Aws Shared aws_adoption::load_balancers_of_cloud_provider_aws_are_adopted_under_load,
         Aws Shared aws::load_balancer_follows_its_service_and_leaves_nothing,
+        OpenStack Own openstack::backends_see_the_amphora_or_by_proxy_protocol_the_client,
+        OpenStack Shared openstack::source_ranges_and_affinity_follow_the_service,
+        OpenStack Own openstack::api_members_follow_the_endpoints,
+        OpenStack Own openstack::health_check_keeps_all_nodes_and_writes_nothing,
+        OpenStack Own openstack::node_drain_and_rolling_update_are_measured,
+        OpenStack Own openstack::changes_of_a_live_service_lose_nothing,
+        OpenStack Own openstack::traffic_goes_on_without_octavia,
+        OpenStack Shared openstack::load_balancer_follows_its_service_and_leaves_nothing,
+        Passthrough Shared passthrough::clients_address_is_kept_in_both_families,
+        Passthrough Shared passthrough::source_ranges_and_affinity_follow_the_service,
+        Passthrough Shared passthrough::address_is_kept_over_recreation,
+        Passthrough Shared passthrough::internal_load_balancer_keeps_the_clients_address,
+        Passthrough Own passthrough::api_targets_follow_the_endpoints,
+        Passthrough Own passthrough::health_check_keeps_all_nodes_and_writes_nothing,
+        Gce Own passthrough::weights_follow_the_endpoints,
+        Passthrough Own passthrough::node_drain_and_rolling_update_are_measured,
+        Passthrough Own passthrough::traffic_goes_on_without_the_api,
+        Passthrough Shared passthrough::load_balancer_follows_its_service_and_leaves_nothing,
     ]
     .into()
 }
 
 /// The cases that apply to a cluster, for `--list`.
-pub(crate) fn names(service_proxy: ServiceProxy, in_aws: bool, forwarding: bool) -> Vec<Trial> {
-    applicable(service_proxy, in_aws, forwarding).map(|case| Trial::test(case.name, || Ok(()))).collect()
+pub(crate) fn names(service_proxy: ServiceProxy, cloud: Option<Cloud>, forwarding: bool) -> Vec<Trial> {
+    applicable(service_proxy, cloud, forwarding).map(|case| Trial::test(case.name, || Ok(()))).collect()
 }
 
 /// The cases that apply to the suite's cluster, ready to run.
 pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime, forwarding: bool) -> Vec<Trial> {
-    let cases = applicable(suite.service_proxy, suite.aws().is_some(), forwarding);
+    let cases = applicable(suite.service_proxy, suite.cloud(), forwarding);
     cases
         .map(|case| {
             let (suite, handle) = (Arc::clone(suite), runtime.handle().clone());
@@ -165,13 +195,21 @@ pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime, forwarding: bool) ->
         .collect()
 }
 
-fn applicable(service_proxy: ServiceProxy, in_aws: bool, forwarding: bool) -> impl Iterator<Item = Case> {
+fn applicable(
+    service_proxy: ServiceProxy,
+    cloud: Option<Cloud>,
+    forwarding: bool,
+) -> impl Iterator<Item = Case> {
+    let at_edge = cloud.is_none();
     all().into_iter().filter(move |case| match case.applies {
-        Applies::Both => !in_aws,
-        Applies::KubeProxy => !in_aws && service_proxy == ServiceProxy::KubeProxy,
-        Applies::Agent => !in_aws && service_proxy == ServiceProxy::Agent,
-        Applies::Forwarding => forwarding && !in_aws && service_proxy == ServiceProxy::Agent,
-        Applies::Aws => in_aws,
+        Applies::Both => at_edge,
+        Applies::KubeProxy => at_edge && service_proxy == ServiceProxy::KubeProxy,
+        Applies::Agent => at_edge && service_proxy == ServiceProxy::Agent,
+        Applies::Forwarding => forwarding && at_edge && service_proxy == ServiceProxy::Agent,
+        Applies::Aws => cloud == Some(Cloud::Aws),
+        Applies::OpenStack => cloud == Some(Cloud::OpenStack),
+        Applies::Passthrough => cloud.is_some_and(steerage_lab::passthrough::is_of),
+        Applies::Gce => cloud == Some(Cloud::Gce),
     })
 }
 

@@ -12,6 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 use steerage_model::Family;
 
 use crate::aws::Aws;
+use crate::openstack::OpenStack;
+use crate::passthrough::Passthrough;
 
 /// A machine: a node, an edge host or a client.
 #[derive(Clone, Debug)]
@@ -40,6 +42,14 @@ impl Host {
 pub trait Cluster: Send + Sync {
     /// The simulated AWS that the nodes are in, if they are in one.
     fn aws(&self) -> Option<Aws> {
+        None
+    }
+    /// The OpenStack that the nodes are in, if they are in one.
+    fn openstack(&self) -> Option<OpenStack> {
+        None
+    }
+    /// The GCE or Azure that the nodes are in, if they are in one.
+    fn passthrough(&self) -> Option<Passthrough> {
         None
     }
     /// The administrator's kubeconfig, which works inside the clients' namespaces.

@@ -37,7 +37,8 @@ pub async fn write(test: &TestContext, case: &str) {
     let seen = events::all(client, &test.namespace).await;
     save(&folder, "events.txt", &seen.map_or_else(|error| format!("{error:#}"), |events| events.join("\n")));
     pod_logs(test, &folder).await;
-    let hosts = test.suite.cluster(|cluster| [cluster.nodes(), cluster.edges()].concat());
+    let mut hosts = test.suite.cluster(|cluster| [cluster.nodes(), cluster.edges()].concat());
+    hosts.extend(test.suite.openstack().map(|openstack| openstack.amphora().clone()));
     for host in hosts {
         for (name, command) in [
             ("rules", ["nft", "list", "ruleset"].as_slice()),
@@ -54,10 +55,22 @@ pub async fn write(test: &TestContext, case: &str) {
             save(&folder, &format!("aws-{name}.txt"), &seen.unwrap_or_else(|error| format!("{error:#}")));
         }
     }
+    if let Some(openstack) = test.suite.openstack() {
+        let seen = block_in_place(|| openstack.snapshot());
+        save(&folder, "openstack.txt", &seen.unwrap_or_else(|error| format!("{error:#}")));
+    }
+    if let Some(passthrough) = test.suite.passthrough() {
+        let seen = block_in_place(|| passthrough.snapshot());
+        save(&folder, "cloud.txt", &seen.unwrap_or_else(|error| format!("{error:#}")));
+        let rules = block_in_place(|| passthrough.rules());
+        save(&folder, "router.txt", &rules.unwrap_or_else(|error| format!("{error:#}")));
+    }
     for log in test.suite.cluster(|cluster| cluster.logs()) {
         let name = log.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The control plane's logs are long, and their folder outlives the run.
-        if ["edge", "aws"].iter().any(|start| name.starts_with(start)) || name.contains("kube-proxy") {
+        if ["edge", "aws", "amphora", "openstack", "passthrough"].iter().any(|start| name.starts_with(start))
+            || name.contains("kube-proxy")
+        {
             let _ = fs::copy(&log, folder.join(name));
         }
     }

@@ -14,6 +14,8 @@ pub mod edge;
 pub mod events;
 pub mod meter;
 pub mod net;
+pub mod openstack;
+pub mod passthrough;
 pub mod pods;
 pub mod report;
 mod self_test;

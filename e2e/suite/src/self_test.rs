@@ -42,7 +42,7 @@ const CLOSED: u16 = 81;
 
 /// Runs all tests, once per run of the suite. In a cloud they use the load balancer of the first client.
 pub(crate) async fn run(test: &TestContext, clients: &[Client]) -> Result<()> {
-    let tests = async || match (test.suite.aws(), clients) {
+    let tests = async || match (test.suite.cloud(), clients) {
         (None, _) => test_all(test).await,
         (Some(_), [client, ..]) => in_cloud::test_all(test, client),
         (Some(_), []) => anyhow::bail!("the tests in a cloud take a load balancer"),

@@ -13,8 +13,12 @@ use serde_json::json;
 use tokio::sync::OnceCell;
 use tokio::task::block_in_place;
 
+use steerage_lab::Cloud;
+
 use crate::aws::Aws;
 use crate::cluster::{Cluster, Host};
+use crate::openstack::OpenStack;
+use crate::passthrough::Passthrough;
 use crate::pods;
 use crate::report::Report;
 use crate::service_proxy::ServiceProxy;
@@ -84,6 +88,23 @@ impl Suite {
     /// The simulated AWS that the nodes are in, if they are in one.
     pub fn aws(&self) -> Option<Aws> {
         self.cluster.aws()
+    }
+
+    /// The OpenStack that the nodes are in, if they are in one.
+    pub fn openstack(&self) -> Option<OpenStack> {
+        self.cluster.openstack()
+    }
+
+    /// The GCE or Azure that the nodes are in, if they are in one.
+    pub fn passthrough(&self) -> Option<Passthrough> {
+        self.cluster.passthrough()
+    }
+
+    /// The cloud that the nodes are in.
+    pub fn cloud(&self) -> Option<Cloud> {
+        let openstack = || self.openstack().map(|_| Cloud::OpenStack);
+        let passthrough = || self.passthrough().map(|found| found.cloud);
+        self.aws().map(|_| Cloud::Aws).or_else(openstack).or_else(passthrough)
     }
 
     /// The nodes.

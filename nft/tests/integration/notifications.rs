@@ -34,8 +34,15 @@ fn monitor_reports_port_of_each_change() {
         }
         let own_name = std::fs::read_to_string("/proc/thread-self/comm").unwrap().trim().to_owned();
         let told = |port: u32, deleted| {
-            let change =
-                Change { port, table: table.clone(), object: ObjectKind::Table, name: None, deleted };
+            let change = Change {
+                port,
+                table: table.clone(),
+                object: ObjectKind::Table,
+                name: None,
+                deleted,
+                is_dormant: false,
+                base: None,
+            };
             [Some(Notification::Change(change)), None]
         };
         let expected = [told(ours.port().unwrap(), false), told(theirs.port().unwrap(), true)].concat();

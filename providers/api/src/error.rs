@@ -42,6 +42,9 @@ impl Error {
     /// The reason of [`Error::Unavailable`].
     pub const UNAVAILABLE: &str = "ProviderUnavailable";
 
+    /// The reason of [`Error::Throttled`].
+    pub const THROTTLED: &str = "ProviderThrottled";
+
     /// An [`Error::Invalid`].
     pub fn invalid(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Invalid { reason, message: message.into() }
@@ -61,7 +64,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Invalid { reason, .. } => reason,
-            Self::Throttled { .. } => "ProviderThrottled",
+            Self::Throttled { .. } => Self::THROTTLED,
             Self::Denied(_) => "ProviderDenied",
             Self::Conflict(_) => "ProviderConflict",
             Self::Unavailable(_) => Self::UNAVAILABLE,

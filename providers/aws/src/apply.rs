@@ -20,7 +20,7 @@ use crate::group_pass::{self, Lender};
 use crate::health_check::HealthCheckSettings;
 use crate::ip_address_type::IpAddressType;
 use crate::labels::Labels;
-use crate::observe::Resources;
+use crate::observe::{Resources, put_back_tags};
 use crate::placement::Placed;
 use crate::provider::Aws;
 use crate::put_back::is_refused;
@@ -93,6 +93,35 @@ pub(crate) fn check_kept(wanted: &Desired, balancer: &Balancer) -> Result<(), Er
 }
 
 impl Aws {
+    /// The error for a wanted port at which the load balancer has a listener that is not this Service's.
+    fn refuse_taken_ports(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        balancer: &Balancer,
+        resources: &Resources,
+    ) -> Result<(), Error> {
+        let is_wanted = |port: u16| wanted.listeners.iter().any(|listener| listener.port == port);
+        let Some(taken) = resources.foreign_listeners.iter().find(|found| is_wanted(found.port)) else {
+            return Ok(());
+        };
+        if let (Some(shared), Some(_)) = (&wanted.shared, marks::owner(&self.config.cluster, &taken.tags)) {
+            return Err(shared::port_in_use(shared, taken.port));
+        }
+        let advice = if taken.tags.get(marks::UID).is_some_and(|uid| *uid != owner.uid) {
+            "Its tags name another Service: ask the operator to put back those that somebody changed."
+                .to_owned()
+        } else {
+            put_back_tags(&marks::of_owner(&self.config.cluster, owner), &taken.tags)
+        };
+        let message = format!(
+            "Port {} of the load balancer {} has a listener without the tags of this Service. It is not changed. {advice} If another \
+             program made the listener, remove it with that program.",
+            taken.port, balancer.name
+        );
+        Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message))
+    }
+
     /// Applies the steps. The targets are registered before a listener needs them; the others stay registered. Groups that are no
     /// longer wanted are left for later. A listener that AWS refuses stays as it is, and the others follow all the same.
     pub(crate) async fn apply_steps(
@@ -108,19 +137,7 @@ impl Aws {
         tags.extend(wanted.listener_labels().all());
         self.put_back_of_other_change(owner, (wanted, targets), &tags, resources, entry).await?;
         let balancer = self.balancer(owner, wanted, resources, entry, &tags).await?;
-        if let Some(taken) =
-            resources.foreign_listeners.iter().find(|f| wanted.listeners.iter().any(|w| w.port == f.port))
-        {
-            if let (Some(shared), Some(_)) = (&wanted.shared, marks::owner(&self.config.cluster, &taken.tags))
-            {
-                return Err(shared::port_in_use(shared, taken.port));
-            }
-            let message = format!(
-                "Port {} of the load balancer {} has a listener that Steerage did not create. It is not changed. Delete that listener.",
-                taken.port, balancer.name
-            );
-            return Err(Error::invalid(reasons::OBJECT_NOT_OWNED, message));
-        }
+        self.refuse_taken_ports(owner, wanted, &balancer, resources)?;
         if !self.delete_spare_groups(owner, wanted, resources, entry).await? {
             return Ok(Stepped::Unproven);
         }
@@ -151,7 +168,7 @@ impl Aws {
             None | Some(Error::Unavailable(_) | Error::Denied(_)) => {}
             Some(error) => return Err(error),
         }
-        refused.hold_failing(wanted, targets, (resources, &entry.registered), &failures)?;
+        refused.hold_failing(wanted, resources, &failures)?;
         hold_emptied(others, targets, resources, entry, &mut refused)?;
         let leaving = source_nat_sync::udp_of_other_family(wanted, resources);
         let leaving: Vec<ObservedListener> = leaving.cloned().collect();

@@ -2,9 +2,11 @@
 //! The steps that AWS may refuse for one port: its target group, and its listener. The other ports follow all the same. `apply` calls it,
 //! and `refused_listeners` keeps the refusals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
+use tokio::time::Instant;
 
 use crate::client::{Balancer, Tags};
 use crate::desired::Desired;
@@ -19,6 +21,11 @@ use crate::source_nat_sync::{self, brings_udp};
 use crate::state::ServiceState;
 use crate::wanted_targets::WantedTargets;
 use crate::{finish, reasons};
+
+/// After so many new listeners that AWS did not take without refusing them, a try leaves the others to the next one.
+const MAX_OPEN: usize = 3;
+/// The same where less than this time is left.
+const TIME_FOR_LISTENER: Duration = Duration::from_secs(5);
 
 /// The ports whose listeners would switch from a group with targets to one without, with that group.
 fn emptied<'a>(
@@ -76,6 +83,20 @@ fn note_back(back: Result<(), Error>, not_put_back: &mut Option<Error>) -> Resul
     Ok(())
 }
 
+/// The steps of listeners in order. Those with which AWS failed last go last.
+fn in_turn<'s>(
+    others: &'s [Step],
+    wanted: &Desired,
+    balancer: &Balancer,
+    open: &BTreeSet<u16>,
+) -> impl Iterator<Item = &'s Step> {
+    let is_of_listeners = |step: &&Step| !matches!(step, Step::DeleteGroup { .. });
+    let was_open = |step: &&Step| matches!(step, Step::CreateListener { port, .. } if open.contains(port));
+    let in_order = source_nat_sync::in_order(others, wanted, balancer).filter(is_of_listeners);
+    let (last, first): (Vec<&Step>, Vec<&Step>) = in_order.partition(was_open);
+    first.into_iter().chain(last)
+}
+
 impl Aws {
     /// Creates the target groups that are missing, as far as AWS accepts them.
     pub(crate) async fn create_groups(
@@ -129,14 +150,17 @@ impl Aws {
         refused: &mut RefusedListeners,
     ) -> Result<(), Error> {
         let mut is_udp_refused = false;
-        let deletes_group = |step: &&Step| matches!(step, Step::DeleteGroup { .. });
         let room = Room::of(others);
         entry.left_certificates.begin(others, resources);
         // Why a listener that left could not come back. No other one leaves then.
         let mut not_put_back = None;
-        for step in source_nat_sync::in_order(others, wanted, balancer).filter(|step| !deletes_group(step)) {
+        let open = std::mem::take(&mut entry.open_listeners);
+        for step in in_turn(others, wanted, balancer, &open) {
             if room.holds(step) || refused.holds(step, resources) {
                 self.put_back_certificates(step, resources, entry).await?;
+                continue;
+            }
+            if entry.refused_answers.is_removal_in_vain(step, others) {
                 continue;
             }
             let asked = Asked::of(step);
@@ -162,6 +186,18 @@ impl Aws {
                 && resources.balancer.as_ref().is_some_and(|f| f.ip_address_type == IpAddressType::DualStack);
             let first = if ends_ipv6 { room.all_before(resources) } else { Vec::new() };
             leaving.retain(|(port, _)| first.iter().all(|(other, _)| other != port));
+            // A new Service is published with the ports that AWS serves.
+            let may_stay_open = !entry.is_published
+                && (&leaving, &first) == (&Vec::new(), &Vec::new())
+                && !brings_udp(step)
+                && entry.left.is_empty();
+            if let (true, Step::CreateListener { port, .. }) = (may_stay_open && refused.open() > 0, step)
+                && (refused.open() >= MAX_OPEN || Instant::now() + TIME_FOR_LISTENER > entry.must_end())
+            {
+                // Not one of those that go last: it was not tried.
+                refused.leave_open(*port);
+                continue;
+            }
             let certificates = before_removal(step, resources);
             let done = async {
                 for (port, found) in first {
@@ -183,6 +219,15 @@ impl Aws {
             let is_made = matches!(step, Step::CreateListener { port, .. } if has_port(resources, *port));
             if let (Some(asked), Err(error), false) = (asked, &done, is_made) {
                 entry.refused_answers.note(asked, error);
+            }
+            if let (Step::CreateListener { port, .. }, Err(error @ Error::Unavailable(_)), false) =
+                (step, &done, is_made || !may_stay_open)
+            {
+                // The next try reads whether AWS has made it.
+                entry.is_read_early = true;
+                entry.open_listeners.insert(*port);
+                refused.note_open(*port, error.clone());
+                continue;
             }
             if is_refused(&done) {
                 if let (Step::CreateListener { port, .. }, false) = (step, is_made) {

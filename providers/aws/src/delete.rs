@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
-use steerage_provider_cloud::marks::{self, Ownership};
+use steerage_provider_cloud::{ClusterId, marks};
 use tokio::time::Instant;
 
-use crate::client::{CallError, read_tags};
+use crate::client::{CallError, Tags, read_tags};
 use crate::groups_in_use::{GroupsInUse, RetryDeletion, in_use as group_in_use};
 use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
@@ -131,13 +131,12 @@ impl Aws {
         {
             return Ok(Err(wait));
         }
-        let is_own = |arn: &str| {
-            let ownership = tags.get(arn).map(|tags| marks::ownership(&self.config.cluster, tags));
-            matches!(ownership, Some(Ownership::Ours(found)) if found == *owner)
+        let is_own = |arn: &str, is_of: fn(&ClusterId, &Owner, &Tags) -> bool| {
+            tags.get(arn).is_some_and(|tags| is_of(&self.config.cluster, owner, tags))
         };
         let mut proven = known.clone();
-        proven.balancer = proven.balancer.filter(|balancer| is_own(&balancer.arn));
-        proven.groups.retain(|_, group| is_own(&group.arn));
+        proven.balancer = proven.balancer.filter(|balancer| is_own(&balancer.arn, marks::is_balancer_of));
+        proven.groups.retain(|_, group| is_own(&group.arn, marks::is_of));
         Ok(Ok(proven))
     }
 

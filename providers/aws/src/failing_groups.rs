@@ -19,13 +19,15 @@ pub(crate) const MAX_FAILURES: usize = 3;
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The same where an answer did not come for long: meanwhile, the Service's other targets do not change.
 const RETRY_HANGING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_mins(1));
-/// A group that failed after this time hangs.
+/// A group whose call failed after this time hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 /// The groups of one Service that fail, by name.
 #[derive(Debug, Default)]
 pub(crate) struct FailingGroups {
     by_name: BTreeMap<String, FailingGroup>,
+    /// Those that the last pass could not try, because they wait for a change of the structure.
+    held: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -44,14 +46,17 @@ impl FailingGroup {
     }
 }
 
-/// Which groups a pass leaves out while others do not fail.
+/// Which groups a pass leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// None: everything is compared.
     Now,
     /// Those whose wait has not ended.
     WhenDue,
-    /// Also those that hang: a change of the structure does not wait for them.
+    /// The same, but none if all fail: the caller waits itself after such a failure, and less if AWS answers others again.
+    UnlessAllFail,
+    /// Those whose wait has not ended, and all that hang: a change of the structure does not wait for them. If all fail, those that hang
+    /// and whose wait has not ended.
     NotHanging,
 }
 
@@ -79,11 +84,16 @@ impl FailingGroups {
         let mut all: Vec<_> = groups.collect();
         let failing = |name: &String| self.by_name.get(name);
         all.sort_by_key(|(name, _)| failing(name).map(|found| found.at));
-        if retry != Retry::Now && all.iter().any(|(name, _)| failing(name).is_none()) {
+        let all_fail = all.iter().all(|(name, _)| failing(name).is_some());
+        if retry != Retry::Now && !(all_fail && retry == Retry::UnlessAllFail) {
             let now = Instant::now();
+            let waits = |found: &&FailingGroup| match (retry, all_fail) {
+                (Retry::NotHanging, true) => found.hangs && found.retry_at() > now,
+                (Retry::NotHanging, false) => found.hangs || found.retry_at() > now,
+                _ => found.retry_at() > now,
+            };
             all.retain(|(name, _)| {
-                let left_out = failing(name)
-                    .filter(|found| found.retry_at() > now || retry == Retry::NotHanging && found.hangs);
+                let left_out = failing(name).filter(waits);
                 failures.groups.extend(left_out.map(|found| ((*name).clone(), found.failure.clone())));
                 left_out.is_none()
             });
@@ -97,7 +107,7 @@ impl FailingGroups {
         failed.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Notes the result for a group, and how long it took. Returns whether the pass goes on: it does not where AWS takes no further call.
+    /// Notes the result for a group, and how long its longest call took that failed. Returns whether the pass goes on: it does not where AWS takes no further call.
     pub(crate) fn note(
         &mut self,
         name: &str,
@@ -133,6 +143,11 @@ impl FailingGroups {
         self.by_name.retain(|name, _| is_there(name));
     }
 
+    /// Notes for which groups a pass may not set the targets now. When it may is not a question of time.
+    pub(crate) fn hold(&mut self, is_held: impl Fn(&String) -> bool) {
+        self.held = self.by_name.keys().filter(|name| is_held(name)).cloned().collect();
+    }
+
     /// All that fail.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.by_name.keys().cloned().collect()
@@ -140,7 +155,8 @@ impl FailingGroups {
 
     /// When the next one is tried again.
     fn retry(&self) -> Option<Duration> {
-        let due = self.by_name.values().map(FailingGroup::retry_at).min();
+        let free = self.by_name.iter().filter(|(name, _)| !self.held.contains(*name));
+        let due = free.map(|(_, found)| found.retry_at()).min();
         due.map(|at| at.saturating_duration_since(Instant::now()))
     }
 }
@@ -196,8 +212,9 @@ impl Failures {
 impl ServiceState {
     /// Reports the groups that fail while others follow, and asks for the next try.
     pub(crate) fn report_failing(&self, owner: &Owner, outcome: &mut Outcome) {
-        let Some(retry) = self.failing.retry() else { return };
-        again_after(outcome, retry.max(RETRY.0));
+        if let Some(retry) = self.failing.retry() {
+            again_after(outcome, retry.max(RETRY.0));
+        }
         let (mut ports, mut first) = (Vec::new(), None);
         for (name, found) in &self.failing.by_name {
             if let Some(of_group) = self.ports_of_group(owner, name) {
@@ -212,7 +229,7 @@ impl ServiceState {
             ports.iter().map(|(port, protocol)| format!("port {port} ({protocol})")).collect();
         let error = Error::from(failure.clone());
         let message = format!("The targets of {} are not as wanted. {error}", ports.join(", "));
-        Refused { reason: error.reason(), message, may_pass: true }.report(outcome);
+        Refused::told(error.reason(), message).report(outcome);
     }
 
     /// The ports that lead to the target group of this name; `None` if the failure of their listeners is told already.
@@ -286,9 +303,15 @@ mod tests {
         for name in ["c", "d"] {
             groups.note(name, failure("AccessDenied"), &mut Failures::default());
         }
-        assert_eq!(tried(&groups, Retry::WhenDue), "abcd", "nothing else is to be done");
+        assert_eq!(tried(&groups, Retry::UnlessAllFail), "abcd", "nothing else is to be done");
+        assert_eq!(
+            (tried(&groups, Retry::WhenDue), tried(&groups, Retry::NotHanging)),
+            ("ab".into(), "abcd".into())
+        );
+        groups.note("b", hanging(), &mut Failures::default());
+        assert_eq!(tried(&groups, Retry::NotHanging), "acd", "one that hangs has its own wait");
         assert!(groups.note("a", (Ok(()), Duration::ZERO), &mut failures));
-        assert_eq!(tried(&groups, Retry::WhenDue), "ab", "the others wait again");
+        assert_eq!(tried(&groups, Retry::WhenDue), "a", "the others wait again");
         assert!(!groups.note("d", failure("InternalFailure"), &mut failures), "three are enough");
     }
 

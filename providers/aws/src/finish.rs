@@ -82,6 +82,7 @@ impl Aws {
             (entry.resources, entry.complete) = (None, None);
             return Err(Error::Conflict("the new load balancer no longer exists".to_owned()));
         }
+        entry.is_published |= !ingress.is_empty();
         let progress = waits.into_iter().min().map_or(Progress::Done, Progress::Again);
         let mut outcome =
             Outcome { progress, ingress, refused, retry_refused: entry.again(), ..Outcome::done() };
@@ -126,13 +127,14 @@ impl Aws {
         wanted: &WantedTargets,
         limits: Limits,
     ) -> Result<SetTargets, Error> {
-        self.converge_where(|_, _| true, entry, wanted, limits).await
+        let retry = if limits.compare == Compare::InPlace { Retry::Now } else { Retry::UnlessAllFail };
+        self.converge_where((|_, _| true, retry), entry, wanted, limits).await
     }
 
     /// The same for some of the target groups.
     pub(crate) async fn converge_where(
         &self,
-        is_followed: impl Fn(&String, &ObservedGroup) -> bool + Send + Sync,
+        (is_followed, retry): (impl Fn(&String, &ObservedGroup) -> bool + Send + Sync, Retry),
         entry: &mut ServiceState,
         wanted: &WantedTargets,
         limits: Limits,
@@ -159,13 +161,14 @@ impl Aws {
         // Its lines name only the target group.
         let service = known.map(|(owner, _)| tracing::field::display(owner.service.clone()));
         let span = tracing::warn_span!("targets", service);
-        let followed =
-            groups().filter(|(name, group)| !unfollowed.contains(*name) && is_followed(name, group));
+        let is_tried =
+            |name: &String, group: &ObservedGroup| !unfollowed.contains(name) && is_followed(name, group);
+        let followed = groups().filter(|(name, group)| is_tried(name, group));
+        failing.hold(|name| groups().any(|(found, group)| found == name && !is_tried(found, group)));
         let (lender, refusals) = (Lender::new(registered), SharedRefusals::new(refused_targets));
         let (lender, refusals) = (&lender, &refusals);
         // The other groups follow all the same.
         let before = failing.names();
-        let retry = if limits.compare == Compare::InPlace { Retry::Now } else { Retry::WhenDue };
         let pass = group_pass::over(followed, (failing, retry), |name, group| {
             let converged = self.converge_group(name, group, wanted, (lender, refusals), limits);
             converged.instrument(span.clone()).boxed()
@@ -177,7 +180,7 @@ impl Aws {
         let exceeded = done.into_iter().find_map(|(_, found)| found.exceeded);
         if has_recovered
             && let Some(complete) = &mut entry.complete
-            && complete.refused.is_some()
+            && complete.refused.as_ref().is_some_and(|refused| refused.awaits_targets)
         {
             // A listener may wait for the group.
             (complete.retry, held) = (Some(Instant::now()), Some(Duration::ZERO));

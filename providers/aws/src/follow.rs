@@ -6,7 +6,7 @@ use steerage_provider_api::{Compare, Error, Owner};
 
 use crate::desired::Desired;
 use crate::diff::ObservedGroup;
-use crate::failing_groups::MAX_FAILURES;
+use crate::failing_groups::{MAX_FAILURES, Retry};
 use crate::last_known::are_right_for;
 use crate::provider::Aws;
 use crate::state::ServiceState;
@@ -34,10 +34,12 @@ impl Aws {
                 wanted.is_none_or(|wanted| are_right_for(group, wanted, open_checks.get(&group.arn)))
             };
             let is_followed = |name: &String, group: &ObservedGroup| !tried.contains(name) && is_right(group);
-            let converge = self.converge_where(is_followed, entry, targets, limits);
+            let converge = self.converge_where((is_followed, Retry::WhenDue), entry, targets, limits);
             // The change before may have hung for half a minute. A call that is given up leaves its targets unconfirmed.
             let ended = tokio::time::timeout_at(limits.until, converge).await;
             ended.unwrap_or_else(|_| Err(Error::Unavailable("AWS did not answer in time".to_owned())))?;
+        } else {
+            entry.failing.hold(|_| true);
         }
         Ok(())
     }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pass over target groups, one after the other, so that a Service takes one place in the budget of all. A group whose call hangs holds
-//! up no other one: the next begins beside it. `finish` and `apply` call it.
+//! up no other one: the next begins beside it, but not beside one that waits for the budget. `finish` and `apply` call it.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
-use tokio::time::Instant;
 
+use crate::call_clock::CallClock;
 use crate::client::CallError;
 use crate::diff::ObservedGroup;
 use crate::failing_groups::{FailingGroups, Failures, MAX_FAILURES, Retry};
 use crate::registered::RegisteredIds;
 
-/// The next group begins when the one before has taken this time.
+/// The next group begins when the calls of the one before have taken this time.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The registered targets of all groups, of which each task takes those of its own.
@@ -74,24 +74,27 @@ pub(crate) async fn over<'a, T>(
     let mut rest = failing.to_try(groups, retry, &mut failures).into_iter().peekable();
     let mut running = FuturesUnordered::new();
     let mut goes_on = true;
+    let mut last = Arc::new(CallClock::default());
     loop {
         // As if those that hang had failed.
         let may_begin = |running: usize, failed: usize| goes_on && running + failed < MAX_FAILURES;
         if may_begin(running.len(), failures.count())
             && let Some((name, group)) = rest.next()
         {
-            let began = Instant::now();
-            running.push(start(name, group).map(move |result| (name, result, began)));
+            let clock = Arc::new(CallClock::default());
+            last = Arc::clone(&clock);
+            let measured = Arc::clone(&clock).measure(start(name, group));
+            running.push(measured.map(move |result| (name, result, clock.longest_failure())));
         }
         let has_next = rest.peek().is_some() && may_begin(running.len(), failures.count());
         tokio::select! {
             biased;
             ended = running.next() => {
-                let Some((name, result, began)) = ended else { break };
+                let Some((name, result, took)) = ended else { break };
                 let noted = result.map(|found| done.push((name, found)));
-                goes_on &= failing.note(name, (noted, began.elapsed()), &mut failures);
+                goes_on &= failing.note(name, (noted, took), &mut failures);
             }
-            () = tokio::time::sleep(PATIENCE), if has_next => {}
+            () = last.has_taken(PATIENCE), if has_next => {}
         }
     }
     // No listener may come to a group that may have old targets still.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Health, HealthState, Owner, TargetHealth};
+use tokio::time::Instant;
 
 use crate::client::RegisteredTarget;
 use crate::health_parts;
@@ -20,6 +21,17 @@ const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
 /// All Services together read the health of at most one target group in this time. AWS refills the calls that only read at about
 /// ten a second.
 const HEALTH_READ_SHARE: Duration = Duration::from_millis(500);
+/// AWS's reason for a target that no load balancer uses, or whose zone the load balancer lacks.
+const NOT_IN_USE: &str = "Target.NotInUse";
+/// A load balancer whose targets stay unused is compared once more after this time.
+const COMPARE_UNUSED: Duration = Duration::from_mins(30);
+
+/// Whether AWS says of all targets of a group that nothing uses them.
+fn are_unused(targets: &[RegisteredTarget]) -> bool {
+    let mut stay = targets.iter().filter(|target| target.state != HealthState::Draining).peekable();
+    stay.peek().is_some()
+        && stay.all(|target| target.state == HealthState::Unused && target.reason.starts_with(NOT_IN_USE))
+}
 
 impl Aws {
     pub(crate) async fn read_health(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Health, Error> {
@@ -43,8 +55,10 @@ impl Aws {
         let shares = std::mem::take(&mut entry.shares_health);
         let mut worst: BTreeMap<String, TargetHealth> = BTreeMap::new();
         let mut parts = Vec::new();
+        let mut has_unused = false;
         for arn in groups {
             let targets = self.health_of(&arn, entry, shares).await?;
+            has_unused |= are_unused(&targets);
             let settle = self.config.settle;
             let is_settled = entry.registered.get(&arn).is_none_or(|known| known.is_settled(settle));
             parts.extend(health_parts::part(owner, &arn, &targets, entry, is_settled));
@@ -63,11 +77,33 @@ impl Aws {
                 }
             }
         }
+        self.compare_unused(owner, entry, has_unused);
         let targets: Vec<TargetHealth> = worst.into_values().collect();
         let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
         let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
         let reads = u32::try_from(self.services_known() * read).unwrap_or(u32::MAX);
         Ok(Health { targets, parts, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
+    }
+
+    /// Has the load balancer compared that should use its targets and, as AWS says, does not: somebody deleted it or a listener. Where all
+    /// targets are in zones that the load balancer lacks, that stays so: it is compared once, and seldom again. Each such comparison follows a
+    /// read of health, of which there are few at a time.
+    fn compare_unused(&self, owner: &Owner, entry: &mut ServiceState, has_unused: bool) {
+        if !has_unused {
+            entry.compared_unused = None;
+            return;
+        }
+        // Reads may show the structure as it was before a change.
+        let is_in_place = entry.complete.as_ref().is_some_and(|complete| complete.refused.is_none());
+        if !is_in_place || !entry.is_known(owner) || entry.unsettled(self.config.settle).is_some() {
+            return;
+        }
+        if entry.compared_unused.is_none_or(|at| at.elapsed() >= COMPARE_UNUSED) {
+            entry.compared_unused = Some(Instant::now());
+            tracing::warn!(service = %owner.service, reason = NOT_IN_USE, "no load balancer uses the targets of the Service; comparing the load balancer");
+            // Without a receiver nobody follows changes.
+            let _ = self.to_reconcile.0.unbounded_send(owner.clone());
+        }
     }
 
     /// The targets of a group. If `shares`, those that the first comparison read a moment ago.

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Error, Outcome, Owner};
 use steerage_provider_cloud::failure::is_unexpected_answer;
 use tokio::time::Instant;
 
@@ -16,6 +16,7 @@ use crate::desired::Desired;
 use crate::diff::ObservedGroup;
 use crate::health_check::HealthCheckSettings;
 use crate::observe::Resources;
+use crate::refused_listeners::Refused;
 use crate::state::{LONGEST_CALL, ServiceState};
 
 /// What users are told of a change that was given up.
@@ -104,6 +105,13 @@ impl ServiceState {
         self.last_known = Some(LastKnown { owner: owner.clone(), groups, failure });
     }
 
+    /// Only the list of the start is known, and a read is to replace it: the targets of the listed groups follow until it has.
+    pub(crate) fn keep_listed_groups(&mut self) {
+        if let Some((owner, listed)) = self.resources.clone() {
+            self.keep_groups(&owner, &listed, None);
+        }
+    }
+
     /// Whether targets follow in groups of the owner that were known before a change.
     pub(crate) fn follows_last_known(&self, owner: &Owner) -> bool {
         self.open_change(owner).is_some_and(|last| !last.groups.is_empty())
@@ -117,7 +125,7 @@ impl ServiceState {
         settle: Duration,
     ) -> Duration {
         // A port without the listener that left, or a listener without its certificate, is soon tried again.
-        let has_left = !self.left.is_empty() || !self.left_certificates.is_empty();
+        let has_left = !self.left.is_empty() || self.left_certificates.is_missing();
         let doublings = if has_left { 0 } else { self.failed_changes.min(MOST_DOUBLINGS) };
         let wait = settle.saturating_mul(1 << doublings);
         self.failed_changes = self.failed_changes.saturating_add(1);
@@ -155,6 +163,16 @@ impl ServiceState {
         let waiting = self.failed_change.as_ref().filter(|failed| failed.owner == *owner);
         let waiting = waiting.map(|failed| failed.failure.as_str());
         self.open_change(owner).and_then(|last| last.failure.as_deref()).or(waiting)
+    }
+
+    /// Reports why a change waits, and what was wrong with its last try.
+    pub(crate) fn report_waiting(&self, owner: &Owner, outcome: &mut Outcome) {
+        if let Some((reason, message)) = self.incomplete_meanwhile() {
+            Refused::told(reason, message).report(outcome);
+        }
+        if let Some(failure) = self.open_failure(owner) {
+            Refused::unavailable(failure.to_owned()).report(outcome);
+        }
     }
 
     /// What was known of the owner before a change of which it is open whether AWS made it.

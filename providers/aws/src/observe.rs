@@ -49,6 +49,16 @@ impl Resources {
         let listeners = self.listeners.iter_mut().map(|listener| (&listener.arn, &mut listener.tags));
         groups.chain(listeners).find(|(of, _)| *of == arn).map(|(_, tags)| tags)
     }
+
+    /// The tags that resources of the owner have lost, by ARN.
+    pub(crate) fn lost_tags(&self, cluster: &ClusterId, owner: &Owner) -> Vec<(String, Tags)> {
+        let balancer = self.balancer.iter().map(|balancer| (&balancer.arn, &self.balancer_tags));
+        let balancer = balancer.filter(|(_, tags)| marks::is_balancer_of(cluster, owner, tags));
+        let groups = self.groups.values().map(|group| (&group.arn, &group.tags));
+        let listeners = self.listeners.iter().map(|listener| (&listener.arn, &listener.tags));
+        let all = balancer.chain(groups).chain(listeners);
+        all.filter_map(|(arn, tags)| Some((arn.clone(), marks::lost(cluster, owner, tags)?))).collect()
+    }
 }
 
 /// The attributes of a load balancer, if its tags say that annotations set some.
@@ -110,27 +120,43 @@ pub(crate) async fn read_all(
     let arns: Vec<String> =
         balancer.iter().map(|b| b.arn.clone()).chain(found.values().map(|g| g.arn.clone())).collect();
     let tags = read_tags(client, &arns).await?;
-    let ownership = |name: &str, arn: &str| {
-        tags.get(arn).map(|tags| marks::ownership(cluster, tags)).ok_or_else(|| not_visible(name))
+    let ownership = |name: &str, arn: &str, is_of: fn(&ClusterId, &Owner, &Tags) -> bool| {
+        let tags = tags.get(arn).ok_or_else(|| not_visible(name))?;
+        // One that has lost a tag is put right.
+        let is_mine = is_of(cluster, owner, tags);
+        Ok::<_, Error>(if is_mine { Ownership::Ours(owner.clone()) } else { marks::ownership(cluster, tags) })
     };
+    let not_owned = |name: &str, arn: &str, wanted: &Tags, ownership: &Ownership| {
+        let tags = tags.get(arn).cloned().unwrap_or_default();
+        not_owned(cluster, (owner, name), (wanted, &tags), ownership)
+    };
+    let of_owner = marks::of_owner(cluster, owner);
     let mut seen = Observation::default();
     if let Some(balancer) = balancer {
-        match ownership(&balancer.name, &balancer.arn)? {
+        match ownership(&balancer.name, &balancer.arn, marks::is_balancer_of)? {
             Ownership::Ours(found) if found == *owner => seen.mine.balancer = Some(balancer),
             Ownership::Ours(found) if found.service == owner.service => seen.stale.balancer = Some(balancer),
             Ownership::Shared(found) if *usage == LoadBalancerUse::Shared(found.clone()) => {
                 seen.mine.balancer = Some(balancer);
             }
-            other => seen.foreign.push(not_owned(cluster, &balancer.name, &other)),
+            other => {
+                let wanted = match usage {
+                    LoadBalancerUse::Shared(shared) => marks::of_shared(cluster, shared),
+                    LoadBalancerUse::Own => of_owner.clone(),
+                };
+                seen.foreign.push(not_owned(&balancer.name, &balancer.arn, &wanted, &other));
+            }
         }
     }
     for (name, mut group) in found {
-        match ownership(&name, &group.arn)? {
+        match ownership(&name, &group.arn, marks::is_of)? {
             Ownership::Ours(found) if found == *owner => drop(seen.mine.groups.insert(name, group)),
             Ownership::Ours(found) if found.service == owner.service => {
                 seen.stale.groups.insert(name, group);
             }
-            other if groups.contains(&name) => seen.foreign.push(not_owned(cluster, &name, &other)),
+            other if groups.contains(&name) => {
+                seen.foreign.push(not_owned(&name, &group.arn, &of_owner, &other));
+            }
             // Used by a foreign listener of this load balancer.
             _ => {
                 group.tags = tags.get(&group.arn).cloned().unwrap_or_default();
@@ -146,8 +172,8 @@ pub(crate) async fn read_all(
         seen.mine.balancer_tags = tags.get(&balancer.arn).cloned().unwrap_or_default();
         seen.mine.balancer_attributes =
             balancer_attributes(client, &balancer.arn, &seen.mine.balancer_tags).await?;
-        let whose = (*usage != LoadBalancerUse::Own).then_some(owner);
-        let listeners = listeners(reader, cluster, balancer, whose).await?;
+        let is_shared = *usage != LoadBalancerUse::Own;
+        let listeners = listeners(reader, (cluster, owner), balancer, is_shared).await?;
         (seen.mine.listeners, seen.mine.foreign_listeners) = listeners.unwrap_or_default();
         if matches!(usage, LoadBalancerUse::Shared(_)) {
             share_out(cluster, owner, &mut seen);
@@ -161,7 +187,7 @@ pub(crate) async fn read_all(
 fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
     for listener in std::mem::take(&mut seen.mine.listeners) {
         let listeners = match marks::owner(cluster, &listener.tags) {
-            Some(found) if found == *owner => &mut seen.mine.listeners,
+            _ if marks::is_of(cluster, owner, &listener.tags) => &mut seen.mine.listeners,
             Some(found) if found.service == owner.service => &mut seen.stale.listeners,
             _ => &mut seen.mine.foreign_listeners,
         };
@@ -169,13 +195,13 @@ fn share_out(cluster: &ClusterId, owner: &Owner, seen: &mut Observation) {
     }
 }
 
-/// Our listeners of a load balancer, and those of others; `None` if it does not exist. Of a shared one, only the certificates of `whose`
-/// are read.
+/// Our listeners of a load balancer, and those of others; `None` if it does not exist. Of a shared one, only the certificates of the
+/// owner's are read.
 async fn listeners(
     reader: &mut Reader<'_>,
-    cluster: &ClusterId,
+    (cluster, owner): (&ClusterId, &Owner),
     balancer: &Balancer,
-    whose: Option<&Owner>,
+    is_shared: bool,
 ) -> Result<Option<(Vec<ObservedListener>, Vec<ObservedListener>)>, Error> {
     let client = reader.client;
     let Some(mut listeners) = client.listeners(&balancer.arn).await? else { return Ok(None) };
@@ -183,8 +209,8 @@ async fn listeners(
     let tags = read_tags(client, &arns).await?;
     for listener in &mut listeners {
         listener.tags = tags.get(&listener.arn).cloned().unwrap_or_default();
-        let is_read =
-            marks::owner(cluster, &listener.tags).is_some_and(|of| whose.is_none_or(|whose| of == *whose));
+        let is_mine = marks::is_of(cluster, owner, &listener.tags);
+        let is_read = is_mine || !is_shared && marks::owner(cluster, &listener.tags).is_some();
         if let Some(tls) = listener.tls.as_mut().filter(|_| is_read) {
             tls.others = reader.other_certificates(&listener.arn).await?;
         }
@@ -192,7 +218,9 @@ async fn listeners(
     if let Some(new) = listeners.iter().find(|listener| !tags.contains_key(&listener.arn)) {
         return Err(not_visible(&format!("{}:{}", balancer.name, new.port)));
     }
-    let ours = |listener: &ObservedListener| marks::owner(cluster, &listener.tags).is_some();
+    let ours = |listener: &ObservedListener| {
+        marks::is_of(cluster, owner, &listener.tags) || marks::owner(cluster, &listener.tags).is_some()
+    };
     Ok(Some(listeners.into_iter().partition(ours)))
 }
 
@@ -200,10 +228,13 @@ async fn listeners(
 pub(crate) async fn fill(
     reader: &mut Reader<'_>,
     cluster: &ClusterId,
+    owner: &Owner,
     mut listed: Resources,
 ) -> Result<Option<Resources>, Error> {
     let Some(balancer) = &listed.balancer else { return Ok(None) };
-    let Some(listeners) = listeners(reader, cluster, balancer, None).await? else { return Ok(None) };
+    let Some(listeners) = listeners(reader, (cluster, owner), balancer, false).await? else {
+        return Ok(None);
+    };
     (listed.listeners, listed.foreign_listeners) = listeners;
     listed.balancer_attributes =
         balancer_attributes(reader.client, &balancer.arn, &listed.balancer_tags).await?;
@@ -219,16 +250,42 @@ pub(crate) fn not_visible(name: &str) -> Error {
     Error::Conflict(format!("AWS does not show the tags of {name} yet"))
 }
 
+/// How to give a resource whose tags somebody changed the wanted ones again, and what the other way costs.
+pub(crate) fn put_back_tags(wanted: &Tags, tags: &Tags) -> String {
+    let missing = marks::missing_text(wanted, tags);
+    if missing.is_empty() {
+        let names: Vec<&str> = wanted.keys().map(String::as_str).collect();
+        return format!(
+            "If Steerage made it, remove its tags whose names begin with steerage.dev/, except {}.",
+            names.join(", ")
+        );
+    }
+    format!(
+        "If Steerage made it for this Service, put these tags back: {missing}. To delete it instead ends connections, and a new load \
+         balancer has another hostname."
+    )
+}
+
 /// What is wrong with a resource that has a wanted name, and what to do.
-fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
+fn not_owned(
+    cluster: &ClusterId,
+    (owner, name): (&Owner, &str),
+    (wanted, tags): (&Tags, &Tags),
+    ownership: &Ownership,
+) -> String {
+    let put_back = put_back_tags(wanted, tags);
     let ClusterId { name: cluster, uid: own } = cluster;
     let tag = marks::CLUSTER_UID;
     match ownership {
+        Ownership::SameName(None) if tags.get(marks::UID) == Some(&owner.uid) => {
+            format!("The AWS resource {name} lacks its tag {tag}. It is not changed. {put_back}")
+        }
         Ownership::SameName(uid) => {
             let found = uid.as_deref().map_or("missing".to_owned(), |uid| format!("`{uid}`"));
+            let put_back = if uid.is_none() { format!(" {put_back}") } else { String::new() };
             format!(
                 "The AWS resource {name} has this cluster's --aws-cluster-name `{cluster}`, but its tag {tag} is {found}, and the \
-                 UID of this cluster is `{own}`. It is not changed. If this cluster is a copy, set another --aws-cluster-name \
+                 UID of this cluster is `{own}`. It is not changed.{put_back} If this cluster is a copy, set another --aws-cluster-name \
                  here. If this cluster replaces another one, follow docs/providers/aws-restore.md: \
                  the tags {tag} and {} must change together, or the load balancer is deleted.",
                 marks::UID
@@ -243,8 +300,8 @@ fn not_owned(cluster: &ClusterId, name: &str, ownership: &Ownership) -> String {
             )
         }
         Ownership::Foreign => format!(
-            "The AWS resource {name} exists without the tags of this Service. It is not changed. Delete it, or set another \
-             --aws-cluster-name."
+            "The AWS resource {name} exists without the tags of this Service. It is not changed, and changes of the Service wait. \
+             {put_back} If another program made it, remove it with that program."
         ),
     }
 }
@@ -312,4 +369,22 @@ pub(crate) async fn refresh(
         balancer_attributes,
         ..known.clone()
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_names_what_is_missing_or_what_is_too_much() {
+        let cluster = ClusterId { name: "prod".to_owned(), uid: "c1".to_owned() };
+        let wanted = marks::of_shared(&cluster, "web");
+        let mut tags = wanted.clone();
+        tags.insert(marks::UID.to_owned(), "u1".to_owned());
+        let text = put_back_tags(&wanted, &tags);
+        assert!(text.contains("remove its tags") && text.contains(marks::SHARED), "{text}");
+        tags.remove(marks::CLUSTER);
+        let text = put_back_tags(&wanted, &tags);
+        assert!(text.contains("steerage.dev/cluster with the value `prod` (it is missing)"), "{text}");
+    }
 }

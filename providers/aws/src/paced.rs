@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
-use tokio::time::Instant;
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
 
 use crate::attributes::Values;
+use crate::call_clock;
 use crate::client::{
     Balancer, BalancerCalls, CallError, Calls, GroupCalls, ListedGroup, ListenerCalls, NewBalancer,
     RegisteredTarget, Result, SecurityGroupCalls, SubnetCalls, Tags, TargetCalls,
@@ -81,34 +81,26 @@ pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
 /// So long a registration waits for its answer, which mostly comes within a second: the Service's other targets do not change meanwhile.
 /// Whether AWS made one that had none is open, as after a connection that broke.
 const REGISTRATION_TIME: Duration = Duration::from_secs(10);
-/// Its name in messages.
+/// The same for a change of a listener or a target group, which mostly takes less than a second. Reads show later whether AWS made it.
+const CHANGE_TIME: Duration = Duration::from_secs(10);
+/// The kind's name in messages.
 const REGISTRATIONS: &str = "RegisterTargets or DeregisterTargets";
+const CHANGES: &str = "change of a listener or a target group";
 
-/// A call that waits for its budget: counted also if it is refused or given up.
-struct Waiting<'a> {
-    metrics: &'a ApiMetrics,
-    kind: Kind,
-    since: Instant,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.metrics.budget_waited(self.kind.name(), self.since.elapsed());
-    }
-}
+/// Other calls are given up by the client, after half a minute.
+const NEVER: Option<(&str, Duration)> = None;
 
 /// Calls that wait for their budget.
 #[derive(Debug)]
 pub(crate) struct Paced<C> {
     inner: Arc<C>,
-    budgets: [Budget; Kind::ALL.len()],
-    metrics: ApiMetrics,
+    budgets: [MeteredBudget; Kind::ALL.len()],
 }
 
 impl<C> Paced<C> {
     pub(crate) fn new(inner: Arc<C>, metrics: ApiMetrics) -> Self {
-        let budgets = Kind::ALL.map(|kind| Budget::new(kind.documented()));
-        Self { inner, budgets, metrics }
+        let budget = move |kind: Kind| MeteredBudget::new(kind.name(), kind.documented(), metrics.clone());
+        Self { inner, budgets: Kind::ALL.map(budget) }
     }
 
     /// As if AWS had refused calls for some time.
@@ -119,45 +111,47 @@ impl<C> Paced<C> {
         }
     }
 
-    async fn ask<T>(&self, kind: Kind, call: impl Future<Output = Result<T>>) -> Result<T> {
-        let budget = &self.budgets[kind as usize];
-        let waiting = Waiting { metrics: &self.metrics, kind, since: Instant::now() };
-        let taken = budget.take().await;
-        drop(waiting);
-        if let Err(used_up) = taken {
-            return Err(CallError::used_up(kind.title(), used_up));
-        }
-        // After its turn: a wait for the budget is no sign that AWS hangs.
-        let answer = match kind {
-            Kind::Registration => {
-                let answer = tokio::time::timeout(REGISTRATION_TIME, call).await;
-                answer.unwrap_or_else(|_| Err(CallError::unanswered(REGISTRATIONS, REGISTRATION_TIME)))
-            }
-            _ => call.await,
+    async fn ask<T>(
+        &self,
+        kind: Kind,
+        limit: Option<(&'static str, Duration)>,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let timed = async {
+            // After its turn: a wait for the budget is no sign that AWS hangs.
+            let running = call_clock::begin();
+            let answer = match limit {
+                Some((what, time)) => {
+                    let answer = tokio::time::timeout(time, call).await;
+                    answer.unwrap_or_else(|_| Err(CallError::unanswered(what, time)))
+                }
+                None => call.await,
+            };
+            running.end(answer.is_err());
+            answer
         };
-        if answer.as_ref().is_err_and(CallError::is_throttled) {
-            budget.throttled();
-        }
-        self.metrics.budget_rate(kind.name(), budget.per_second());
-        answer
+        let used_up = |used_up| CallError::used_up(kind.title(), used_up);
+        self.budgets[kind as usize].send(&caller::namespace(), timed, used_up, CallError::is_throttled).await
     }
 }
 
-/// Implements a trait of calls: each waits for the budget of its kind, and is made by `inner`.
+/// Implements a trait of calls: each waits for the budget of its kind, and is made by `inner`. Of
+/// some traits, calls that change something are given up after a time.
 macro_rules! paced {
-    ($calls:ident { $($kind:ident $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* }) => {
+    ($calls:ident, $limit:expr; { $($kind:ident $name:ident($($argument:ident: $type:ty),*) -> $answer:ty;)* }) => {
         #[async_trait]
         impl<C: Calls> $calls for Paced<C> {
             $(
                 async fn $name(&self, $($argument: $type),*) -> Result<$answer> {
-                    self.ask(Kind::$kind, self.inner.$name($($argument),*)).await
+                    let limit = $limit.filter(|_| Kind::$kind != Kind::Read);
+                    self.ask(Kind::$kind, limit, self.inner.$name($($argument),*)).await
                 }
             )*
         }
     };
 }
 
-paced!(BalancerCalls {
+paced!(BalancerCalls, NEVER; {
     Read balancer_named(name: &str) -> Option<Balancer>;
     Read balancer_at(arn: &str) -> Option<Balancer>;
     Read balancers_at(arns: &[String]) -> Vec<Balancer>;
@@ -174,7 +168,7 @@ paced!(BalancerCalls {
     Change remove_tags(arn: &str, keys: &[String]) -> ();
 });
 
-paced!(ListenerCalls {
+paced!(ListenerCalls, Some((CHANGES, CHANGE_TIME)); {
     Read listeners(balancer: &str) -> Option<Vec<ObservedListener>>;
     Change create_listener(balancer: &str, at: (u16, &str), tls: Option<&Tls>, group: &str, tags: &Tags) -> ObservedListener;
     Change modify_listener(arn: &str, protocol: Option<&str>, tls: Option<&Tls>, group: &str) -> ();
@@ -184,7 +178,7 @@ paced!(ListenerCalls {
     Change delete_listener(arn: &str) -> ();
 });
 
-paced!(GroupCalls {
+paced!(GroupCalls, Some((CHANGES, CHANGE_TIME)); {
     Read group_named(name: &str) -> Option<ObservedGroup>;
     Read groups_of(balancer: &str) -> BTreeMap<String, ObservedGroup>;
     Read all_groups() -> Vec<ListedGroup>;
@@ -195,17 +189,17 @@ paced!(GroupCalls {
     Change delete_group(arn: &str) -> bool;
 });
 
-paced!(TargetCalls {
+paced!(TargetCalls, Some((REGISTRATIONS, REGISTRATION_TIME)); {
     Read targets(group: &str) -> Vec<RegisteredTarget>;
     Registration register(group: &str, ids: &[TargetId]) -> ();
     Registration deregister(group: &str, ids: &[TargetId]) -> ();
 });
 
-paced!(SubnetCalls {
+paced!(SubnetCalls, NEVER; {
     Ec2Read subnets(vpc: &str) -> Vec<Subnet>;
 });
 
-paced!(SecurityGroupCalls {
+paced!(SecurityGroupCalls, NEVER; {
     Ec2Read security_groups(tags: &Tags) -> Vec<SecurityGroup>;
     Ec2Read security_groups_named(vpc: &str, names: &[String]) -> Vec<NameAndId>;
     Ec2Change create_security_group(wanted: &NewSecurityGroup, tags: &Tags) -> String;

@@ -79,6 +79,8 @@ pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> 
 
 #[cfg(test)]
 mod tests {
+    use steerage_provider_conformance::{check_peer_table, check_peers_are_refused};
+
     use super::*;
 
     fn checked(suffix: &str, value: &str) -> Result<(), (&'static str, String)> {
@@ -88,28 +90,12 @@ mod tests {
 
     #[test]
     fn table_is_sorted_and_without_supported_annotations() {
-        let names: Vec<_> = PEER_ANNOTATIONS.iter().map(|peer| peer.suffix).collect();
-        assert!(names.is_sorted_by(|a, b| a < b));
-        for known in annotations::ALL {
-            assert!(names.iter().all(|suffix| format!("{PREFIX}{suffix}") != known.name), "{}", known.name);
-        }
-        assert!(PEER_ANNOTATIONS.iter().all(|peer| peer.why.ends_with('.')));
+        check_peer_table(PREFIX, PEER_ANNOTATIONS, annotations::ALL).unwrap();
     }
 
     #[test]
     fn every_peer_annotation_is_refused_by_name_unless_it_requests_what_is_done_anyway() {
-        for peer in PEER_ANNOTATIONS {
-            let suffix = if peer.suffix.ends_with('.') {
-                format!("{}TCP-80", peer.suffix)
-            } else {
-                peer.suffix.to_owned()
-            };
-            for value in peer.accepted {
-                assert_eq!(checked(&suffix, value), Ok(()), "{suffix}");
-            }
-            let (_, message) = checked(&suffix, "surprise").unwrap_err();
-            assert!(message.contains(&suffix), "{message}");
-        }
+        check_peers_are_refused(PREFIX, PEER_ANNOTATIONS, check).unwrap();
         let (reason, message) = checked("aws-load-balancer-type", "nlb-ip").unwrap_err();
         assert_eq!(reason, "AnnotationNotSupported");
         assert!(message.contains("target-type to ip") && message.contains("or set it to nlb"), "{message}");

@@ -15,6 +15,7 @@ use crate::diff::{ObservedListener, Step};
 use crate::ip_address_type::IpAddressType;
 use crate::observe::Resources;
 use crate::provider::Aws;
+use crate::reasons;
 use crate::refused_listeners::has_port;
 use crate::source_nat_sync::has_udp;
 use crate::state::ServiceState;
@@ -90,9 +91,14 @@ impl LeftListeners {
     }
 }
 
-/// Certificates that left their listeners for others, by ARN of the listener, until those are there.
+/// Certificates that left their listeners for others, until those are there.
 #[derive(Debug, Default)]
-pub(crate) struct LeftCertificates(BTreeMap<String, BTreeSet<String>>);
+pub(crate) struct LeftCertificates {
+    /// By ARN of the listener.
+    all: BTreeMap<String, BTreeSet<String>>,
+    /// Listeners which have no room for them, or for which a permission is missing. Nobody knows when that changes.
+    refused: BTreeSet<String>,
+}
 
 /// The certificates of a listener beside its default one.
 fn others_of<'a>(resources: &'a Resources, listener: &str) -> Option<&'a BTreeSet<String>> {
@@ -105,18 +111,19 @@ fn adds_to(listener: &str) -> impl Fn(&Step) -> bool {
 }
 
 impl LeftCertificates {
-    /// Whether none has left.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Whether one left that AWS may take back with the next try.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.all.keys().any(|listener| !self.refused.contains(listener))
     }
 
     /// A try to make these steps begins. Keeps those that are missing in the place of others that still come.
     pub(crate) fn begin(&mut self, steps: &[Step], resources: &Resources) {
-        self.0.retain(|listener, left| {
+        self.all.retain(|listener, left| {
             let Some(present) = others_of(resources, listener) else { return false };
             left.retain(|certificate| !present.contains(certificate));
             !left.is_empty() && steps.iter().any(adds_to(listener))
         });
+        self.refused.retain(|listener| self.all.contains_key(listener));
     }
 
     /// A step ended, which may have been made in part. `before` are the certificates of its listener before it. Of those that it removed, and
@@ -140,21 +147,28 @@ impl LeftCertificates {
         };
         let gone: BTreeSet<String> = certificates.iter().filter(is_gone).cloned().collect();
         if !gone.is_empty() {
-            self.0.entry(arn.clone()).or_default().extend(gone);
+            self.all.entry(arn.clone()).or_default().extend(gone);
+            self.refused.remove(arn);
         }
     }
 
     /// The step, which adds certificates, is made: those in whose place they came do not return.
     pub(crate) fn note_added(&mut self, step: &Step) {
         if let Step::AddCertificates { arn, .. } = step {
-            self.0.remove(arn);
+            self.all.remove(arn);
         }
     }
 
     /// Those that left for the ones that the step adds, with their listener.
     pub(crate) fn of(&self, step: &Step) -> Option<(&String, &BTreeSet<String>)> {
         let Step::AddCertificates { arn, .. } = step else { return None };
-        self.0.get_key_value(arn)
+        self.all.get_key_value(arn)
+    }
+
+    /// AWS refused to take these back. Those that it does not know, or not for this listener, are given up. Returns whether that is new.
+    fn note_refused(&mut self, listener: String, error: &Error) -> bool {
+        let may_pass = matches!(error, Error::Denied(_)) || error.reason() == reasons::QUOTA_EXCEEDED;
+        if may_pass { self.refused.insert(listener) } else { self.all.remove(&listener).is_some() }
     }
 }
 
@@ -196,7 +210,7 @@ impl Room {
 }
 
 impl Aws {
-    /// Adds the certificates again that left for those of a step that AWS refuses, or that must wait. Some may find no room.
+    /// Adds the certificates again that left for those of a step that AWS refuses, or that must wait. AWS may refuse some.
     pub(crate) async fn put_back_certificates(
         &self,
         step: &Step,
@@ -205,8 +219,20 @@ impl Aws {
     ) -> Result<(), Error> {
         let Some((listener, left)) = entry.left_certificates.of(step) else { return Ok(()) };
         let (listener, left) = (listener.clone(), left.clone());
-        let done = self.add_certificates(&listener, left, resources, entry).await;
-        if is_refused(&done) { Ok(()) } else { done }
+        let done = self.add_certificates(&listener, left.clone(), resources, entry).await;
+        let Err(error) = &done else { return Ok(()) };
+        if !is_refusal(error) {
+            return done;
+        }
+        let present = others_of(resources, &listener).cloned().unwrap_or_default();
+        if entry.left_certificates.note_refused(listener.clone(), error) {
+            let certificates = &left - &present;
+            tracing::warn!(
+                listener, ?certificates, %error,
+                "certificates that left for others not put back; continuing without them"
+            );
+        }
+        Ok(())
     }
 
     /// Creates the listeners again that left for another change than this one, before anything else: it may be refused as a whole.

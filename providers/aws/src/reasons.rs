@@ -4,7 +4,9 @@
 pub(crate) use steerage_provider_api::ADOPTION_REFUSED;
 pub(crate) use steerage_provider_cloud::reasons::{
     ALL_TARGETS_REFUSED, ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION,
-    OBJECT_NOT_OWNED, OPERATION_NOT_PERMITTED, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+    OBJECT_NOT_OWNED, OPERATION_NOT_PERMITTED, PORT_IN_USE, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER,
+    SHARED_LOAD_BALANCER_IMMUTABLE, SHARED_LOAD_BALANCER_NOT_PERMITTED, TOO_MANY_PORTS,
+    TOO_MANY_SOURCE_RANGES, UNKNOWN_ANNOTATION,
 };
 
 /// A requested address, which this provider cannot give.
@@ -29,22 +31,12 @@ pub(crate) const SECURITY_GROUP_IMMUTABLE: &str = "SecurityGroupImmutable";
 pub(crate) const SECURITY_GROUP_IN_USE: &str = "SecurityGroupInUse";
 /// A target group that AWS does not delete, because something else uses it.
 pub(crate) const TARGET_GROUP_IN_USE: &str = "TargetGroupInUse";
-/// More ports and source ranges than a security group can have rules.
-pub(crate) const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
 /// No target yet for a group to which a listener is to switch.
 pub(crate) const NO_TARGETS_YET: &str = "NoTargetsYet";
 /// Two node ports for one listener.
 pub(crate) const NODE_PORTS_DIFFER: &str = "NodePortsDiffer";
 /// Two groups of pods for one listener.
 pub(crate) const TARGET_PORTS_DIFFER: &str = "TargetPortsDiffer";
-/// More ports than listeners.
-pub(crate) const TOO_MANY_PORTS: &str = "TooManyPorts";
-/// A shared load balancer that is unknown, or that the Service's namespace may not use.
-pub(crate) const SHARED_LOAD_BALANCER_NOT_PERMITTED: &str = "SharedLoadBalancerNotPermitted";
-/// A Service cannot move between load balancers.
-pub(crate) const SHARED_LOAD_BALANCER_IMMUTABLE: &str = "SharedLoadBalancerImmutable";
-/// A port of a shared load balancer that another Service has.
-pub(crate) const PORT_IN_USE: &str = "PortInUse";
 /// AWS gave up creating the load balancer.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
 
@@ -170,7 +162,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A resource or listener that Steerage needs exists, but is not of this Service.",
-        "As the message says: delete it, set another `--aws-cluster-name`, or hand the resource over to this cluster.",
+        "As the message says: put back the tags that it names, set another `--aws-cluster-name` if this cluster is a copy, or hand the resource over to this cluster. Do not delete what Steerage made.",
     ),
     (
         ADOPTION_REFUSED,

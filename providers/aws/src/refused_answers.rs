@@ -97,6 +97,18 @@ impl RefusedAnswers {
         answers.iter().find(is_repeated).map(|(answer, _)| (*answer).clone())
     }
 
+    /// Whether the step would remove certificates for others of which AWS would refuse each: they would leave and return at every try.
+    pub(crate) fn is_removal_in_vain(&self, step: &Step, steps: &[Step]) -> bool {
+        let Step::RemoveCertificates { arn, .. } = step else { return false };
+        let next = steps.iter().skip_while(|other| *other != step).find_map(|other| match other {
+            Step::AddCertificates { arn: of, certificates } if of == arn => Some(certificates),
+            _ => None,
+        });
+        let is_refused =
+            |certificate: &String| self.expected(&Asked::Certificate(certificate.clone())).is_some();
+        next.is_some_and(|added| added.iter().all(is_refused))
+    }
+
     /// Keeps an answer, if it is a refusal.
     pub(crate) fn note(&mut self, asked: Asked, error: &Error) {
         if is_refusal(error) {

@@ -2,7 +2,7 @@
 //! Listeners that AWS refuses, or whose target group it refuses or cannot fill yet, while the others of the Service become what is wanted.
 //! `apply` notes the refusals here, and asks which steps must wait for them. No I/O.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Outcome};
@@ -14,7 +14,6 @@ use crate::failing_groups::Failures;
 use crate::observe::Resources;
 use crate::put_back::is_refusal;
 use crate::reasons;
-use crate::registered::RegisteredIds;
 use crate::wanted_targets::WantedTargets;
 
 /// A permission or a quota may change at any time: the first wait before another try, which doubles.
@@ -29,6 +28,8 @@ pub(crate) struct Refused {
     pub(crate) message: String,
     /// Whether AWS may accept it although the Service does not change.
     pub(crate) may_pass: bool,
+    /// Whether listeners wait until AWS takes the targets of their groups again.
+    pub(crate) awaits_targets: bool,
 }
 
 /// When to try again what AWS may accept later, after so many refused tries in a row before this one.
@@ -37,20 +38,30 @@ pub(crate) fn retry_after(tries: u32) -> Duration {
 }
 
 impl Refused {
+    /// What may pass, for users.
+    pub(crate) fn told(reason: &'static str, message: String) -> Self {
+        Self { reason, message, may_pass: true, awaits_targets: false }
+    }
+
     /// AWS did not answer, or failed.
     pub(crate) fn unavailable(message: String) -> Self {
-        Self { reason: Error::UNAVAILABLE, message, may_pass: true }
+        Self::told(Error::UNAVAILABLE, message)
     }
 
     /// AWS has no room for some targets. The others are set.
     pub(crate) fn of_targets(error: &Error) -> Self {
         let message = format!("Some targets are not registered, and the others are. {error}");
-        Self { reason: error.reason(), message, may_pass: true }
+        Self::told(error.reason(), message)
     }
 
     /// When to try again after so many refused tries in a row before this one.
     pub(crate) fn retry(&self, tries: u32) -> Option<Duration> {
         self.may_pass.then(|| retry_after(tries))
+    }
+
+    /// Whether AWS may have made a listener, or may take it at any time.
+    pub(crate) fn is_of_open_listener(&self) -> bool {
+        self.reason == Error::UNAVAILABLE && !self.awaits_targets
     }
 
     /// Puts it before what else is not in place.
@@ -77,6 +88,8 @@ pub(crate) struct RefusedListeners {
     lacks_listener: bool,
     /// Whether AWS fails with the targets of some.
     is_failing: bool,
+    /// New listeners that AWS did not take, without refusing them.
+    open: usize,
 }
 
 /// The present listener that the step changes.
@@ -172,6 +185,24 @@ impl RefusedListeners {
         Ok(())
     }
 
+    /// AWS failed with a new listener, or did not answer, and may have made it.
+    pub(crate) fn note_open(&mut self, port: u16, error: Error) {
+        self.open += 1;
+        self.lacks_listener = true;
+        self.hold(port, "listener", error, true);
+    }
+
+    /// New listeners with which AWS failed in this try.
+    pub(crate) fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Leaves a new listener to the next try, because AWS failed with others.
+    pub(crate) fn leave_open(&mut self, port: u16) {
+        self.lacks_listener = true;
+        self.ports.insert(port);
+    }
+
     /// AWS refuses all targets to which the listener of this port would forward.
     pub(crate) fn note_targets(&mut self, port: u16, error: Error) -> Result<(), Error> {
         self.keep(port, "targets", error)
@@ -201,16 +232,14 @@ impl RefusedListeners {
         self.waiting.insert(port);
     }
 
-    /// Holds the listeners that are to lead to a group whose targets AWS fails to change, or that got none because a try ends after some
-    /// failures. One that leads there already changes like any other.
+    /// Holds the listeners that are to lead to a group whose targets AWS fails to change, or that a pass left out after some failures. One
+    /// that leads there already changes like any other.
     pub(crate) fn hold_failing(
         &mut self,
         wanted: &Desired,
-        targets: &WantedTargets,
-        (resources, registered): (&Resources, &HashMap<String, RegisteredIds>),
+        resources: &Resources,
         failures: &Failures,
     ) -> Result<(), Error> {
-        let Some(first) = failures.groups().values().next() else { return Ok(()) };
         for listener in &wanted.listeners {
             let Some(group) = resources.groups.get(&listener.group) else { continue };
             let leads_there = |found: &ObservedListener| {
@@ -219,12 +248,7 @@ impl RefusedListeners {
             if resources.listeners.iter().any(leads_there) {
                 continue;
             }
-            let lacks_targets = || {
-                targets.of(&listener.group, group).is_some_and(|wanted| !wanted.is_empty())
-                    && registered.get(&group.arn).is_none_or(RegisteredIds::is_empty)
-            };
-            let failure = failures.groups().get(&listener.group);
-            if let Some(failure) = failure.or_else(|| lacks_targets().then_some(first)) {
+            if let Some(failure) = failures.groups().get(&listener.group) {
                 self.lacks_listener |= !has_port(resources, listener.port);
                 self.is_failing = true;
                 match Error::from(failure.clone()) {
@@ -306,7 +330,8 @@ impl RefusedListeners {
         let message = format!("AWS {rejects} the {what}. {} {error}", states.join(" "));
         let mut groups = resources.listeners.iter().filter_map(|listener| group_of(listener, resources));
         let are_followed = groups.all(|(name, group)| is_followed(name, group, wanted, targets));
-        let refused = Refused { reason: error.reason(), message, may_pass: self.may_pass };
+        let (may_pass, awaits_targets) = (self.may_pass, self.is_failing);
+        let refused = Refused { reason: error.reason(), message, may_pass, awaits_targets };
         if !waiting.is_empty() || !resources.listeners.is_empty() && are_followed {
             return Ok(stepped(Some(refused)));
         }
@@ -316,6 +341,7 @@ impl RefusedListeners {
         }
         let message = refused.message;
         Err(match error {
+            Error::Unavailable(_) => Error::Unavailable(message),
             Error::Denied(_) => Error::Denied(message),
             _ => Error::invalid(error.reason(), message),
         })

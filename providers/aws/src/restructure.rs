@@ -104,6 +104,28 @@ impl Aws {
         Ok(Ok(seen.mine))
     }
 
+    /// Puts tags back that somebody removed from resources of the owner: without them, the next process finds these only by their names.
+    async fn restore_tags(&self, owner: &Owner, resources: &mut Resources, entry: &mut ServiceState) {
+        for (arn, lost) in resources.lost_tags(&self.config.cluster, owner) {
+            let tags: Vec<&String> = lost.keys().collect();
+            tracing::warn!(service = %owner.service, arn, ?tags, "tags missing; restoring");
+            self.note_change();
+            entry.written = Some(Instant::now());
+            match self.client.add_tags(&arn, &lost).await {
+                Ok(()) => {
+                    if let Some(known) = resources.tags_of(&arn) {
+                        known.extend(lost);
+                    }
+                }
+                // What remains of its tags says whose it is.
+                Err(failure) => {
+                    let error = Error::from(failure);
+                    tracing::warn!(service = %owner.service, arn, %error, "tags not restored; trying again with the next change");
+                }
+            }
+        }
+    }
+
     /// The owner is wanted again. Clients keep the hostname of a load balancer whose deletion was not made. Returns when to call again, if
     /// AWS may not show yet whether it was.
     async fn take_back_deletion(
@@ -147,10 +169,13 @@ impl Aws {
             Some((_, listed)) => {
                 let (listed, written, until) = (listed.clone(), entry.written, entry.must_end());
                 let mut reader = Reader::new(&*self.client, &mut entry.reading, written, until);
-                observe::fill(&mut reader, &self.config.cluster, listed).await?
+                observe::fill(&mut reader, &self.config.cluster, owner, listed).await?
             }
             None => None,
         };
+        if entry.is_partial {
+            entry.keep_listed_groups();
+        }
         entry.drop_partial();
         let has_nothing = matches!(std::mem::take(&mut entry.first_look), FirstLook::Nothing);
         let is_new = has_nothing && wanted.shared.is_none();
@@ -161,8 +186,10 @@ impl Aws {
                 Err(wait) => return Ok(Some(wait)),
             },
         };
+        self.restore_tags(owner, &mut resources, entry).await;
         entry.begin_change(owner, &resources);
         let published = &lb.published_hostnames;
+        entry.is_published |= !published.is_empty();
         if wanted.shared.is_none()
             && let Err(error) = self.adopt(owner, wanted, published, entry, &mut resources).await
         {

@@ -294,7 +294,7 @@ impl Aws {
             // An answer was lost, or the list of the start did not have it.
             Err(failure) if failure.is("InvalidGroup.Duplicate") => {
                 let found = self.find_security_group(owner, &BTreeSet::new()).await?;
-                found.ok_or_else(|| self.taken(&wanted, entry))?
+                found.ok_or_else(|| self.taken(&wanted, &tags, entry))?
             }
             Err(failure) => return Err(failure.into()),
         };
@@ -306,7 +306,7 @@ impl Aws {
     }
 
     /// The name exists, but EC2 does not show the tags of this Service on the group: it is new, or it is not ours.
-    fn taken(&self, wanted: &NewSecurityGroup, entry: &mut ServiceState) -> Error {
+    fn taken(&self, wanted: &NewSecurityGroup, tags: &Tags, entry: &mut ServiceState) -> Error {
         let NewSecurityGroup { name, vpc, .. } = wanted;
         let since = entry.security_group_taken.get_or_insert_with(Instant::now);
         if since.elapsed() < self.config.settle {
@@ -314,7 +314,8 @@ impl Aws {
         }
         let message = format!(
             "The security group {name} exists in {vpc} without the tags of this Service. It is not changed, and no load balancer is \
-             created. Delete the group, or set another --aws-cluster-name."
+             created. If Steerage made it for this Service, put these tags back: {}. Delete the group only if another program made it.",
+            marks::missing_text(tags, &Tags::new())
         );
         Error::invalid(reasons::OBJECT_NOT_OWNED, message)
     }

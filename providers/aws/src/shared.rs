@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Load balancers that several Services share: their names, who may use them, and what each is like as a whole. Pure.
-//!
-//! The operator of Steerage decides that, in a file. A Service brings its ports, and what concerns these and its targets alone. So no tenant
-//! changes the load balancer of another.
+//! What of load balancers that several Services share is AWS's: the annotations of the whole, and who may connect. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use serde::Deserialize;
+use steerage_model::Family;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
-use steerage_model::{Family, Key, Protocol, shown};
-use steerage_provider_api::{
-    Error, GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, Owner, TargetGroup, TargetSet,
-    Targets,
-};
+use steerage_provider_api::{Error, LoadBalancer};
 use steerage_provider_cloud::annotation;
+use steerage_provider_cloud::shared::{self, SharedLoadBalancer};
+pub(crate) use steerage_provider_cloud::shared::{LoadBalancerUse, SharedLoadBalancers, port_in_use};
 
 use crate::annotations::{
     ACCESS_LOG_BUCKET, ACCESS_LOG_ENABLED, ACCESS_LOG_PREFIX, ATTRIBUTES, CROSS_ZONE, DISABLE_SECURITY_GROUP,
@@ -47,139 +40,34 @@ const OF_THE_WHOLE: &[&str] = &[
     ICMP_FOR_PATH_MTU,
     TAGS,
 ];
-/// In place of the namespaces: all of them.
-const ALL_NAMESPACES: &str = "*";
-
-/// Where the resources of a Service are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum LoadBalancerUse {
-    /// At a load balancer of its own.
-    #[default]
-    Own,
-    /// At the load balancer that several Services share under this name.
-    Shared(String),
-}
-
-/// One shared load balancer.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SharedLoadBalancer {
-    /// The namespaces whose Services may use it; `*` stands for all.
-    namespaces: BTreeSet<String>,
-    /// Annotations, as a Service would have them, that concern the load balancer as a whole.
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-}
-
-/// All shared load balancers by name.
-pub type SharedLoadBalancers = BTreeMap<String, SharedLoadBalancer>;
+/// The operator's file.
+const FLAG: &str = "--aws-shared-load-balancers";
+/// What clients know of a load balancer.
+const KNOWN: &str = "hostname";
 
 /// Reads the file of `--aws-shared-load-balancers`. `config` has the other settings.
 pub(crate) fn read(text: &str, config: &Config) -> Result<SharedLoadBalancers, String> {
-    let all: SharedLoadBalancers = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    for (name, shared) in &all {
-        shared.check(name, config).map_err(|problem| format!("{name}: {problem}"))?;
-    }
-    Ok(all)
+    shared::read(text, OF_THE_WHOLE, |shared| check(shared, config))
 }
 
-impl SharedLoadBalancer {
-    fn check(&self, name: &str, config: &Config) -> Result<(), String> {
-        let is_label = |text: &str| {
-            let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-            !text.is_empty()
-                && text.len() <= 63
-                && text.chars().all(inner)
-                && !text.starts_with('-')
-                && !text.ends_with('-')
-        };
-        if !is_label(name) {
-            return Err("a name has at most 63 lower-case letters, digits and inner hyphens".to_owned());
-        }
-        if let Some(wrong) = self.namespaces.iter().find(|found| *found != ALL_NAMESPACES && !is_label(found))
-        {
-            return Err(format!("`{wrong}` is no namespace; write names, or {ALL_NAMESPACES} for all"));
-        }
-        if self.namespaces.is_empty() {
-            return Err("no namespace may use it; list them, or write * for all".to_owned());
-        }
-        if let Some(other) = self.annotations.keys().find(|found| !OF_THE_WHOLE.contains(&found.as_str())) {
-            return Err(format!("{other} does not concern the load balancer as a whole; set it on Services"));
-        }
-        // A wrong value is not a missing one.
-        desired::own(config, &self.example()).map_err(|error| error.to_string())?;
-        let is_open =
-            self.annotations.get(DISABLE_SECURITY_GROUP).is_some_and(|value| value.trim() == "true");
-        if !is_open && !self.annotations.contains_key(SECURITY_GROUPS) {
-            return Err(format!(
-                "who may connect is undecided: name security groups in {SECURITY_GROUPS}, or set {DISABLE_SECURITY_GROUP} to true"
-            ));
-        }
-        Ok(())
+fn check(shared: &SharedLoadBalancer, config: &Config) -> Result<(), String> {
+    // A wrong value is not a missing one.
+    desired::own(config, &shared.example()).map_err(|error| error.to_string())?;
+    let annotations = shared.annotations();
+    let is_open = annotations.get(DISABLE_SECURITY_GROUP).is_some_and(|value| value.trim() == "true");
+    if !is_open && !annotations.contains_key(SECURITY_GROUPS) {
+        return Err(format!(
+            "who may connect is undecided: name security groups in {SECURITY_GROUPS}, or set {DISABLE_SECURITY_GROUP} to true"
+        ));
     }
-
-    fn permits(&self, namespace: &str) -> bool {
-        self.namespaces.contains(namespace) || self.namespaces.contains(ALL_NAMESPACES)
-    }
-
-    /// The load balancer of some Service that uses it.
-    fn example(&self) -> LoadBalancer {
-        let key = GroupKey::NodePort(30_000);
-        let seconds = std::time::Duration::from_secs;
-        let health_check = HealthCheck {
-            protocol: HealthProtocol::Tcp,
-            port: None,
-            is_of_service: false,
-            interval: seconds(10),
-            timeout: seconds(5),
-            healthy_threshold: 2,
-            unhealthy_threshold: 2,
-        };
-        let targets = Targets::Nodes(TargetSet::default());
-        LoadBalancer {
-            owner: Owner { service: Key::new("default", "example"), uid: String::new() },
-            families: vec![Family::V4],
-            listeners: vec![Listener {
-                name: String::new(),
-                protocol: Protocol::Tcp,
-                port: 80,
-                group: key.clone(),
-            }],
-            groups: vec![TargetGroup { key, health_check, affinity: None, targets }],
-            requested_addresses: Vec::new(),
-            pool: None,
-            published: Vec::new(),
-            published_hostnames: Vec::new(),
-            source_ranges: Vec::new(),
-            annotations: self.annotations.clone(),
-        }
-    }
+    Ok(())
 }
 
 /// The shared load balancer that the Service names, and the Service's request with the annotations of the whole. `None` if it names none.
 pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(String, LoadBalancer)>, Error> {
-    let Some(name) = lb.annotations.get(SHARED_LOAD_BALANCER).map(|name| name.trim()) else {
+    let Some((name, merged)) = shared::merged(&config.shared_load_balancers, OF_THE_WHOLE, FLAG, lb)? else {
         return Ok(None);
     };
-    let namespace = lb.owner.service.namespace();
-    let shared = config.shared_load_balancers.get(name).filter(|shared| shared.permits(namespace));
-    let Some(shared) = shared else {
-        // Not told: a tenant must not learn which names exist.
-        let name = shown(name);
-        let message = format!(
-            "The namespace {namespace} may not use a shared load balancer `{name}`, or none of this name exists. Nothing of this Service is \
-             created or changed but its targets. Ask the operator of Steerage to permit it (--aws-shared-load-balancers), or remove the \
-             annotation {SHARED_LOAD_BALANCER}."
-        );
-        return Err(Error::invalid(reasons::SHARED_LOAD_BALANCER_NOT_PERMITTED, message));
-    };
-    if let Some(own) = OF_THE_WHOLE.iter().find(|of_whole| lb.annotations.contains_key(**of_whole)) {
-        let problem = format!(
-            "Annotation {own} concerns a load balancer as a whole, but the Service shares the load balancer {name} with others."
-        );
-        let advice = "Remove the annotation, or ask the operator of Steerage to set it for all.";
-        return Err(annotation::conflict(&problem, advice));
-    }
     if requested_of(lb).is_ok_and(|requested| !requested.sources.is_empty()) {
         let problem = format!(
             "The Service has source ranges or prefix lists, but who may connect to the shared load balancer {name} is decided for all its \
@@ -189,18 +77,7 @@ pub(crate) fn merged(config: &Config, lb: &LoadBalancer) -> Result<Option<(Strin
                       have a load balancer of its own.";
         return Err(annotation::conflict(&problem, advice));
     }
-    let mut merged = lb.clone();
-    merged.annotations.extend(shared.annotations.clone());
-    Ok(Some((name.to_owned(), merged)))
-}
-
-/// Says that a port of the load balancer is another Service's. Not told whose: a tenant must not learn the names of other Services.
-pub(crate) fn port_in_use(shared: &str, port: u16) -> Error {
-    let message = format!(
-        "Port {port} of the shared load balancer {shared} is another Service's, which requested it first. No port of this Service is \
-         created or changed. Use another port, or another load balancer."
-    );
-    Error::invalid(reasons::PORT_IN_USE, message)
+    Ok(Some((name, merged)))
 }
 
 /// Says that a Service publishes a load balancer that may be another controller's, which nobody would follow any more.
@@ -215,21 +92,7 @@ pub(crate) fn publishes_another(hostname: &str) -> Error {
 
 /// Says that a Service cannot change whether it shares a load balancer, and which.
 pub(crate) fn immutable(now: &LoadBalancerUse, wanted: &LoadBalancerUse) -> Error {
-    let shown = |usage: &LoadBalancerUse| match usage {
-        LoadBalancerUse::Own => "a load balancer of its own".to_owned(),
-        LoadBalancerUse::Shared(name) => format!("the shared load balancer {name}"),
-    };
-    let back = match now {
-        LoadBalancerUse::Own => format!("Remove the annotation {SHARED_LOAD_BALANCER}"),
-        LoadBalancerUse::Shared(name) => format!("Set annotation {SHARED_LOAD_BALANCER} to {name}"),
-    };
-    let message = format!(
-        "The Service has {} and requests {}. Its clients know the present hostname, so it is kept, and other changes of the Service \
-         wait. {back}, or create the Service again, which changes its hostname.",
-        shown(now),
-        shown(wanted)
-    );
-    Error::invalid(reasons::SHARED_LOAD_BALANCER_IMMUTABLE, message)
+    shared::immutable(now, wanted, KNOWN)
 }
 
 /// Refuses a Service with IPv6 where the operator gave the load balancer none: no Service decides that for the others. `merged` has the
@@ -247,6 +110,9 @@ pub(crate) fn check_families(merged: &LoadBalancer) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::Key;
+    use steerage_provider_api::Owner;
+
     use super::*;
     use crate::annotations::PREFIX_LISTS;
     use crate::desired::tests::config;

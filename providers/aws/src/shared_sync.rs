@@ -121,9 +121,20 @@ impl Aws {
             self.leave_line(owner, entry);
             return self.apply_wanted(lb, wanted, entry, compare).await;
         }
+        // A turn at the load balancer would be lost where the change may not begin.
+        if (entry.must_compare || entry.has_change_to_try(owner, &wanted, compare))
+            && let Err(wait) = self.changes.check(owner, entry.has_failed_change())
+        {
+            entry.waits_at_gate = Some(wait);
+            let mut outcome = self.follow_targets(lb, &wanted, entry, compare).await;
+            entry.report_failing(owner, &mut outcome);
+            entry.report_waiting(owner, &mut outcome);
+            return Ok(again_in_turn(outcome, wait.after));
+        }
         let used = match self.lock_in_turn(shared, owner).await {
             Ok(used) => used,
             Err(wait) => {
+                self.changes.let_pass(owner);
                 let mut outcome = self.follow_targets(lb, &wanted, entry, compare).await;
                 entry.report_failing(owner, &mut outcome);
                 return Ok(again_in_turn(outcome, wait));
@@ -170,9 +181,10 @@ impl Aws {
         if let Some(LoadBalancerUse::Shared(shared)) = entry.uses.get(owner) {
             self.shared_lines.leave(shared, owner);
         }
+        self.changes.leave(owner);
     }
 
-    /// Another Service changes the load balancer, which can take a minute. The targets of this one follow meanwhile in the groups that it
+    /// Another Service changes the load balancer, or changes of others hang, which can take a minute. The targets of this one follow meanwhile in the groups that it
     /// has. Whatever becomes of them, it comes again in its turn.
     async fn follow_targets(
         &self,

@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use steerage_model::Ingress;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Compare, Error, Owner};
 use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
+use crate::change_gate::ChangeWait;
 use crate::client::{Balancer, CallError};
 use crate::desired::Desired;
 use crate::failing_groups::FailingGroups;
@@ -38,6 +39,7 @@ use crate::source_nat_sync::{KnownSourceNat, has_udp};
 use crate::subnet_sync::KnownPlacement;
 use crate::target_id::TargetNames;
 use crate::targets::RefusedTargets;
+use crate::try_change::WAITS_AT_GATE;
 
 /// A call makes no further calls to AWS after this time.
 const CALL_TIME: Duration = Duration::from_secs(40);
@@ -98,6 +100,12 @@ pub(crate) struct ServiceState {
     pub(crate) failed_changes: u32,
     /// The change that failed last, until the next try.
     pub(crate) failed_change: Option<FailedChange>,
+    /// Whether the Service's hostname is published, or was.
+    pub(crate) is_published: bool,
+    /// Ports whose new listener AWS did not take at the last try, without refusing it.
+    pub(crate) open_listeners: BTreeSet<u16>,
+    /// That the last try had to wait, because changes of others hang.
+    pub(crate) waits_at_gate: Option<ChangeWait>,
     /// The names of targets, from the last call with targets.
     pub(crate) target_names: TargetNames,
     /// The structure that `resources` has; `None` while a change of it is not complete.
@@ -166,6 +174,8 @@ pub(crate) struct ServiceState {
     pub(crate) security_group_created: Option<Instant>,
     /// Whether the next look at health may use the targets that were just read.
     pub(crate) shares_health: bool,
+    /// When the load balancer was last compared because AWS says that nothing uses its targets; `None` since something does.
+    pub(crate) compared_unused: Option<Instant>,
     /// When the last change was sent.
     pub(crate) written: Option<Instant>,
 }
@@ -290,6 +300,18 @@ impl ServiceState {
         self.is_known(owner) && self.complete.as_ref().is_some_and(|complete| complete.structure == *wanted)
     }
 
+    /// Whether the structure is to be changed or compared.
+    pub(crate) fn has_change_to_try(&self, owner: &Owner, wanted: &Desired, compare: Compare) -> bool {
+        compare == Compare::InPlace || self.must_verify() || !self.is_complete(owner, wanted)
+    }
+
+    /// Whether the last change failed, or a part of it: the next one may hang.
+    pub(crate) fn has_failed_change(&self) -> bool {
+        let has_open =
+            |complete: &Complete| complete.refused.as_ref().is_some_and(Refused::is_of_open_listener);
+        self.failed_change.is_some() || self.complete.as_ref().is_some_and(has_open)
+    }
+
     /// Whether a port that is not wanted in this way may be served: the structure is not complete, or AWS refused to change its listener.
     /// A list shows no listeners: until they are read, it may be any port.
     pub(crate) fn may_serve(&self, owner: &Owner, wanted: &Desired, port: u16) -> bool {
@@ -381,10 +403,12 @@ impl ServiceState {
             );
             (reasons::NO_TARGETS_YET, message)
         });
-        match (refused, waiting) {
-            (Some((reason, one)), Some((_, other))) => Some((reason, format!("{one} {other}"))),
-            (refused, waiting) => refused.or(waiting),
-        }
+        let at_gate = self.waits_at_gate.filter(|wait| wait.is_long);
+        let at_gate = at_gate.map(|_| (Error::THROTTLED, WAITS_AT_GATE.to_owned()));
+        let all: Vec<_> = [refused, waiting, at_gate].into_iter().flatten().collect();
+        let (reason, _) = all.first()?;
+        let messages: Vec<&str> = all.iter().map(|(_, message)| message.as_str()).collect();
+        Some((*reason, messages.join(" ")))
     }
 
     /// The time until reads show every change that was sent.

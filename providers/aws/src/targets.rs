@@ -19,8 +19,11 @@ use crate::target_id::{TargetId, TargetNames};
 
 /// Targets in one call. AWS documents no limit, but sometimes rejects large calls.
 const BATCH: usize = 100;
-/// Refused calls for one group, one after another: what one Service requests must not use up the rate of all.
-const MAX_REFUSALS: usize = 20;
+/// Refused calls for one group in one try: AWS names one target in each, and a try with many of them holds a worker that others wait for.
+/// The next one goes on soon.
+const MAX_REFUSALS: usize = 4;
+/// With so many refused targets of a group it goes on when these are tried again: what one Service requests must not use up the rate of all.
+const MAX_REFUSED: usize = 20;
 
 /// Targets that AWS refused.
 pub(crate) type RefusedTargets = Refusals<TargetId>;
@@ -92,9 +95,10 @@ pub(crate) async fn add(
                 group_arn = group,
                 refused = refusals,
                 untried,
-                "AWS refuses many targets of the group; trying the others at the next try"
+                "AWS refuses many targets of the group; trying the others later"
             );
-            return Ok(());
+            let refused = wanted.keys().filter(|id| must_wait(id)).count();
+            return if refused < MAX_REFUSED { Err(CallError::out_of_time()) } else { Ok(()) };
         }
         limits.check_time()?;
         tracing::info!(group_arn = group, targets = ?batch, "registering targets");

@@ -61,6 +61,18 @@ pub fn source_ranges(annotations: &BTreeMap<String, String>) -> Result<Vec<IpNet
     text.split(',').map(parsed).collect()
 }
 
+/// Whether an annotation is `true`; `None` without it.
+pub fn boolean(annotations: &BTreeMap<String, String>, name: &str) -> Result<Option<bool>, Error> {
+    match annotations.get(name).map(|value| value.trim()) {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(other) => {
+            Err(invalid(name, &format!("has the unknown value `{}`", shown(other)), "Use true or false."))
+        }
+    }
+}
+
 /// The items of a list, trimmed, without empty ones.
 pub fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())

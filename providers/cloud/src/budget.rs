@@ -2,11 +2,18 @@
 //! How many calls of one kind a cloud takes. A cloud shares its limits between all programs of an account, and an account may have other
 //! limits than the documented ones. So a budget begins with these, and learns from what the cloud refuses.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
+
+use self::turns::CallTurns;
+
+mod metered;
+mod turns;
+
+pub use self::metered::MeteredBudget;
 
 /// The share of the documented rate that is added in a second in which a call had to wait, and none was throttled.
 const GROWTH: f64 = 1.0 / 20.0;
@@ -37,22 +44,40 @@ pub struct UsedUp {
     pub after: Duration,
 }
 
-/// The calls of one kind. Callers get their turn in the order in which they ask.
+/// The calls of one kind. Groups of callers take turns, and in each whoever asked first is first.
 #[derive(Debug)]
 pub struct Budget {
     bucket: Mutex<Bucket>,
-    /// Who has it is next.
-    turn: tokio::sync::Mutex<()>,
-    /// Callers that wait, with the next one.
-    waiting: AtomicU32,
+    turns: Mutex<CallTurns>,
+    /// Another caller is next.
+    next_changed: Notify,
 }
 
 /// A caller that waits, until it is dropped.
-struct WaitingCaller<'a>(&'a AtomicU32);
+struct WaitingCaller<'a> {
+    budget: &'a Budget,
+    id: u64,
+}
 
 impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if self.budget.turns().remove(self.id) {
+            self.budget.next_changed.notify_waiters();
+        }
+    }
+}
+
+impl WaitingCaller<'_> {
+    /// Waits until the caller is next.
+    async fn be_next(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.budget.next_changed.notified());
+            changed.as_mut().enable();
+            if self.budget.turns().is_next(self.id) {
+                return;
+            }
+            changed.await;
+        }
     }
 }
 
@@ -60,20 +85,24 @@ impl Budget {
     /// A budget that begins with the documented rate.
     pub fn new(documented: Rate) -> Self {
         let bucket = Mutex::new(Bucket::new(documented, Instant::now()));
-        Self { bucket, turn: tokio::sync::Mutex::default(), waiting: AtomicU32::new(0) }
+        Self { bucket, turns: Mutex::default(), next_changed: Notify::new() }
     }
 
-    /// Waits until one call may be made, ten seconds at most. A caller that goes away or is refused uses up nothing.
-    pub async fn take(&self) -> Result<(), UsedUp> {
-        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = WaitingCaller(&self.waiting);
+    fn turns(&self) -> MutexGuard<'_, CallTurns> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until one call of the group may be made, ten seconds at most. A caller that goes away or is refused uses up nothing.
+    pub async fn take(&self, group: &str) -> Result<(), UsedUp> {
+        let (id, before) = self.turns().add(group);
+        let waiting = WaitingCaller { budget: self, id };
         let expected = self.bucket().expected(before, Instant::now());
         if expected > MAX_BUDGET_WAIT {
             return Err(UsedUp { after: expected });
         }
         let asked = Instant::now();
         let turn = async {
-            let _turn = self.turn.lock().await;
+            waiting.be_next().await;
             let mut has_waited = before > 0;
             loop {
                 // Again after each wait: the rate may be another one by then.
@@ -182,6 +211,7 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use proptest::prelude::*;
 
@@ -238,7 +268,7 @@ mod tests {
             let (budget, cloud, counts) = (Arc::clone(&budget), Arc::clone(&cloud), Arc::clone(&counts));
             tasks.spawn(async move {
                 loop {
-                    if let Err(UsedUp { after }) = budget.take().await {
+                    if let Err(UsedUp { after }) = budget.take("").await {
                         tokio::time::sleep(after).await;
                         continue;
                     }
@@ -288,7 +318,7 @@ mod tests {
             tasks.spawn(async move {
                 loop {
                     let call = async {
-                        while budget.take().await.is_ok() {
+                        while budget.take("").await.is_ok() {
                             budget.throttled();
                         }
                     };
@@ -302,7 +332,7 @@ mod tests {
         assert!(budget.per_second() < 1.0, "{}", budget.per_second());
         let start = Instant::now();
         for _ in 0..5 {
-            budget.take().await.unwrap();
+            budget.take("").await.unwrap();
         }
         assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
     }
@@ -313,7 +343,7 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..120 {
             let budget = Arc::clone(&budget);
-            tasks.spawn(async move { (budget.take().await, Instant::now()) });
+            tasks.spawn(async move { (budget.take("").await, Instant::now()) });
         }
         let start = Instant::now();
         let all = tasks.join_all().await;
@@ -321,7 +351,36 @@ mod tests {
         assert!((15..=20).contains(&refused.len()), "{refused:?}");
         assert!(refused.iter().all(|used_up| used_up.after > MAX_BUDGET_WAIT), "{refused:?}");
         assert!(all.iter().all(|(_, at)| *at <= start + MAX_BUDGET_WAIT));
-        assert_eq!(budget.waiting.load(Ordering::Relaxed), 0);
+        assert!(budget.turns().is_empty());
+    }
+
+    /// One group asks for more than there is all the time, and another one now and then.
+    #[tokio::test(start_paused = true)]
+    async fn groups_take_turns() {
+        let budget = Arc::new(Budget::new(Rate { burst: 1, per_second: 4.0 }));
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..30 {
+            let budget = Arc::clone(&budget);
+            tasks.spawn(async move {
+                loop {
+                    if let Err(UsedUp { after }) = budget.take("many").await {
+                        tokio::time::sleep(after).await;
+                    }
+                }
+            });
+        }
+        for group in ["one", "other", "one"] {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            let asked = Instant::now();
+            for call in 1..=5 {
+                budget.take(group).await.unwrap();
+                // The one that is next stays so, and one of the many comes between two of the group.
+                let most = Duration::from_millis(500 * call + 10);
+                assert!(asked.elapsed() <= most, "{group}: {call} calls in {:?}", asked.elapsed());
+            }
+        }
+        tasks.shutdown().await;
+        assert!(budget.turns().is_empty());
     }
 
     /// The process is stopped for half a minute while callers wait: none of them makes its call then.
@@ -332,12 +391,12 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..5 {
             let budget = Arc::clone(&budget);
-            tasks.spawn(async move { budget.take().await });
+            tasks.spawn(async move { budget.take("").await });
         }
         tokio::task::yield_now().await;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert!(tasks.join_all().await.iter().all(Result::is_err));
-        assert_eq!(budget.take().await, Ok(()), "who asks later");
+        assert_eq!(budget.take("").await, Ok(()), "who asks later");
     }
 
     proptest! {

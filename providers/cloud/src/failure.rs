@@ -26,6 +26,8 @@ pub enum Meaning {
     Forbidden,
     /// A quota is used up.
     QuotaExceeded,
+    /// A network has no address left. Its reason is that of a quota.
+    NoFreeAddress,
     /// The request is wrong.
     Rejected,
     /// The cloud answered with an error that nobody expects here. It changed nothing, and may pass.
@@ -90,8 +92,13 @@ impl Failure<'_> {
             ),
             Meaning::QuotaExceeded => self.refused(
                 reasons::QUOTA_EXCEEDED,
-                &format!("A quota of the {title} account is used up"),
-                "Raise the quota, or delete what is no longer needed.",
+                &format!("A quota or limit of {title} is used up"),
+                "Raise the quota that the message names, or delete what is no longer needed.",
+            ),
+            Meaning::NoFreeAddress => self.refused(
+                reasons::QUOTA_EXCEEDED,
+                &format!("A network of {title} has no free address"),
+                "Add a subnet or addresses to the network that the message names, or delete what is no longer needed.",
             ),
             // The cloud names the value in its message.
             Meaning::Rejected => self.refused(
@@ -155,6 +162,7 @@ mod tests {
             (Meaning::Conflict, "ProviderConflict"),
             (Meaning::Forbidden, "OperationNotPermitted"),
             (Meaning::QuotaExceeded, "QuotaExceeded"),
+            (Meaning::NoFreeAddress, "QuotaExceeded"),
             (Meaning::Failed, "ProviderUnavailable"),
             (Meaning::Unexpected, "ProviderUnavailable"),
         ] {
@@ -162,6 +170,14 @@ mod tests {
             assert_eq!(error.reason(), reason);
             assert!(error.to_string().contains("ELBv2 CreateListener: Code"), "{error}");
         }
+    }
+
+    /// To raise a quota adds no address.
+    #[test]
+    fn network_without_addresses_is_not_told_as_a_quota() {
+        let told = error(Meaning::NoFreeAddress).to_string();
+        assert!(told.starts_with("A network of AWS has no free address: "), "{told}");
+        assert!(told.contains("Add a subnet") && !told.contains("quota"), "{told}");
     }
 
     #[test]

@@ -4,13 +4,18 @@
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
 //! being asked again. [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
-//! again their turns, [`Recent`] shares a read, [`Budget`] paces calls, [`ApiMetrics`] counts requests.
-//! It makes no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
+//! again their turns, [`Recent`] shares a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which the namespaces
+//! take turns that [`caller`] names, [`ApiMetrics`] counts requests,
+//! [`http`] sends those of clients that are Steerage's own.
+//! It decides on no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
 pub mod annotation;
 mod api_metrics;
 mod budget;
+pub mod caller;
 pub mod failure;
+pub mod http;
+mod joined;
 mod keyed;
 mod last_attempt;
 mod line;
@@ -20,9 +25,11 @@ mod peers;
 pub mod reasons;
 mod recent;
 mod refusals;
+pub mod shared;
 
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
-pub use budget::{Budget, Rate, UsedUp};
+pub use budget::{Budget, MeteredBudget, Rate, UsedUp};
+pub use joined::Joined;
 pub use keyed::Keyed;
 pub use last_attempt::LastAttempt;
 pub use line::Lines;

@@ -84,6 +84,42 @@ pub fn ownership(cluster: &ClusterId, marks: &BTreeMap<String, String>) -> Owner
     }
 }
 
+/// The marks that a resource of this owner has lost, if those that are left still say whose it is: the UIDs of the cluster and of the
+/// owner, which nobody else has. `None` if none is lost, if one of the two is, or if another mark differs.
+pub fn lost(
+    cluster: &ClusterId,
+    owner: &Owner,
+    marks: &BTreeMap<String, String>,
+) -> Option<BTreeMap<String, String>> {
+    let mut wanted = of_owner(cluster, owner);
+    let has = |key: &str| marks.get(key).is_some_and(|found| wanted.get(key) == Some(found));
+    if !has(CLUSTER_UID) || !has(UID) || wanted.keys().any(|key| marks.contains_key(key) && !has(key)) {
+        return None;
+    }
+    wanted.retain(|key, _| !marks.contains_key(key));
+    (!wanted.is_empty()).then_some(wanted)
+}
+
+/// Whether the resource is surely this owner's, also if it has lost a mark.
+pub fn is_of(cluster: &ClusterId, owner: &Owner, marks: &BTreeMap<String, String>) -> bool {
+    ownership(cluster, marks) == Ownership::Ours(owner.clone()) || lost(cluster, owner, marks).is_some()
+}
+
+/// The same of a load balancer: one that Services share is no single Service's, whatever marks somebody added.
+pub fn is_balancer_of(cluster: &ClusterId, owner: &Owner, marks: &BTreeMap<String, String>) -> bool {
+    !marks.contains_key(SHARED) && is_of(cluster, owner, marks)
+}
+
+/// Those of the wanted marks that a resource lacks, for users: each key with its value, and what is there instead.
+pub fn missing_text(wanted: &BTreeMap<String, String>, marks: &BTreeMap<String, String>) -> String {
+    let missing = wanted.iter().filter(|(key, value)| marks.get(*key) != Some(value));
+    let texts = missing.map(|(key, value)| {
+        let found = marks.get(key).map_or("missing".to_owned(), |found| format!("`{found}`"));
+        format!("{key} with the value `{value}` (it is {found})")
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
+
 /// The owner according to the marks; `None` if the resource is not this cluster's.
 pub fn owner(cluster: &ClusterId, marks: &BTreeMap<String, String>) -> Option<Owner> {
     match ownership(cluster, marks) {
@@ -117,6 +153,30 @@ mod tests {
     }
 
     #[test]
+    fn uids_say_whose_a_resource_is_that_lost_another_mark() {
+        let (prod, all) = (cluster("prod"), of_owner(&cluster("prod"), &web()));
+        assert!(is_of(&prod, &web(), &all) && lost(&prod, &web(), &all).is_none());
+        for key in all.keys() {
+            let mut less = all.clone();
+            let value = less.remove(key).unwrap();
+            let is_sure = ![CLUSTER_UID, UID].contains(&key.as_str());
+            let expected = is_sure.then(|| BTreeMap::from([(key.clone(), value)]));
+            assert_eq!(lost(&prod, &web(), &less), expected, "without {key}");
+            assert_eq!(is_of(&prod, &web(), &less), is_sure);
+            less.insert(key.clone(), "other".to_owned());
+            assert_eq!(lost(&prod, &web(), &less), None, "another {key}");
+        }
+        let mut less = all.clone();
+        less.remove(SERVICE);
+        assert_eq!(lost(&prod, &Owner { uid: "u2".to_owned(), ..web() }, &less), None);
+        less.insert(UID.to_owned(), "u0".to_owned());
+        assert_eq!(
+            missing_text(&of_owner(&prod, &web()), &less),
+            "steerage.dev/service with the value `shop/web` (it is missing), steerage.dev/uid with the value `u1` (it is `u0`)"
+        );
+    }
+
+    #[test]
     fn shared_load_balancer_is_no_services() {
         let marks = of_shared(&cluster("prod"), "web");
         assert_eq!(ownership(&cluster("prod"), &marks), Ownership::Shared("web".to_owned()));
@@ -125,6 +185,9 @@ mod tests {
         let mut member = of_owner(&cluster("prod"), &web());
         member.insert(SHARED.to_owned(), "web".to_owned());
         assert!(matches!(ownership(&cluster("prod"), &member), Ownership::Ours(_)));
+        assert!(
+            is_of(&cluster("prod"), &web(), &member) && !is_balancer_of(&cluster("prod"), &web(), &member)
+        );
         member.remove(UID);
         assert_eq!(ownership(&cluster("prod"), &member), Ownership::Foreign, "half of a Service's marks");
     }

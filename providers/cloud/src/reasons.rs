@@ -17,5 +17,17 @@ pub const ALL_TARGETS_REFUSED: &str = "AllTargetsRefused";
 pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 /// The cloud finds the request invalid.
 pub const REJECTED_BY_PROVIDER: &str = "RejectedByProvider";
+/// A shared load balancer that is unknown, or that the Service's namespace may not use.
+pub const SHARED_LOAD_BALANCER_NOT_PERMITTED: &str = "SharedLoadBalancerNotPermitted";
+/// A Service cannot move between load balancers.
+pub const SHARED_LOAD_BALANCER_IMMUTABLE: &str = "SharedLoadBalancerImmutable";
+/// A port of a shared load balancer that another Service has.
+pub const PORT_IN_USE: &str = "PortInUse";
 /// A resource of a name or port that Steerage needs is not Steerage's.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
+/// More ports than one load balancer may have.
+pub const TOO_MANY_PORTS: &str = "TooManyPorts";
+/// More source ranges than one load balancer may have.
+pub const TOO_MANY_SOURCE_RANGES: &str = "TooManySourceRanges";
+/// Source ranges without a known security group to write them to.
+pub const NO_SECURITY_GROUP: &str = "NoSecurityGroup";

@@ -23,19 +23,45 @@ const CONFLICTS: usize = 500;
 /// Calls `apply` until it is done, each time with a comparison of what is in place. An error of the provider is the root of the
 /// returned error.
 pub async fn converge(provider: &impl Provider, lb: &LoadBalancer) -> anyhow::Result<Outcome> {
-    converge_from(provider, lb, Compare::InPlace).await
+    converge_from(provider, lb, Compare::InPlace, Compare::InPlace).await
 }
 
 /// Like [`converge`], but the first call relies on what the provider remembers, as the controller's does when something changed.
 pub async fn converge_remembered(provider: &impl Provider, lb: &LoadBalancer) -> anyhow::Result<Outcome> {
-    converge_from(provider, lb, Compare::Remembered).await
+    converge_from(provider, lb, Compare::Remembered, Compare::InPlace).await
+}
+
+/// Like [`converge`], but no call asks for a comparison, as none of the controller's does between two resyncs: what the provider cannot be
+/// sure of, it must not remember. Calls failed before, so the provider may still wait with a part, and may say so with the earlier error.
+pub(crate) async fn converge_without_comparison(
+    provider: &impl Provider,
+    lb: &LoadBalancer,
+) -> anyhow::Result<Outcome> {
+    let mut failures = 0;
+    loop {
+        match converge_from(provider, lb, Compare::Remembered, Compare::Remembered).await {
+            Err(error)
+                if failures < CONFLICTS
+                    && matches!(
+                        error.downcast_ref(),
+                        Some(Error::Unavailable(_) | Error::Throttled { .. })
+                    ) =>
+            {
+                failures += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            result => return result,
+        }
+    }
 }
 
 async fn converge_from(
     provider: &impl Provider,
     lb: &LoadBalancer,
-    mut compare: Compare,
+    first: Compare,
+    others: Compare,
 ) -> anyhow::Result<Outcome> {
+    let mut compare = first;
     let mut conflicts = 0;
     for _ in 0..ROUNDS {
         match provider.apply(lb, compare).await {
@@ -44,7 +70,7 @@ async fn converge_from(
             Err(Error::Conflict(_)) if conflicts < CONFLICTS => conflicts += 1,
             Err(error) => return Err(error.into()),
         }
-        compare = Compare::InPlace;
+        compare = others;
         tokio::time::sleep(PAUSE).await;
     }
     anyhow::bail!("{}: not done after {ROUNDS} rounds", lb.owner)

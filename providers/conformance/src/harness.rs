@@ -70,4 +70,9 @@ pub trait Harness: Send + Sync {
     fn steady_reads(&self) -> usize {
         2
     }
+
+    /// How many histories of several Services are tried: few where the backend is slow.
+    fn seeds(&self) -> u64 {
+        6
+    }
 }

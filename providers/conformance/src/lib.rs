@@ -10,15 +10,19 @@ pub mod checks;
 mod converge;
 pub mod fixture;
 mod harness;
+mod peers;
 mod proxy;
 
 pub use converge::{converge, converge_deleted, converge_remembered};
 pub use harness::{Harness, Snapshot};
+pub use peers::{check_peer_table, check_peers_are_refused};
 pub use proxy::{
     Call, CallKind, CannedResponse, Connect, CutPoint, Fault, Io, Proxy, Request, Span, Upstream,
 };
 
 use std::fmt::Write as _;
+
+use anyhow::Context as _;
 
 /// Runs all checks in order. Returns an error that lists the failed ones.
 ///
@@ -47,5 +51,17 @@ pub async fn run_part<H: Harness>(harness: &H, part: usize, parts: usize) -> any
         }
     }
     anyhow::ensure!(failures.is_empty(), "the provider does not conform:{failures}");
+    Ok(())
+}
+
+/// Runs the checks with these names, in the order of [`run`], until one fails. Each name must be that of a check.
+pub async fn run_only<H: Harness>(harness: &H, names: &[&str]) -> anyhow::Result<()> {
+    let all = checks::all::<H>();
+    for name in names {
+        anyhow::ensure!(all.iter().any(|(known, _)| known == name), "no check is called {name}");
+    }
+    for (name, check) in all.into_iter().filter(|(name, _)| names.contains(name)) {
+        check(harness).await.with_context(|| name)?;
+    }
     Ok(())
 }

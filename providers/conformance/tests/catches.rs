@@ -15,7 +15,7 @@ async fn correct_provider_passes() {
 }
 
 /// The check that must detect each bug.
-const CAUGHT: [(Bug, &str); 20] = [
+const CAUGHT: [(Bug, &str); 24] = [
     (Bug::AlwaysWrites, "second_run_writes_nothing"),
     (Bug::ReadsTooMuch, "second_run_writes_nothing"),
     (Bug::ForgetsWhatItDid, "second_run_writes_nothing"),
@@ -35,7 +35,11 @@ const CAUGHT: [(Bug, &str); 20] = [
     (Bug::TrustsItsCache, "change_survives_crash_at_any_call"),
     (Bug::ReplacesInPlace, "replacement_survives_crash_at_any_call"),
     (Bug::DeletesTheOwnerFirst, "deletion_survives_crash_at_any_call"),
-    (Bug::DeletesTheOwnerFirst, "any_order_of_calls_leads_to_the_goal"),
+    (Bug::RemembersForEver, "any_order_of_calls_leads_to_the_goal"),
+    (Bug::DeletesBlindly, "any_order_of_calls_leads_to_the_goal"),
+    (Bug::IgnoresUid, "any_order_of_calls_leads_to_the_goal"),
+    (Bug::TrustsItsCache, "any_order_of_calls_leads_to_the_goal"),
+    (Bug::RemovesStrangers, "services_do_not_disturb_each_other"),
 ];
 
 #[tokio::test]

@@ -58,7 +58,7 @@ pub(crate) fn plan(
                 None => of(Used::New { network: network.clone(), subnet: subnet.clone() }, ours),
             }
         }
-        WantedAddress::Internal(_) => {
+        WantedAddress::Internal => {
             ours.sort_by_key(|ip| (!is_attached(ip), !published.contains(&ip.address), ip.id.clone()));
             match ours.first().filter(|_| !wanted.is_address_requested).cloned() {
                 None => of(Used::Vip, ours),

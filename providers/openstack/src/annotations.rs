@@ -10,6 +10,20 @@ steerage_model::annotations! {
     FLOATING_SUBNET = "loadbalancer.openstack.org/floating-subnet-id", "ID of a subnet";
     /// The subnet of the VIP, instead of `--openstack-subnet-id`. It cannot change once the load balancer exists.
     SUBNET = "loadbalancer.openstack.org/subnet-id", "ID of a subnet";
+    /// The network of the VIPs: Steerage takes a subnet of it for each family, unless subnet-id names one. It has no effect once the load balancer exists.
+    NETWORK = "loadbalancer.openstack.org/network-id", "ID of a network";
+    /// The flavor of a new load balancer, such as its size and topology. It cannot change once the load balancer exists. Not with `ovn`.
+    FLAVOR = "loadbalancer.openstack.org/flavor-id", "ID of a flavor of Octavia";
+    /// The availability zone of Octavia of a new load balancer. It cannot change once the load balancer exists. Not with `ovn`.
+    AVAILABILITY_ZONE = "loadbalancer.openstack.org/availability-zone", "name of an availability zone";
+    /// The labels that a node must have to be a member, as with `steerage.dev/target-node-labels`. A label needs a value.
+    NODE_SELECTOR = "loadbalancer.openstack.org/node-selector", "`key=value`, separated by commas";
+    /// Source ranges that are admitted, as in `spec.loadBalancerSourceRanges`, which takes precedence. With `ovn` they need `--openstack-node-security-group-id`.
+    SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "ranges, separated by commas";
+    /// The load balancer of cloud-provider-openstack that is [adopted](../providers/openstack.md#from-cloud-provider-openstack) with `--openstack-adopt`; that controller wrote it. Without effect once Steerage has a load balancer for the Service.
+    LOAD_BALANCER_ID = "loadbalancer.openstack.org/load-balancer-id", "ID of a load balancer";
+    /// Without effect: cloud-provider-openstack wrote it.
+    LOAD_BALANCER_ADDRESS = "loadbalancer.openstack.org/load-balancer-address", "any";
     /// The subnet through which members are reached, instead of `--openstack-member-subnet-id`.
     MEMBER_SUBNET = "loadbalancer.openstack.org/member-subnet-id", "ID of a subnet";
     /// Whether TCP connections to members begin with a PROXY protocol header, which names the client: `true` and `v1` are version 1. The address is published with `ipMode: Proxy`. Not with the Octavia provider `ovn`. Ports with UDP have none.

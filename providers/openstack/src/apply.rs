@@ -4,23 +4,31 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use steerage_model::Ingress;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
 use steerage_provider_cloud::Refusals;
+use steerage_provider_cloud::shared::LoadBalancerUse;
 
-use crate::desired::{Desired, Nodes, WantedAddress};
+use crate::desired::{Desired, Nodes};
 use crate::diff::diff;
 use crate::error::CallError;
+use crate::node_rules_sync::{Opened, RulesState, rules_failed};
 use crate::provider::OpenStack;
+use crate::reasons;
 use crate::remake::preference;
+use crate::shared::check_families;
 use crate::state::{Complete, ServiceState, Tree};
 use crate::step::Step;
 use crate::types::{Balancer, Provisioning};
-use crate::{observe, reasons};
+use crate::vips::{WantedVip, missing};
 
 /// Members that one call finds refused, each by a request of its own.
 pub(crate) const MAX_REFUSED: usize = 20;
+
+/// When a rule that the nodes' security group refused is tried again.
+const RULE_RETRY: Duration = Duration::from_mins(1);
 
 /// What there is of an owner.
 pub(crate) enum Present {
@@ -29,7 +37,7 @@ pub(crate) enum Present {
     /// A load balancer, or the one of an earlier Service of the name, that cannot be changed now.
     Busy,
     /// One in `ERROR`.
-    Broken(Balancer),
+    Broken(Box<Balancer>),
     /// One that can be changed, with all that is in it.
     Ready(Box<Tree>),
 }
@@ -37,6 +45,15 @@ pub(crate) enum Present {
 /// The outcome of a change that is not complete.
 pub(crate) fn again(entry: &ServiceState, provider: &OpenStack) -> Outcome {
     Outcome { progress: Progress::Again(entry.poll(provider.config.poll)), ..Outcome::done() }
+}
+
+/// The error about a load balancer in `ERROR` of a Service that is refused: only an accepted Service's is made anew.
+pub(crate) fn kept_in_error(balancer: &Balancer, what: &str) -> Error {
+    let id = &balancer.id;
+    Error::Unavailable(format!(
+        "Octavia reports ERROR for the load balancer {id}, and changes it no more. Its {what} stay as they are while the Service is refused. \
+         Correct the Service, or repair the load balancer: openstack loadbalancer failover {id}."
+    ))
 }
 
 impl OpenStack {
@@ -60,22 +77,68 @@ impl OpenStack {
         }
         if compare == Compare::InPlace && entry.changing.is_none() {
             entry.forget();
+            entry.rules = RulesState::Unknown;
         }
         // It is complete again when all that follows is done.
         entry.complete = None;
         let tree = match self.present(owner, entry, Some(&lb.published)).await? {
             Present::Busy => return Ok(again(entry, self)),
-            Present::Nothing => return self.create(lb, &wanted, entry).await,
-            Present::Broken(balancer) => return self.remake(lb, &wanted, balancer, entry).await,
+            Present::Nothing => {
+                return match self.adopt(lb, &wanted, entry).await? {
+                    Some(outcome) => Ok(outcome),
+                    None => self.create(lb, &wanted, entry).await,
+                };
+            }
+            Present::Broken(balancer) if wanted.shared.is_some() => {
+                let id = &balancer.id;
+                return Err(Error::Unavailable(format!(
+                    "Octavia reports ERROR for the shared load balancer {id}, and changes it no more. It may still serve. To repair it: \
+                     openstack loadbalancer failover {id}. If it is deleted, its Services create another one."
+                )));
+            }
+            Present::Broken(balancer) => return self.remake(lb, &wanted, &balancer, entry).await,
             Present::Ready(tree) => tree,
         };
         check_kept(&tree.balancer, &wanted)?;
+        let families = tree.balancer.families();
+        if let Some(shared) = &wanted.shared {
+            check_families(shared, &wanted.families, &families)?;
+        }
+        // A Service that is refused opens nothing.
+        diff(owner, &tree, &reduced.clone().for_families(&families), None)?;
+        let Opened { is_more, missing: mut missing_rule } = self.open_rules(owner, &reduced, entry).await;
+        if is_more {
+            return Ok(again(entry, self));
+        }
         for _ in 0..=MAX_REFUSED {
-            let steps = diff(owner, &tree, &reduced, entry.last_pool.as_deref())?;
+            let fitting = reduced.clone().for_families(&families);
+            let steps = diff(owner, &tree, &fitting, entry.last_pool.as_deref())?;
             let Some(step) = steps.into_iter().next() else {
-                self.look_for_others(owner, &tree.balancer, entry).await?;
-                let (ingress, incomplete) = self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
+                if wanted.shared.is_none() {
+                    self.look_for_others(owner, &tree.balancer, entry).await?;
+                }
+                let (ingress, mut incomplete) =
+                    self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
+                if incomplete.is_none() && families.len() < wanted.families.len() {
+                    incomplete =
+                        missing(&wanted.families, &wanted.vips, &tree.balancer, self.version().await?);
+                }
                 self.remove_others(owner, entry).await?;
+                match self.close_rules(owner, entry).await {
+                    Ok(true) if missing_rule.is_some() => {
+                        let opened = self.open_rules(owner, &reduced, entry).await;
+                        if opened.is_more {
+                            return Ok(again(entry, self));
+                        }
+                        missing_rule = opened.missing;
+                    }
+                    Ok(_) => {}
+                    Err(error) => missing_rule = missing_rule.or_else(|| Some(rules_failed(&error))),
+                }
+                let mut retry = None;
+                if let Some(missing_rule) = missing_rule {
+                    (incomplete, retry) = (Some(missing_rule), Some(RULE_RETRY));
+                }
                 entry.note_working();
                 self.note_remade(&owner.service);
                 entry.complete = Some(Complete {
@@ -84,7 +147,11 @@ impl OpenStack {
                     ingress: ingress.clone(),
                     incomplete: incomplete.clone(),
                 });
-                return Ok(Outcome { incomplete, ..finished(entry, &nodes, wanted.refused, ingress) });
+                if retry.is_some() {
+                    entry.complete = None;
+                }
+                let outcome = finished(entry, &nodes, wanted.refused, ingress);
+                return Ok(Outcome { incomplete, retry_refused: outcome.retry_refused.or(retry), ..outcome });
             };
             if self.make(&step, entry, &nodes).await? {
                 break;
@@ -102,11 +169,10 @@ impl OpenStack {
         entry: &mut ServiceState,
         writing: Option<&[IpAddr]>,
     ) -> Result<Present, Error> {
-        let calls = &*self.calls;
         let mut balancer = None;
         if let Some(known) = entry.known(owner).map(|tree| tree.balancer.clone()) {
             balancer = if entry.changing.is_some() {
-                let now = observe::balancer(calls, &known.id).await?;
+                let now = self.balancer(&known.id).await?;
                 if let (Some(now), Some((_, tree))) = (&now, &mut entry.tree) {
                     tree.balancer = now.clone();
                 }
@@ -117,8 +183,7 @@ impl OpenStack {
         }
         if balancer.is_none() {
             entry.forget();
-            let all = observe::balancers(calls, &self.config.cluster, Some(&owner.service)).await?;
-            let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);
+            let (mine, earlier) = self.found(owner, entry, writing.is_some()).await?;
             if let Some((of, found)) = earlier.into_iter().next().filter(|_| writing.is_some()) {
                 if found.provisioning_status.is_pending() {
                     entry.note_pending(&found)?;
@@ -127,9 +192,9 @@ impl OpenStack {
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
                 return Ok(Present::Busy);
             }
-            let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
+            let mut mine = mine;
             if mine.len() > 1 {
-                let ours = self.own_floating_ips(owner).await?;
+                let ours = self.own_floating_ips(&self.floating_mark(owner, entry.shared())).await?;
                 let known = entry.addressed.iter().filter(|known| known.uid == owner.uid);
                 let mut published: Vec<IpAddr> = known.map(|known| known.address).collect();
                 published.extend(writing.unwrap_or_default());
@@ -137,7 +202,9 @@ impl OpenStack {
             }
             let mut mine = mine.into_iter();
             balancer = mine.next();
-            (entry.spare, entry.is_listed) = (mine.collect(), true);
+            // Of a shared one, others may have ports in each.
+            let spare = if entry.shared().is_some() { Vec::new() } else { mine.collect() };
+            (entry.spare, entry.is_listed) = (spare, true);
         }
         let Some(balancer) = balancer else { return Ok(Present::Nothing) };
         if entry.known(owner).is_none() {
@@ -153,17 +220,41 @@ impl OpenStack {
                 entry.note_pending(&balancer)?;
                 return Ok(Present::Busy);
             }
-            Provisioning::Error => return Ok(Present::Broken(balancer)),
+            Provisioning::Error => return Ok(Present::Broken(Box::new(balancer))),
             Provisioning::Active => entry.changing = None,
         }
         if !entry.is_verified {
-            let tree = observe::tree(calls, owner, balancer.clone()).await?;
+            let tree = self.tree(owner, balancer.clone()).await?;
             entry.note_read(owner, tree);
         }
         match entry.known(owner) {
             Some(tree) => Ok(Present::Ready(Box::new(tree.clone()))),
             None => Ok(Present::Nothing),
         }
+    }
+
+    /// The owner's load balancers, or the shared one that it uses, and those of earlier Services of its name.
+    async fn found(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+        is_writing: bool,
+    ) -> Result<(Vec<Balancer>, Vec<(Owner, Balancer)>), Error> {
+        if let Some(shared) = entry.shared() {
+            return Ok((self.shared_balancers(Some(shared)).await?, Vec::new()));
+        }
+        let all = self.balancers_of(&owner.service).await?;
+        let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);
+        let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
+        if mine.is_empty() && is_writing {
+            self.check_use(owner, &LoadBalancerUse::Own).await?;
+        } else if mine.is_empty()
+            && let Some((shared, balancer)) = self.shared_balancer_of(owner).await?
+        {
+            entry.usage = LoadBalancerUse::Shared(shared);
+            mine.push(balancer);
+        }
+        Ok((mine, earlier))
     }
 
     /// Makes a change. False if nothing was changed, because a member was refused.
@@ -206,7 +297,8 @@ impl OpenStack {
                 return Err(error);
             }
         };
-        tracing::info!(change = %step, "load balancer changed");
+        let service = entry.tree.as_ref().map(|(owner, _)| tracing::field::display(&owner.service));
+        tracing::info!(service, change = %step, "load balancer changed");
         entry.note_made(step);
         entry.sent();
         let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
@@ -216,7 +308,7 @@ impl OpenStack {
 }
 
 /// Refuses what Octavia cannot change.
-fn check_kept(balancer: &Balancer, wanted: &Desired) -> Result<(), Error> {
+pub(crate) fn check_kept(balancer: &Balancer, wanted: &Desired) -> Result<(), Error> {
     let immutable = |what: &str, has: &str, wants: &str| {
         let message = format!(
             "The {what} should be {wants}, and the load balancer of the Service has {has}, which Octavia cannot change. The present one is \
@@ -224,16 +316,28 @@ fn check_kept(balancer: &Balancer, wanted: &Desired) -> Result<(), Error> {
         );
         Err(Error::invalid(reasons::ADDRESS_IMMUTABLE, message))
     };
-    if let (WantedAddress::Internal(Some(requested)), Some(vip)) = (&wanted.address, balancer.vip_address)
-        && *requested != vip
-    {
-        return immutable("address", &vip.to_string(), &requested.to_string());
+    for wanted in &wanted.vips {
+        if let (Some(requested), Some((vip, _))) = (wanted.requested, balancer.vip(wanted.family))
+            && requested != vip
+        {
+            return immutable("address", &vip.to_string(), &requested.to_string());
+        }
     }
-    match &balancer.vip_subnet_id {
-        Some(subnet) if wanted.is_subnet_requested && *subnet != wanted.subnet => {
-            return immutable("subnet", subnet, &wanted.subnet);
+    match (&balancer.vip_subnet_id, wanted.vips.first()) {
+        (Some(subnet), Some(WantedVip { subnet: Some(first), .. }))
+            if wanted.is_subnet_requested && subnet != first =>
+        {
+            return immutable("subnet", subnet, first);
         }
         _ => {}
+    }
+    for (what, requested, present) in [
+        ("flavor", &wanted.flavor, &balancer.flavor_id),
+        ("availability zone", &wanted.availability_zone, &balancer.availability_zone),
+    ] {
+        if let Some(requested) = requested.as_ref().filter(|_| requested != present) {
+            return immutable(what, present.as_deref().unwrap_or("the default one"), requested);
+        }
     }
     match &balancer.provider {
         Some(provider) if *provider != wanted.provider => {
@@ -289,8 +393,6 @@ pub(crate) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
     use steerage_model::Protocol;
     use steerage_provider_api::Provider as _;

@@ -11,11 +11,11 @@ use http::{Method, StatusCode, header};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_provider_cloud::ApiMetrics;
+use steerage_provider_cloud::http::{Http, result};
 
 use crate::credentials::{Credentials, CredentialsError};
 use crate::error::{CallError, Result};
-use crate::http::Http;
-use crate::keystone::{Session, Token, json, result};
+use crate::keystone::{Session, Token, json};
 
 /// An API with endpoints in the catalog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,16 @@ const OCTAVIA: steerage_provider_cloud::Api = steerage_provider_cloud::Api {
 };
 const NEUTRON: steerage_provider_cloud::Api = steerage_provider_cloud::Api {
     name: "Neutron",
-    actions: &["DELETE floatingips", "GET floatingips", "GET subnets", "POST floatingips", "PUT floatingips"],
+    actions: &[
+        "DELETE floatingips",
+        "DELETE security-group-rules",
+        "GET floatingips",
+        "GET security-group-rules",
+        "GET subnets",
+        "POST floatingips",
+        "POST security-group-rules",
+        "PUT floatingips",
+    ],
 };
 /// Every action that this crate requests.
 pub(crate) const APIS: [steerage_provider_cloud::Api; 3] = [KEYSTONE, OCTAVIA, NEUTRON];

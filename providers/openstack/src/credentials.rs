@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use steerage_provider_cloud::http::CertificatesError;
 
 /// What is missing or wrong. Never names a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +30,12 @@ pub enum CredentialsError {
     /// A setting has an unsupported value.
     #[error("{0} has the unsupported value `{1}` in {2}. {3}")]
     Unsupported(&'static str, String, String, &'static str),
+}
+
+impl From<CertificatesError> for CredentialsError {
+    fn from(CertificatesError { file, problem }: CertificatesError) -> Self {
+        Self::File { file, problem }
+    }
 }
 
 /// Credentials, and which endpoints to use.
@@ -196,9 +203,11 @@ fn login(settings: &Settings, place: &str) -> Result<Value, CredentialsError> {
             (None, None) => json!({ "id": get("default_domain").unwrap_or("default") }),
         }
     };
-    let user = |named: &'static str| match get("user_id") {
-        Some(id) => Ok(json!({ "id": id })),
-        None => Ok(json!({ "name": need(named)?, "domain": domain("user") })),
+    let user = |named: &'static str| -> Result<Value, CredentialsError> {
+        match get("user_id") {
+            Some(id) => Ok(json!({ "id": id })),
+            None => Ok(json!({ "name": need(named)?, "domain": domain("user") })),
+        }
     };
     match kind {
         "v3applicationcredential" => {

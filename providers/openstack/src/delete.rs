@@ -6,7 +6,7 @@ use steerage_provider_api::{Error, Owner, Progress};
 
 use crate::client::Call;
 use crate::error::CallError;
-use crate::observe;
+use crate::marks;
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
 use crate::types::Balancer;
@@ -17,13 +17,21 @@ impl OpenStack {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
-        let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
+        let all = self.balancers_of(&owner.service).await?;
         let mine: Vec<Balancer> =
             all.into_iter().filter(|(of, _)| of == owner).map(|(_, balancer)| balancer).collect();
         let is_known = entry.known(owner).is_some();
         if mine.is_empty() {
             // Also of a load balancer that somebody else deleted.
-            self.release(&self.own_floating_ips(owner).await?).await?;
+            self.release(
+                Some(&owner.service),
+                &self.own_floating_ips(&marks::floating(&self.config.cluster, owner)).await?,
+            )
+            .await?;
+            if let Some(wait) = self.leave_shared(owner).await? {
+                return Ok(Progress::Again(wait));
+            }
+            self.delete_rules(owner).await?;
             if is_known {
                 entry.forget();
             }
@@ -56,7 +64,12 @@ impl OpenStack {
             return Ok(());
         }
         if is_last {
-            self.release(&self.own_floating_ips(owner).await?).await?;
+            self.release(
+                Some(&owner.service),
+                &self.own_floating_ips(&marks::floating(&self.config.cluster, owner)).await?,
+            )
+            .await?;
+            self.release(Some(&owner.service), &self.adopted_ips(owner, balancer).await?).await?;
         }
         tracing::info!(service = %owner.service, id = balancer.id, "deleting load balancer");
         self.delete_balancer(&balancer.id).await?;

@@ -1,22 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The load balancer in Octavia that a planned one needs. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
-use steerage_model::{Family, Protocol};
+use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, Listener, LoadBalancer, TargetGroup, TargetSet,
 };
+use steerage_provider_cloud::annotation::conflict;
 use steerage_provider_cloud::names;
 
 use crate::config::{Config, Driver};
 use crate::marks::{self, PoolPorts};
-use crate::options::{Options, lacks};
+use crate::node_rules::MAX_RULES;
+use crate::options::Options;
+use crate::sources::{allowed, nobody, requested_sources};
 use crate::types::{Check, Limits, Member, Persistence, Provisioning};
-use crate::{annotations, peers, reasons};
+use crate::vips::{WantedVip, vips};
+use crate::{annotations, peers, reasons, shared};
 
 /// Octavia's largest weight.
 const MAX_WEIGHT: u32 = 256;
@@ -24,8 +28,8 @@ const MAX_WEIGHT: u32 = 256;
 /// Which address clients connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WantedAddress {
-    /// The VIP itself, this one if given.
-    Internal(Option<IpAddr>),
+    /// The VIP itself.
+    Internal,
     /// A floating IP that Steerage creates and deletes.
     Floating { network: String, subnet: Option<String> },
     /// A floating IP of the user.
@@ -37,17 +41,27 @@ pub(crate) enum WantedAddress {
 pub(crate) struct Desired {
     pub(crate) name: String,
     pub(crate) tags: Vec<String>,
+    /// The name under which Services share the load balancer.
+    pub(crate) shared: Option<String>,
     pub(crate) provider: String,
-    pub(crate) family: Family,
-    pub(crate) subnet: String,
-    /// The nodes' subnet.
-    pub(crate) member_subnet: String,
+    /// The Service's families; the first one is that of members, except of OVN's.
+    pub(crate) families: Vec<Family>,
+    /// The first one cannot be left out.
+    pub(crate) vips: Vec<WantedVip>,
+    /// The network whose subnets VIPs are of, if the Service names one.
+    pub(crate) network: Option<String>,
+    pub(crate) flavor: Option<String>,
+    pub(crate) availability_zone: Option<String>,
+    /// The load balancer of another controller that the Service names.
+    pub(crate) adopts: Option<String>,
     /// Whether the Service names the subnet itself.
     pub(crate) is_subnet_requested: bool,
     pub(crate) address: WantedAddress,
     /// Whether the Service itself asks for no floating IP, or for one of a network. Otherwise a flag does, and a present one stays.
     pub(crate) is_address_requested: bool,
     pub(crate) has_proxy_protocol: bool,
+    /// Who may connect; empty admits everybody.
+    pub(crate) sources: Vec<IpNet>,
     pub(crate) listeners: Vec<WantedListener>,
     /// Tags of listeners and monitors.
     pub(crate) part_tags: Vec<String>,
@@ -87,26 +101,43 @@ pub(crate) type Nodes = BTreeMap<IpAddr, String>;
 
 /// What a planned load balancer needs.
 pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Error> {
+    match shared::merged(config, lb)? {
+        Some((name, merged)) => own(&merged, config, Some(name)),
+        None => own(lb, config, None),
+    }
+}
+
+/// The same with the annotations as they are, at the load balancer that is shared under this name.
+pub(crate) fn own(lb: &LoadBalancer, config: &Config, shared: Option<String>) -> Result<Desired, Error> {
     peers::check(&lb.annotations)?;
     let options = Options::read(&lb.annotations, config)?;
-    if let Some(pool) = &lb.pool {
-        let message = format!(
-            "The Service names the AddressPool {pool}, and OpenStack has none. No load balancer is created or changed. Remove \
-             steerage.dev/address-pool."
-        );
-        return Err(Error::invalid(reasons::ADDRESS_POOL_NOT_SUPPORTED, message));
-    }
-    let &[family] = lb.families.as_slice() else {
-        let message = "The Service has two IP families, and a load balancer of OpenStack has one. No load balancer is created or changed. \
-                       Set spec.ipFamilyPolicy to SingleStack.";
-        return Err(Error::invalid(reasons::DUAL_STACK_NOT_SUPPORTED, message));
-    };
+    let sources = requested_sources(&lb.source_ranges, &lb.annotations)?;
+    check_supported(lb, &sources, config, shared.is_some())?;
     let driver = config.driver();
-    if driver == Driver::Ovn && !lb.source_ranges.is_empty() {
-        return Err(lacks("source ranges", "spec.loadBalancerSourceRanges"));
+    let of_whole = match &shared {
+        Some(_) => {
+            LoadBalancer { families: shared::families(config, options.network.is_some()), ..lb.clone() }
+        }
+        None => lb.clone(),
+    };
+    if let Some(shared) = &shared {
+        shared::check_families(shared, &lb.families, &of_whole.families)?;
     }
+    let mut vips = vips(&of_whole, &options, config);
+    let address = address(lb, &mut vips, &options, config)?;
+    // A proxy reaches members of one family for clients of both. OVN translates addresses within a family.
+    let reached = if driver == Driver::Ovn { lb.families.len() } else { 1 };
+    let with_vips = lb.families.iter().filter_map(|family| {
+        let vip = vips.iter().find(|vip| vip.family == *family)?;
+        Some((*family, vip.member_subnet.as_str()))
+    });
+    let reached: Vec<(Family, &str)> = with_vips.take(reached).collect();
     let service = &lb.owner.service;
     let name = |parts: &[&str]| names::resource(&config.cluster, service, parts);
+    let part_tags = match &shared {
+        Some(_) => marks::of_balancer(&config.cluster, &lb.owner),
+        None => marks::of_part(&lb.owner),
+    };
     let mut refused = BTreeMap::new();
     let mut listeners = Vec::new();
     for listener in &lb.listeners {
@@ -129,41 +160,112 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
             protocol: pool_protocol,
             algorithm: options.algorithm,
             persistence: affinity,
-            tags: marks::of_pool(&lb.owner, ports),
+            tags: marks::of_pool(&part_tags, ports),
             monitor_name: name(&["monitor", parts[0], parts[1], parts[2]]),
             check: check(&group.health_check, listener.protocol, driver),
-            members: members(&nodes, ports, family, &options.member_subnet, driver, &mut refused),
+            members: members(&nodes, ports, &reached, driver, &mut refused),
         };
         listeners.push(WantedListener {
             name: name(&["listener", protocol, &port]),
             protocol,
             port: listener.port,
-            allowed_cidrs: allowed(&lb.source_ranges, family),
+            allowed_cidrs: if driver == Driver::Ovn {
+                Vec::new()
+            } else {
+                allowed(&sources, &of_whole.families)
+            },
             limits: options.limits.clone(),
             pool,
         });
     }
-    let address = address(lb, family, &options, config)?;
-    let is_address_requested = match &address {
-        WantedAddress::Internal(_) => options.internal == Some(true) || family == Family::V6,
-        WantedAddress::Floating { .. } => options.floating_network.is_some(),
-        WantedAddress::Given(_) => true,
-    };
+    let has_v4 = vips.iter().any(|vip| vip.family == Family::V4);
+    let is_address_requested = requests_address(&address, &options, has_v4 || shared.is_some());
     Ok(Desired {
-        name: name(&["load-balancer"]),
-        tags: marks::of_balancer(&config.cluster, &lb.owner),
+        name: match &shared {
+            Some(shared) => {
+                names::resource(&config.cluster, &Key::new("", shared), &["shared-load-balancer"])
+            }
+            None => name(&["load-balancer"]),
+        },
+        tags: match &shared {
+            Some(shared) => marks::of_shared(&config.cluster, shared),
+            None => marks::of_balancer(&config.cluster, &lb.owner),
+        },
+        shared,
         provider: config.provider.clone(),
-        family,
-        subnet: options.subnet.clone(),
-        member_subnet: options.member_subnet.clone(),
+        network: options.network.clone(),
+        flavor: options.flavor.clone(),
+        availability_zone: options.availability_zone.clone(),
+        adopts: options.load_balancer.clone(),
+        families: lb.families.clone(),
+        vips,
         is_subnet_requested: lb.annotations.contains_key(annotations::SUBNET),
         address,
         is_address_requested,
         has_proxy_protocol: options.proxy_protocol.is_some(),
+        sources: if driver == Driver::Ovn { sources } else { Vec::new() },
         listeners,
-        part_tags: marks::of_part(&lb.owner),
+        part_tags,
         refused: refused.into_iter().collect(),
     })
+}
+
+/// Whether the Service itself decides about the floating IP. A load balancer that `keeps_address`, such as a shared one, gives it up only
+/// if its annotations, or the operator's file, say so.
+fn requests_address(address: &WantedAddress, options: &Options, keeps_address: bool) -> bool {
+    match address {
+        WantedAddress::Internal => options.internal == Some(true) || !keeps_address,
+        WantedAddress::Floating { .. } => options.floating_network.is_some(),
+        WantedAddress::Given(_) => true,
+    }
+}
+
+/// Refuses what OpenStack, or its provider driver, does not have.
+fn check_supported(
+    lb: &LoadBalancer,
+    sources: &[IpNet],
+    config: &Config,
+    is_shared: bool,
+) -> Result<(), Error> {
+    if let Some(pool) = &lb.pool {
+        let message = format!(
+            "The Service names the AddressPool {pool}, and OpenStack has none. No load balancer is created or changed. Remove \
+             steerage.dev/address-pool."
+        );
+        return Err(Error::invalid(reasons::ADDRESS_POOL_NOT_SUPPORTED, message));
+    }
+    if config.driver() == Driver::Ovn && !sources.is_empty() && config.security_group.is_none() {
+        let message = "The Service limits its clients. The Octavia provider ovn has no source ranges, and Steerage does not know the security \
+                       group of the nodes whose rules would restrict clients. No load balancer is created or changed. Set \
+                       --openstack-node-security-group-id, remove the ranges, or use the Octavia provider amphora.";
+        return Err(Error::invalid(reasons::NO_SECURITY_GROUP, message));
+    }
+    check_rules(lb, sources, config, is_shared)
+}
+
+/// Refuses a Service that needs too many rules of its own in the nodes' security group: their quota is that of the whole project.
+fn check_rules(lb: &LoadBalancer, sources: &[IpNet], config: &Config, is_shared: bool) -> Result<(), Error> {
+    if config.security_group.is_none() {
+        return Ok(());
+    }
+    let families = lb.families.len().max(1);
+    let of_port = match config.driver() {
+        Driver::Ovn if sources.is_empty() => families,
+        // Members are checked from their subnets.
+        Driver::Ovn => sources.len() + families,
+        // Its port and that of checks.
+        Driver::Amphora if lb.annotations.contains_key(annotations::MEMBER_SUBNET) && !is_shared => 2,
+        Driver::Amphora => 0,
+    };
+    let count = of_port.saturating_mul(lb.listeners.len());
+    if count <= MAX_RULES {
+        return Ok(());
+    }
+    let message = format!(
+        "The Service needs up to {count} rules of the nodes' security group, and Steerage makes at most {MAX_RULES} for one Service. No load \
+         balancer is created or changed. Use fewer ports or source ranges, or split the Service."
+    );
+    Err(Error::invalid(reasons::TOO_MANY_SECURITY_GROUP_RULES, message))
 }
 
 /// The group of a listener, with its ports.
@@ -186,37 +288,40 @@ fn protocol(protocol: Protocol) -> &'static str {
     }
 }
 
+/// Which address clients of IPv4 connect to. Requested addresses that are VIPs are noted.
 fn address(
     lb: &LoadBalancer,
-    family: Family,
+    vips: &mut [WantedVip],
     options: &Options,
     config: &Config,
 ) -> Result<WantedAddress, Error> {
     let network = options.floating_network.clone().or_else(|| config.floating_network.clone());
     // Floating IPs translate IPv4.
-    let is_internal = options.internal.unwrap_or(network.is_none() || family == Family::V6);
-    let unavailable = |problem: &str, advice: &str| {
-        let message = format!("{problem} No load balancer is created or changed. {advice}");
-        Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
-    };
-    let requested = match lb.requested_addresses.as_slice() {
-        [] => None,
-        [one] if Family::of(*one) == family => Some(*one),
-        [one] => {
-            let problem = format!("The Service requests the address {one}, which is not of its IP family.");
-            return Err(unavailable(&problem, "Request an address of the family."));
+    let has_v4 = vips.iter().any(|vip| vip.family == Family::V4);
+    let is_internal = options.internal.unwrap_or(network.is_none() || !has_v4);
+    if !is_internal && !has_v4 {
+        let message = "The Service requests a floating IP, and OpenStack has none for IPv6. No load balancer is created or changed. Remove \
+                       the annotation: an address of an IPv6 subnet needs no floating IP.";
+        return Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message));
+    }
+    let mut given = None;
+    for requested in lb.requested_addresses.iter().copied() {
+        let family = Family::of(requested);
+        let Some(vip) = vips.iter_mut().find(|vip| vip.family == family) else {
+            let problem =
+                format!("The Service requests the address {requested}, which is not of its IP families.");
+            return Err(conflict(&problem, "Request an address of the family."));
+        };
+        let is_floating = family == Family::V4 && !is_internal;
+        let place = if is_floating { &mut given } else { &mut vip.requested };
+        if place.replace(requested).is_some() {
+            let problem =
+                format!("The Service requests several {family} addresses, and a load balancer has one.");
+            return Err(conflict(&problem, "Request one."));
         }
-        _ => {
-            let problem = "The Service requests several addresses, and a load balancer has one.";
-            return Err(unavailable(problem, "Request one."));
-        }
-    };
-    match (is_internal, requested) {
-        (true, requested) => Ok(WantedAddress::Internal(requested)),
-        (false, _) if family == Family::V6 => Err(unavailable(
-            "The Service requests a floating IP, and OpenStack has none for IPv6.",
-            "Remove the annotation: an address of an IPv6 subnet needs no floating IP.",
-        )),
+    }
+    match (is_internal, given) {
+        (true, _) => Ok(WantedAddress::Internal),
         (false, Some(given)) => Ok(WantedAddress::Given(given)),
         (false, None) => {
             let network = network.ok_or_else(|| {
@@ -230,35 +335,6 @@ fn address(
             Ok(WantedAddress::Floating { network, subnet: options.floating_subnet.clone() })
         }
     }
-}
-
-/// What admits nobody: an empty list admits everybody.
-fn nobody(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "0.0.0.0/32",
-        Family::V6 => "::/128",
-    }
-}
-
-/// Source ranges of the VIP's family, which are all that Octavia takes. If none is left, nobody is admitted.
-pub(crate) fn allowed<'a>(ranges: impl IntoIterator<Item = &'a IpNet>, family: Family) -> Vec<String> {
-    let mut is_restricted = false;
-    let mut allowed = BTreeSet::new();
-    for range in ranges {
-        is_restricted = true;
-        if Family::of(range.addr()) == family {
-            allowed.insert(range.trunc().to_string());
-        }
-    }
-    if is_restricted && allowed.is_empty() {
-        allowed.insert(nobody(family).to_owned());
-    }
-    allowed.into_iter().collect()
-}
-
-/// Whether a listener's range admits nobody.
-pub(crate) fn is_nobody(range: &str) -> bool {
-    [Family::V4, Family::V6].into_iter().any(|family| nobody(family) == range)
 }
 
 /// The health monitor.
@@ -291,12 +367,11 @@ fn check(check: &HealthCheck, protocol: Protocol, driver: Driver) -> Check {
     }
 }
 
-/// The members for these nodes. Those without an address of the family are refused.
+/// The members for these nodes, of each of the families, through its subnet. Nodes without an address of a family are refused.
 pub(crate) fn members(
     nodes: &TargetSet,
     ports: PoolPorts,
-    family: Family,
-    subnet: &str,
+    reached: &[(Family, &str)],
     driver: Driver,
     refused: &mut BTreeMap<String, String>,
 ) -> Members {
@@ -310,8 +385,9 @@ pub(crate) fn members(
         }
     };
     let mut members = Members::new();
-    for target in &*nodes.targets {
-        let Some(address) = target.addresses.iter().copied().find(|ip| Family::of(*ip) == family) else {
+    let pairs = nodes.targets.iter().flat_map(|target| reached.iter().map(move |of| (target, of)));
+    for (target, (family, subnet)) in pairs {
+        let Some(address) = target.addresses.iter().copied().find(|ip| Family::of(*ip) == *family) else {
             let why = format!(
                 "the node has no internal {family} address; set one, or let the cloud controller manager set it"
             );
@@ -324,7 +400,7 @@ pub(crate) fn members(
             name: target.node.clone(),
             weight: weight(target.weight),
             monitor_port: ports.check_port,
-            subnet_id: Some(subnet.to_owned()),
+            subnet_id: Some((*subnet).to_owned()),
             backup: false,
             admin_state_up: true,
             provisioning_status: Provisioning::Active,
@@ -335,6 +411,30 @@ pub(crate) fn members(
 }
 
 impl Desired {
+    /// What of it a load balancer with VIPs of these families can have: Octavia adds none to one that exists.
+    #[must_use]
+    pub(crate) fn for_families(mut self, families: &[Family]) -> Self {
+        if families.len() < 2 {
+            for listener in &mut self.listeners {
+                let is_there = |range: &String| {
+                    range.parse::<IpNet>().is_ok_and(|range| families.contains(&Family::of(range.addr())))
+                };
+                if !listener.allowed_cidrs.is_empty() {
+                    listener.allowed_cidrs.retain(is_there);
+                    if listener.allowed_cidrs.is_empty() {
+                        listener
+                            .allowed_cidrs
+                            .push(nobody(families.first().copied().unwrap_or(Family::V4)).to_owned());
+                    }
+                }
+            }
+            if self.provider == crate::config::OVN {
+                return self.without(|address| !families.contains(&Family::of(*address)));
+            }
+        }
+        self
+    }
+
     /// Without the members for which `is_refused` is true.
     #[must_use]
     pub(crate) fn without(mut self, is_refused: impl Fn(&IpAddr) -> bool) -> Self {
@@ -344,6 +444,11 @@ impl Desired {
         self
     }
 
+    /// Whether clients know a VIP: the first one if it is internal, and that of IPv6, which no floating IP translates to.
+    pub(crate) fn publishes_vip(&self) -> bool {
+        self.address == WantedAddress::Internal || self.vips.iter().any(|vip| vip.family == Family::V6)
+    }
+
     /// The nodes of the members.
     pub(crate) fn nodes(&self) -> Nodes {
         let members = self.listeners.iter().flat_map(|listener| listener.pool.members.values());
@@ -351,7 +456,9 @@ impl Desired {
     }
 
     /// One request for the whole load balancer.
-    pub(crate) fn creation(&self, vip: Option<IpAddr>) -> Value {
+    ///
+    /// `vips` are their subnets and addresses.
+    pub(crate) fn creation(&self, vips: &[(&str, Option<IpAddr>)]) -> Value {
         let listeners: Vec<Value> = self
             .listeners
             .iter()
@@ -367,13 +474,28 @@ impl Desired {
         let mut body = json!({
             "name": self.name,
             "provider": self.provider,
-            "vip_subnet_id": self.subnet,
             "tags": self.tags,
             "admin_state_up": true,
             "listeners": listeners,
         });
-        if let Some(vip) = vip {
-            body["vip_address"] = vip.to_string().into();
+        for (name, value) in [("flavor_id", &self.flavor), ("availability_zone", &self.availability_zone)] {
+            if let Some(value) = value {
+                body[name] = value.as_str().into();
+            }
+        }
+        if let Some((subnet, address)) = vips.first() {
+            body["vip_subnet_id"] = (*subnet).into();
+            if let Some(address) = address {
+                body["vip_address"] = address.to_string().into();
+            }
+        }
+        let more = vips.iter().skip(1).map(|(subnet, address)| match address {
+            Some(address) => json!({ "subnet_id": subnet, "ip_address": address }),
+            None => json!({ "subnet_id": subnet }),
+        });
+        let more: Vec<Value> = more.collect();
+        if !more.is_empty() {
+            body["additional_vips"] = more.into();
         }
         json!({ "loadbalancer": body })
     }

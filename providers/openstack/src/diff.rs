@@ -4,7 +4,9 @@
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::shared::port_in_use;
 
+use crate::adoption::is_part;
 use crate::desired::{Desired, Members, WantedListener, WantedPool, set_limits};
 use crate::marks;
 use crate::reasons;
@@ -24,8 +26,15 @@ pub(crate) fn diff(
 ) -> Result<Vec<Step>, Error> {
     for listener in &wanted.listeners {
         let present = listener_of(tree, listener);
-        if let Some(foreign) = present.filter(|present| !marks::is_part(&present.tags, owner)) {
-            return Err(not_owned(foreign));
+        if let Some(foreign) =
+            present.filter(|present| !is_part(owner, &tree.balancer, &present.name, &present.tags))
+        {
+            return Err(match &wanted.shared {
+                Some(shared) if marks::is_of_some_service(&foreign.tags, &tree.balancer.tags) => {
+                    port_in_use(shared, foreign.protocol_port)
+                }
+                _ => not_owned(foreign),
+            });
         }
     }
     let mut steps: Vec<Step> = wanted
@@ -128,7 +137,7 @@ fn listener_of<'a>(tree: &'a Tree, wanted: &WantedListener) -> Option<&'a Listen
 }
 
 /// The protocol of the port that a listener takes: an HTTP listener takes a TCP port.
-fn l4(protocol: &str) -> &str {
+pub(crate) fn l4(protocol: &str) -> &str {
     match protocol {
         "HTTP" | "HTTPS" | "TERMINATED_HTTPS" | "PROMETHEUS" => "TCP",
         other => other,
@@ -136,7 +145,7 @@ fn l4(protocol: &str) -> &str {
 }
 
 fn pool_of<'a>(owner: &Owner, tree: &'a Tree, name: &str) -> Option<&'a Pool> {
-    tree.pools.iter().find(|pool| pool.name == name && marks::is_part(&pool.tags, owner))
+    tree.pools.iter().find(|pool| pool.name == name && is_part(owner, &tree.balancer, &pool.name, &pool.tags))
 }
 
 fn not_owned(listener: &Listener) -> Error {
@@ -265,13 +274,15 @@ fn differ(present: &Limits, wanted: &Limits) -> bool {
 
 /// Listeners before the pools that they use. Those of others stay, and the pools that those use.
 fn removals(owner: &Owner, tree: &Tree, wanted: &Desired) -> Vec<Step> {
-    let is_ours = |tags: &[String]| marks::is_part(tags, owner);
+    let is_ours = |name: &str, tags: &[String]| is_part(owner, &tree.balancer, name, tags);
     let is_unwanted = |listener: &&Listener| {
         let mut all = wanted.listeners.iter();
         !all.any(|one| one.protocol == listener.protocol && one.port == listener.protocol_port)
     };
-    let (gone, kept): (Vec<&Listener>, Vec<&Listener>) =
-        tree.listeners.iter().partition(|listener| is_ours(&listener.tags) && is_unwanted(listener));
+    let (gone, kept): (Vec<&Listener>, Vec<&Listener>) = tree
+        .listeners
+        .iter()
+        .partition(|listener| is_ours(&listener.name, &listener.tags) && is_unwanted(listener));
     let listeners = gone.iter().map(|listener| Step::DeleteListener {
         id: listener.id.clone(),
         port: port(&listener.protocol, listener.protocol_port),
@@ -279,7 +290,7 @@ fn removals(owner: &Owner, tree: &Tree, wanted: &Desired) -> Vec<Step> {
     let is_unused = |pool: &&Pool| {
         let is_named = wanted.listeners.iter().any(|listener| listener.pool.name == pool.name);
         let is_used = kept.iter().any(|listener| listener.default_pool_id.as_ref() == Some(&pool.id));
-        is_ours(&pool.tags) && !is_named && !is_used
+        is_ours(&pool.name, &pool.tags) && !is_named && !is_used
     };
     let pools = tree.pools.iter().filter(is_unused);
     let pools = pools.map(|pool| Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() });

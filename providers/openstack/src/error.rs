@@ -9,10 +9,10 @@ use steerage_model::shortened;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
+use steerage_provider_cloud::http::NoAnswer;
 
 use crate::OPENSTACK;
 use crate::client::KEYSTONE;
-use crate::http::NoAnswer;
 
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
@@ -102,6 +102,16 @@ impl CallError {
         self.meaning() == Meaning::Rejected
     }
 
+    /// Whether it is about a rule of a security group that exists.
+    pub(crate) fn is_existing_rule(&self) -> bool {
+        self.status == Some(StatusCode::CONFLICT) && self.kind == "SecurityGroupRuleExists"
+    }
+
+    /// Whether OpenStack refuses it, also because of a quota.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self.meaning(), Meaning::Rejected | Meaning::QuotaExceeded | Meaning::NoFreeAddress)
+    }
+
     /// Whether the cloud had too many requests.
     pub(crate) fn is_throttled(&self) -> bool {
         !self.is_used_up && matches!(self.meaning(), Meaning::Throttled(_))
@@ -116,7 +126,7 @@ impl CallError {
             403 | 409 | 413 if is_quota => Meaning::QuotaExceeded,
             403 => Meaning::Denied,
             // The external network or the subnet has no address left.
-            409 if self.kind.contains("IpAddressGenerationFailure") => Meaning::QuotaExceeded,
+            409 if self.kind.contains("IpAddressGenerationFailure") => Meaning::NoFreeAddress,
             404 | 409 | 412 => self.meaning_of_conflict(status),
             413 | 429 => Meaning::Throttled(self.after),
             503 if self.after.is_some() => Meaning::Throttled(self.after),
@@ -249,7 +259,7 @@ mod tests {
                 &[],
                 neutron("IpAddressGenerationFailure", "No more IP addresses available on network 1."),
                 "QuotaExceeded",
-                "No more IP",
+                "A network of OpenStack has no free address: Octavia POST listeners: 409 IpAddressGenerationFailure: No more IP",
             ),
             (413, &[("retry-after", "7")], String::new(), "ProviderThrottled", "Octavia POST listeners: 413"),
             (429, &[], "slow down".to_owned(), "ProviderThrottled", "slow down"),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use http::Method;
 use serde_json::{Value, json};
-use steerage_model::{Ingress, IpMode};
+use steerage_model::{Family, Ingress, IpMode, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 
 use crate::address::{AddressPlan, Used, plan};
@@ -30,29 +30,51 @@ impl OpenStack {
         balancer: &Balancer,
         entry: &mut ServiceState,
     ) -> Result<Address, Error> {
-        let port = balancer.vip_port_id.as_deref().unwrap_or_default();
-        let ours = self.own_floating_ips(&lb.owner).await?;
+        let port = balancer.floating_port();
+        let mark = self.floating_mark(&lb.owner, wanted.shared.as_deref());
+        let mut ours = self.own_floating_ips(&mark).await?;
+        for ip in self.adopted_ips(&lb.owner, balancer).await? {
+            tracing::info!(service = %lb.owner.service, address = %ip.address, "floating IP adopted");
+            ours.push(self.describe(&ip, &mark).await?);
+        }
         let AddressPlan { used, dropped, incomplete } =
             self.plan_address(lb, wanted, balancer, ours.clone(), &entry.spare).await?;
+        let mut own: Vec<IpAddr> = ours.iter().map(|ip| ip.address).collect();
+        own.extend(
+            entry
+                .addressed
+                .iter()
+                .filter(|known| known.is_own && known.uid == lb.owner.uid)
+                .map(|known| known.address),
+        );
         let address = match used {
-            Used::Vip => balancer.vip_address,
+            Used::Vip => balancer.vip(Family::V4).map(|(vip, _)| vip),
             Used::Existing(ip) if ip.port_id.as_deref() == Some(port) => Some(ip.address),
-            used => Some(self.attach(lb, used, port, &ours, entry).await?.address),
+            used => {
+                let attached = self.attach(lb, used, port, &ours, (entry, &mark)).await?;
+                own.extend(Some(attached.address).filter(|_| marks::is_floating(&attached.description)));
+                Some(attached.address)
+            }
         };
         if let (WantedAddress::Given(_), Some(address)) = (&wanted.address, address)
             && let Some(own) = ours.iter().find(|ip| ip.address == address)
         {
             self.give(&lb.owner, own).await?;
         }
-        self.release(&dropped).await?;
+        self.release(Some(&lb.owner.service), &dropped).await?;
         entry.addressed = address.map(|address| Addressed {
             uid: lb.owner.uid.clone(),
             address,
+            is_own: own.contains(&address),
             is_given: matches!(wanted.address, WantedAddress::Given(_)),
         });
         let ip_mode = Some(if wanted.has_proxy_protocol { IpMode::Proxy } else { IpMode::Vip });
-        let ingress = address.map(|ip| Ingress { ip: Some(ip), hostname: None, ip_mode });
-        Ok((ingress.into_iter().collect(), incomplete))
+        let of = |family: &Family| match family {
+            Family::V4 => address,
+            Family::V6 => balancer.vip(Family::V6).map(|(vip, _)| vip),
+        };
+        let published = wanted.families.iter().filter_map(of);
+        Ok((published.map(|ip| Ingress { ip: Some(ip), hostname: None, ip_mode }).collect(), incomplete))
     }
 
     /// What will happen to floating IPs. Reads only.
@@ -64,12 +86,12 @@ impl OpenStack {
         ours: Vec<FloatingIp>,
         others: &[Balancer],
     ) -> Result<AddressPlan, Error> {
-        let port = balancer.vip_port_id.as_deref().unwrap_or_default();
+        let port = balancer.floating_port();
         let mut ports = vec![port];
-        ports.extend(others.iter().filter_map(|other| other.vip_port_id.as_deref()));
+        ports.extend(others.iter().map(Balancer::floating_port));
         let given = match &wanted.address {
             WantedAddress::Given(address) => Some(self.given(&lb.owner, *address, &ports).await?),
-            WantedAddress::Internal(_) | WantedAddress::Floating { .. } => None,
+            WantedAddress::Internal | WantedAddress::Floating { .. } => None,
         };
         Ok(plan(wanted, port, &lb.published, ours, given))
     }
@@ -84,22 +106,23 @@ impl OpenStack {
         }
     }
 
-    /// The floating IPs that Steerage created for the owner.
-    pub(crate) async fn own_floating_ips(&self, owner: &Owner) -> Result<Vec<FloatingIp>, CallError> {
-        let description = marks::floating(&self.config.cluster, owner);
-        let mut found = self.floating_ips(&[("description", &description)]).await?;
-        found.retain(|ip| ip.description == description);
-        Ok(found)
+    /// The description of the floating IPs that Steerage creates for the owner, or for the load balancer that is shared under this name.
+    pub(crate) fn floating_mark(&self, owner: &Owner, shared: Option<&str>) -> String {
+        match shared {
+            Some(shared) => marks::shared_floating(&self.config.cluster, shared),
+            None => marks::floating(&self.config.cluster, owner),
+        }
     }
 
-    /// Deletes floating IPs.
-    pub(crate) async fn release(&self, ips: &[FloatingIp]) -> Result<(), CallError> {
+    /// Deletes floating IPs: of this Service, or of a load balancer that several share.
+    pub(crate) async fn release(&self, service: Option<&Key>, ips: &[FloatingIp]) -> Result<(), CallError> {
         for ip in ips {
             let path = format!("floatingips/{}", ip.id);
             let call = Call::neutron(Method::DELETE, "DELETE floatingips", &path, None);
             match self.calls.send(call).await {
                 Ok(_) => {
-                    tracing::info!(address = %ip.address, "floating IP deleted");
+                    let service = service.map(tracing::field::display);
+                    tracing::info!(service, address = %ip.address, "floating IP deleted");
                 }
                 Err(failure) if failure.is_not_found() => {}
                 Err(failure) => return Err(failure),
@@ -123,8 +146,8 @@ impl OpenStack {
         if marks::is_floating(&ip.description)
             && ip.description != marks::floating(&self.config.cluster, owner)
         {
-            let problem = format!("Its floating IP is another Service's ({}).", ip.description);
-            return Err(unavailable(&problem, "Request another address."));
+            let problem = "Steerage reserved it for another Service.";
+            return Err(unavailable(problem, "Request another address."));
         }
         match &ip.port_id {
             Some(other) if !ports.contains(&other.as_str()) => {
@@ -142,7 +165,7 @@ impl OpenStack {
         used: Used,
         port: &str,
         ours: &[FloatingIp],
-        entry: &ServiceState,
+        (entry, mark): (&ServiceState, &str),
     ) -> Result<FloatingIp, Error> {
         let known = entry.addressed.as_ref().filter(|known| known.uid == lb.owner.uid);
         let on_port = self.floating_ips(&[("port_id", port)]).await?;
@@ -150,7 +173,7 @@ impl OpenStack {
         let Some(present) = present else {
             return match used {
                 Used::New { network, subnet } => {
-                    self.allocate(&lb.owner, &network, subnet.as_deref(), Some(port)).await
+                    self.allocate(mark, &network, subnet.as_deref(), Some(port)).await
                 }
                 Used::Existing(ip) => self.connect_ip(&ip, Some(port)).await,
                 Used::Vip => Err(Error::Unavailable("the VIP needs no floating IP".to_owned())),
@@ -158,11 +181,12 @@ impl OpenStack {
         };
         let is_given = known.is_some_and(|known| known.is_given && known.address == present.address);
         let is_known = known.is_some_and(|known| known.address == present.address);
+        let was_own = known.is_some_and(|known| known.is_own && known.address == present.address);
         let is_published = lb.published.contains(&present.address) || is_known;
         if matches!(used, Used::New { .. }) && is_published && !is_given && !ours.contains(&present) {
             // Somebody changed its description. Clients know it.
-            if is_known && !marks::is_floating(&present.description) {
-                self.describe(&present, &marks::floating(&self.config.cluster, &lb.owner)).await?;
+            if was_own && !marks::is_floating(&present.description) {
+                self.describe(&present, mark).await?;
             }
             return Ok(present);
         }
@@ -175,9 +199,7 @@ impl OpenStack {
             return Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message));
         }
         let next = match used {
-            Used::New { network, subnet } => {
-                self.allocate(&lb.owner, &network, subnet.as_deref(), None).await?
-            }
+            Used::New { network, subnet } => self.allocate(mark, &network, subnet.as_deref(), None).await?,
             Used::Existing(ip) => ip,
             Used::Vip => return Ok(present),
         };
@@ -193,7 +215,7 @@ impl OpenStack {
 
     async fn allocate(
         &self,
-        owner: &Owner,
+        mark: &str,
         network: &str,
         subnet: Option<&str>,
         port: Option<&str>,
@@ -201,7 +223,7 @@ impl OpenStack {
         let mut ip = json!({
             "floating_network_id": network,
             "port_id": port,
-            "description": marks::floating(&self.config.cluster, owner),
+            "description": mark,
         });
         if let Some(subnet) = subnet {
             ip["subnet_id"] = subnet.into();
@@ -311,6 +333,31 @@ mod tests {
         assert_eq!(cloud.writes(), ["PUT floatingips", "PUT floatingips", "DELETE floatingips"]);
     }
 
+    /// Somebody attached it, and the Service publishes it: as after an adoption.
+    #[tokio::test(start_paused = true)]
+    async fn users_floating_ip_that_the_service_publishes_stays_the_users() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let mut internal = web();
+        internal.annotations.insert(crate::annotations::INTERNAL.to_owned(), "true".to_owned());
+        settle(&provider, &internal).await.unwrap();
+        let port = cloud.all("loadbalancers")[0]["vip_port_id"].clone();
+        cloud.add(
+            "floatingips",
+            &json!({ "floating_network_id": "net", "port_id": port, "description": "mine" }),
+        );
+        let address: IpAddr =
+            cloud.all("floatingips")[0]["floating_ip_address"].as_str().unwrap().parse().unwrap();
+        let external = LoadBalancer { published: vec![address], ..web() };
+        for _ in 0..3 {
+            provider.apply(&external, Compare::InPlace).await.unwrap();
+            assert_eq!(served(&provider, &external).await, address);
+            assert_eq!(cloud.all("floatingips")[0]["description"], "mine");
+        }
+        deleted(&provider, &external.owner).await;
+        assert_eq!(cloud.all("floatingips").len(), 1);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn lost_flag_keeps_the_address_and_says_so() {
         let cloud = Scripted::new();
@@ -342,6 +389,9 @@ mod tests {
             let lb = LoadBalancer { published: Vec::new(), ..requesting(address) };
             let error = settle(&provider, &lb).await.unwrap_err();
             assert_eq!(error.reason(), "AddressNotAvailable");
+            // A tenant learns nothing of others.
+            let told = error.to_string();
+            assert!(told.contains("for another Service.") && !told.contains("shop/"), "{told}");
         }
         // Somebody else's is on the port of the VIP.
         let port = cloud.all("loadbalancers")[0]["vip_port_id"].clone();

@@ -8,15 +8,16 @@ use http::Method;
 use serde::Deserialize;
 use steerage_provider_api::{Error, Health, HealthState, Owner, PartHealth, TargetHealth};
 
+use crate::adoption::is_part;
 use crate::client::{Call, object};
-use crate::observe;
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
+use crate::types::Listener;
 
 /// Read health again after this time, because Octavia does not notify.
 const HEALTH_POLL: Duration = Duration::from_mins(1);
 /// The same while no member is healthy.
-const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
+pub(crate) const HEALTH_POLL_UNDECIDED: Duration = Duration::from_secs(15);
 
 #[derive(Deserialize)]
 struct Statuses {
@@ -50,13 +51,28 @@ struct MemberStatus {
 
 impl OpenStack {
     pub(crate) async fn read_health(&self, owner: &Owner, entry: &ServiceState) -> Result<Health, Error> {
+        // In a shared load balancer, the others' listeners say nothing of this Service.
+        let mut own: Option<BTreeSet<String>> = None;
         let id = if let Some(tree) = entry.known(owner) {
+            if entry.shared().is_some() {
+                let mine =
+                    |listener: &&Listener| is_part(owner, &tree.balancer, &listener.name, &listener.tags);
+                own =
+                    Some(tree.listeners.iter().filter(mine).map(|listener| listener.name.clone()).collect());
+            }
             tree.balancer.id.clone()
         } else {
-            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service));
+            let all = self.balancers_of(&owner.service);
             let mine = all.await?.into_iter().find(|(of, _)| of == owner);
-            let Some((_, balancer)) = mine else { return Ok(Health::default()) };
-            balancer.id
+            if let Some((_, balancer)) = mine {
+                balancer.id
+            } else {
+                let Some((_, balancer)) = self.shared_balancer_of(owner).await? else {
+                    return Ok(Health::default());
+                };
+                own = Some(self.shared_listeners(owner).await?);
+                balancer.id
+            }
         };
         let call = Call::octavia(Method::GET, "GET status", &format!("loadbalancers/{id}/status"), None);
         let name = call.name();
@@ -65,7 +81,10 @@ impl OpenStack {
             Err(failure) if failure.is_not_found() => return Ok(Health::default()),
             Err(failure) => return Err(failure.into()),
         };
-        let Statuses { loadbalancer } = object(&name, answer, "statuses")?;
+        let Statuses { mut loadbalancer } = object(&name, answer, "statuses")?;
+        if let Some(own) = own {
+            loadbalancer.listeners.retain(|listener| own.contains(&listener.name));
+        }
         let members =
             entry.known(owner).into_iter().flat_map(|tree| &tree.pools).flat_map(|pool| &pool.members);
         let disabled = members.filter(|member| !member.admin_state_up).map(|member| member.name.clone());
@@ -122,8 +141,12 @@ fn state(operating: &str, is_disabled: bool) -> (HealthState, &'static str) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use steerage_model::Protocol;
+    use steerage_provider_api::Provider as _;
 
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, ids, settle};
 
     #[test]
     fn node_has_the_worst_state_of_its_ports() {
@@ -139,6 +162,18 @@ mod tests {
         let served: Vec<_> = health.parts.iter().map(|part| part.is_served).collect();
         assert_eq!(served, [Some(true), Some(true), Some(false)]);
         assert_eq!(health.due, Some(HEALTH_POLL_UNDECIDED));
+    }
+
+    /// As after its deletion by others, before it is made anew.
+    #[tokio::test(start_paused = true)]
+    async fn health_of_a_load_balancer_that_is_not_there_is_read_again() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        assert_eq!(provider.target_health(&lb.owner).await.unwrap().due, Some(HEALTH_POLL_UNDECIDED));
+        settle(&provider, &lb).await.unwrap();
+        cloud.remove("loadbalancers", &ids(&cloud)[0]);
+        assert_eq!(provider.target_health(&lb.owner).await.unwrap().due, Some(HEALTH_POLL_UNDECIDED));
     }
 
     #[test]

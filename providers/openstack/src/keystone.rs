@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{Method, Request, Response, header};
+use http::{Method, Request, header};
 use serde::Deserialize;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, RequestResult};
+use steerage_provider_cloud::ApiMetrics;
+use steerage_provider_cloud::http::{Http, result};
 use tokio::sync::Mutex;
 
 use crate::client::{Api, KEYSTONE, LOGIN};
 use crate::credentials::Credentials;
 use crate::error::{CallError, Result};
-use crate::http::{Http, NoAnswer};
 
 /// What a login gives.
 #[derive(Debug)]
@@ -148,16 +148,6 @@ fn endpoint(catalog: &[CatalogService], kind: &str, credentials: &Credentials) -
             && (credentials.region.is_none() || endpoint.region_id == credentials.region)
     };
     all.clone().find(is_it).map(|endpoint| endpoint.url.clone())
-}
-
-/// How a request ended, for the metrics.
-pub(crate) fn result(answer: &std::result::Result<Response<Bytes>, NoAnswer>) -> RequestResult<'static> {
-    match answer {
-        Ok(answer) if answer.status().is_success() => RequestResult::Done,
-        Ok(answer) => RequestResult::Refused(None, answer.status().as_u16()),
-        Err(NoAnswer::Timeout) => RequestResult::Timeout,
-        Err(NoAnswer::Connection(_)) => RequestResult::Connection,
-    }
 }
 
 /// An answer's JSON; null if it is empty.

@@ -2,14 +2,17 @@
 //! The OpenStack provider: load balancers of Octavia, whose members are nodes, and floating IPs of Neutron.
 //!
 //! [`OpenStackArgs`] holds the controller's flags, [`Config`] the validated settings, [`Credentials`] where to log in and as whom.
-//! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options` and `peers` what is wanted, `diff`
-//! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone` over `http`; `paced`
+//! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options`, `vips` and `peers` what is wanted, `diff`
+//! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone`; `paced`
 //! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
-//! one change at a time, `create` makes it, `remake` replaces one that failed, `floating` brings its address in place, which `address`
-//! plans, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. No other crate sees a type of
+//! one change at a time, `create` makes it, `adopt` takes over another controller's that `adoption` permits, `remake` replaces one that
+//! failed, `floating` brings its address in place, which `address` plans, `node_rules_sync` makes the rules of the nodes' security group that
+//! `node_rules` names, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. No other crate sees a type of
 //! OpenStack, and this crate uses nothing of Kubernetes.
 
 mod address;
+mod adopt;
+mod adoption;
 pub mod annotations;
 mod apply;
 mod client;
@@ -22,22 +25,28 @@ mod diff;
 mod error;
 mod floating;
 mod health;
-mod http;
 mod keystone;
 mod marks;
+mod node_rules;
+mod node_rules_sync;
 mod observe;
 mod options;
 mod paced;
 pub mod peers;
 mod provider;
+mod reads;
 mod reasons;
 mod remake;
 mod restrict;
 #[cfg(test)]
 mod scripted;
+mod shared;
+mod shared_sync;
+mod sources;
 mod state;
 mod step;
 mod types;
+mod vips;
 
 use prometheus_client::registry::Registry;
 use steerage_provider_cloud::Cloud;

@@ -27,6 +27,36 @@ pub(crate) fn of_balancer(cluster: &ClusterId, owner: &Owner) -> Vec<String> {
     marks::of_owner(cluster, owner).iter().map(|(key, value)| tag(key, value)).collect()
 }
 
+/// The tags of a load balancer that Services share under this name.
+pub(crate) fn of_shared(cluster: &ClusterId, shared: &str) -> Vec<String> {
+    marks::of_shared(cluster, shared).iter().map(|(key, value)| tag(key, value)).collect()
+}
+
+/// The same, for a list's filter; without a name, those of everything of the cluster.
+pub(crate) fn shared_filter(cluster: &ClusterId, shared: Option<&str>) -> String {
+    let mut tags = vec![tag(marks::CLUSTER_UID, &cluster.uid)];
+    tags.extend(shared.map(|shared| tag(marks::SHARED, shared)));
+    tags.join(",")
+}
+
+/// The name under which Services share a load balancer, if it is this cluster's.
+pub(crate) fn shared_name(cluster: &ClusterId, tags: &[String]) -> Option<String> {
+    match marks::ownership(cluster, &pairs(tags)) {
+        marks::Ownership::Shared(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// The Service of this cluster that a listener or pool of a shared load balancer is of.
+pub(crate) fn part_owner(cluster: &ClusterId, tags: &[String]) -> Option<Owner> {
+    marks::owner(cluster, &pairs(tags))
+}
+
+fn pairs(tags: &[String]) -> BTreeMap<String, String> {
+    let pairs = tags.iter().filter_map(|tag| tag.split_once('='));
+    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
 /// The tags that all load balancers of a Service have, of whatever incarnation, for a list's filter.
 pub(crate) fn filter(cluster: &ClusterId, service: Option<&Key>) -> String {
     let mut tags = vec![tag(marks::CLUSTER_UID, &cluster.uid)];
@@ -34,14 +64,14 @@ pub(crate) fn filter(cluster: &ClusterId, service: Option<&Key>) -> String {
     tags.join(",")
 }
 
-/// The tags of a listener and of a health monitor.
+/// The tags of a listener and of a health monitor in a load balancer of the Service's own.
 pub(crate) fn of_part(owner: &Owner) -> Vec<String> {
     vec![tag(marks::UID, &owner.uid)]
 }
 
-/// The tags of a pool.
-pub(crate) fn of_pool(owner: &Owner, ports: PoolPorts) -> Vec<String> {
-    let mut tags = of_part(owner);
+/// The tags of a pool. `of_part` are those that all parts have.
+pub(crate) fn of_pool(of_part: &[String], ports: PoolPorts) -> Vec<String> {
+    let mut tags = of_part.to_vec();
     tags.push(tag(NODE_PORT, &ports.node_port.to_string()));
     tags.extend(ports.check_port.map(|port| tag(CHECK_PORT, &port.to_string())));
     tags
@@ -65,6 +95,18 @@ pub(crate) fn is_part(tags: &[String], owner: &Owner) -> bool {
     tags.contains(&tag(marks::UID, &owner.uid))
 }
 
+/// Whether a listener, pool or health monitor in a shared load balancer is the Service's, of whatever incarnation.
+pub(crate) fn is_of_service(tags: &[String], of_balancer: &[String], service: &Key) -> bool {
+    let has_cluster = |tag: &String| tag.starts_with(marks::CLUSTER_UID) && of_balancer.contains(tag);
+    tags.contains(&tag(marks::SERVICE, &service.to_string())) && tags.iter().any(has_cluster)
+}
+
+/// Whether it is another Service's in a shared load balancer.
+pub(crate) fn is_of_some_service(tags: &[String], of_balancer: &[String]) -> bool {
+    let has_cluster = |tag: &String| tag.starts_with(marks::CLUSTER_UID) && of_balancer.contains(tag);
+    tags.iter().any(has_cluster) && tags.iter().any(|tag| tag.starts_with(marks::SERVICE))
+}
+
 /// The tags that an object should have: the wanted ones, and those of others. `None` if it has them.
 pub(crate) fn merged(present: &[String], wanted: &[String]) -> Option<Vec<String>> {
     let key = |tag: &str| tag.split_once('=').map_or(tag, |(key, _)| key).to_owned();
@@ -82,15 +124,22 @@ pub(crate) fn merged(present: &[String], wanted: &[String]) -> Option<Vec<String
 
 /// The owner of a load balancer, if it is this cluster's.
 pub(crate) fn owner(cluster: &ClusterId, balancer: &Balancer) -> Option<Owner> {
-    let pairs = balancer.tags.iter().filter_map(|tag| tag.split_once('='));
-    let pairs: BTreeMap<String, String> =
-        pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    marks::owner(cluster, &pairs)
+    marks::owner(cluster, &pairs(&balancer.tags))
 }
 
-/// The description of a floating IP that Steerage created: 246 characters with the longest names, and Neutron takes 255.
+/// The description of a floating IP, and of a rule of a security group, that Steerage created for a Service: 246 characters with the longest names, and Neutron takes 255.
 pub(crate) fn floating(cluster: &ClusterId, owner: &Owner) -> String {
     format!("{FLOATING}cluster-uid={} service={} uid={}", cluster.uid, owner.service, owner.uid)
+}
+
+/// The description of a rule of a security group that all of the cluster's Services share.
+pub(crate) fn shared_rule(cluster: &ClusterId) -> String {
+    format!("{FLOATING}cluster-uid={}", cluster.uid)
+}
+
+/// The description of the floating IP of a shared load balancer.
+pub(crate) fn shared_floating(cluster: &ClusterId, shared: &str) -> String {
+    format!("{FLOATING}cluster-uid={} shared-load-balancer={shared}", cluster.uid)
 }
 
 /// Whether a floating IP with this description is of Steerage, in whatever cluster.
@@ -137,13 +186,13 @@ mod tests {
 
     #[test]
     fn tags_of_others_stay() {
-        let wanted = of_pool(&web(), PoolPorts { node_port: 30080, check_port: Some(32000) });
+        let wanted = of_pool(&of_part(&web()), PoolPorts { node_port: 30080, check_port: Some(32000) });
         assert_eq!(pool_ports(&wanted), Some(PoolPorts { node_port: 30080, check_port: Some(32000) }));
         assert_eq!(merged(&wanted, &wanted), None);
         let mut present = wanted.clone();
         present.insert(0, "team=a".to_owned());
         assert_eq!(merged(&present, &wanted), None);
-        let changed = of_pool(&web(), PoolPorts { node_port: 30081, check_port: None });
+        let changed = of_pool(&of_part(&web()), PoolPorts { node_port: 30081, check_port: None });
         let merged = merged(&present, &changed).unwrap();
         assert_eq!(merged, ["team=a", "steerage.dev/uid=u1", "steerage.dev/node-port=30081"]);
         assert!(is_part(&merged, &web()) && !is_part(&["team=a".to_owned()], &web()));

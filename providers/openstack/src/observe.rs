@@ -6,10 +6,10 @@ use steerage_model::Key;
 use steerage_provider_api::Owner;
 use steerage_provider_cloud::ClusterId;
 
+use crate::adoption::is_part;
 use crate::client::{Call, Calls, list, list_of_project, object};
 use crate::error::Result;
 use crate::marks;
-use crate::state::Tree;
 use crate::types::{Balancer, FloatingIp, Listener, Member, Monitor, Pool, Subnet};
 
 /// The cluster's load balancers, or those of one Service with all its incarnations, the oldest first.
@@ -21,10 +21,18 @@ pub(crate) async fn balancers(
     let call = Call::octavia(Method::GET, "GET loadbalancers", "loadbalancers", None);
     let tags = marks::filter(cluster, service);
     let found: Vec<Balancer> = list_of_project(calls, call, "loadbalancers", &[("tags", &tags)]).await?;
-    let owned = found.into_iter().filter_map(|balancer| Some((marks::owner(cluster, &balancer)?, balancer)));
-    let mut owned: Vec<_> = owned.collect();
+    Ok(owned(cluster, found))
+}
+
+/// Those of the cluster's Services, the oldest first.
+pub(crate) fn owned(
+    cluster: &ClusterId,
+    found: impl IntoIterator<Item = Balancer>,
+) -> Vec<(Owner, Balancer)> {
+    let owner = |balancer: Balancer| Some((marks::owner(cluster, &balancer)?, balancer));
+    let mut owned: Vec<_> = found.into_iter().filter_map(owner).collect();
     owned.sort_by(|(_, one), (_, other)| (&one.created_at, &one.id).cmp(&(&other.created_at, &other.id)));
-    Ok(owned)
+    owned
 }
 
 /// One load balancer; `None` if it is gone.
@@ -38,21 +46,36 @@ pub(crate) async fn balancer(calls: &dyn Calls, id: &str) -> Result<Option<Balan
     }
 }
 
-/// Everything in a load balancer.
-pub(crate) async fn tree(calls: &dyn Calls, owner: &Owner, balancer: Balancer) -> Result<Tree> {
-    let of = [("loadbalancer_id", balancer.id.as_str())];
+/// The listeners of a load balancer.
+pub(crate) async fn listeners(calls: &dyn Calls, balancer: &str) -> Result<Vec<Listener>> {
     let call = Call::octavia(Method::GET, "GET listeners", "listeners", None);
-    let listeners: Vec<Listener> = list(calls, call, "listeners", &of).await?;
+    list(calls, call, "listeners", &[("loadbalancer_id", balancer)]).await
+}
+
+/// The pools of a load balancer, without members and monitors.
+pub(crate) async fn pools(calls: &dyn Calls, balancer: &str) -> Result<Vec<Pool>> {
     let call = Call::octavia(Method::GET, "GET pools", "pools", None);
-    let mut pools: Vec<Pool> = list(calls, call, "pools", &of).await?;
-    let mut monitors: Vec<Monitor> = Vec::new();
-    if pools.iter().any(|pool| pool.healthmonitor_id.is_some()) {
-        // There is no filter for the load balancer.
-        let tags = marks::of_part(owner).join(",");
-        let call = Call::octavia(Method::GET, "GET healthmonitors", "healthmonitors", None);
-        monitors = list(calls, call, "healthmonitors", &[("tags", &tags)]).await?;
-    }
-    for pool in &mut pools {
+    list(calls, call, "pools", &[("loadbalancer_id", balancer)]).await
+}
+
+/// The health monitors of an owner. There is no filter for the load balancer.
+pub(crate) async fn monitors(calls: &dyn Calls, owner: &Owner) -> Result<Vec<Monitor>> {
+    let tags = marks::of_part(owner).join(",");
+    let call = Call::octavia(Method::GET, "GET healthmonitors", "healthmonitors", None);
+    list(calls, call, "healthmonitors", &[("tags", &tags)]).await
+}
+
+/// Reads the members of the owner's pools, and gives these their monitors, of which most are known. What is in the pools of others is of
+/// no interest.
+pub(crate) async fn fill(
+    calls: &dyn Calls,
+    owner: &Owner,
+    balancer: &Balancer,
+    pools: &mut [Pool],
+    monitors: &[Monitor],
+) -> Result<()> {
+    let is_ours = |pool: &&mut Pool| is_part(owner, balancer, &pool.name, &pool.tags);
+    for pool in pools.iter_mut().filter(is_ours) {
         let path = format!("pools/{}/members", pool.id);
         let call = Call::octavia(Method::GET, "GET members", &path, None);
         pool.members = list::<Member>(calls, call, "members", &[]).await?;
@@ -69,13 +92,25 @@ pub(crate) async fn tree(calls: &dyn Calls, owner: &Owner, balancer: Balancer) -
             }
         };
     }
-    Ok(Tree { balancer, listeners, pools })
+    Ok(())
 }
 
 /// The floating IPs that pass a filter.
 pub(crate) async fn floating_ips(calls: &dyn Calls, filter: &[(&str, &str)]) -> Result<Vec<FloatingIp>> {
     let call = Call::neutron(Method::GET, "GET floatingips", "floatingips", None);
     list_of_project(calls, call, "floatingips", filter).await
+}
+
+/// The subnets of a network.
+pub(crate) async fn subnets_of(calls: &dyn Calls, network: &str) -> Result<Vec<Subnet>> {
+    let call = Call::neutron(Method::GET, "GET subnets", "subnets", None);
+    list(calls, call, "subnets", &[("network_id", network)]).await
+}
+
+/// The load balancers of the project with this value of a field, whoever made them.
+pub(crate) async fn balancers_with(calls: &dyn Calls, field: &str, value: &str) -> Result<Vec<Balancer>> {
+    let call = Call::octavia(Method::GET, "GET loadbalancers", "loadbalancers", None);
+    list_of_project(calls, call, "loadbalancers", &[(field, value)]).await
 }
 
 /// A subnet; `None` if there is none.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use steerage_model::shown;
 use steerage_provider_api::Error;
-use steerage_provider_cloud::annotation::invalid;
+use steerage_provider_cloud::annotation::{boolean, invalid};
 
 use crate::annotations;
 use crate::config::{Config, Driver};
@@ -36,8 +36,14 @@ pub(crate) struct Options {
     pub(crate) internal: Option<bool>,
     pub(crate) floating_network: Option<String>,
     pub(crate) floating_subnet: Option<String>,
-    pub(crate) subnet: String,
-    pub(crate) member_subnet: String,
+    /// The subnets that annotations name, for the Service's first family.
+    pub(crate) subnet: Option<String>,
+    pub(crate) member_subnet: Option<String>,
+    pub(crate) network: Option<String>,
+    pub(crate) flavor: Option<String>,
+    pub(crate) availability_zone: Option<String>,
+    /// A load balancer of another controller.
+    pub(crate) load_balancer: Option<String>,
     pub(crate) proxy_protocol: Option<ProxyProtocol>,
     pub(crate) algorithm: &'static str,
     /// Octavia's defaults where nothing is requested; `None` if the driver has none of them.
@@ -68,14 +74,23 @@ impl Options {
         if proxy_protocol.is_some() && driver == Driver::Ovn {
             return Err(lacks("PROXY protocol", annotations::PROXY_PROTOCOL));
         }
-        let subnet = id(annotations::SUBNET)?;
-        let member_subnet = id(annotations::MEMBER_SUBNET)?;
+        for (name, option) in
+            [(annotations::FLAVOR, "flavor"), (annotations::AVAILABILITY_ZONE, "availability zone")]
+        {
+            if driver == Driver::Ovn && annotations.contains_key(name) {
+                return Err(lacks(option, name));
+            }
+        }
         Ok(Self {
             internal: boolean(annotations, annotations::INTERNAL)?,
             floating_network: id(annotations::FLOATING_NETWORK)?,
             floating_subnet: id(annotations::FLOATING_SUBNET)?,
-            subnet: subnet.unwrap_or_else(|| config.subnet.clone()),
-            member_subnet: member_subnet.unwrap_or_else(|| config.member_subnet.clone()),
+            subnet: id(annotations::SUBNET)?,
+            member_subnet: id(annotations::MEMBER_SUBNET)?,
+            network: id(annotations::NETWORK)?,
+            flavor: id(annotations::FLAVOR)?,
+            availability_zone: availability_zone(annotations)?,
+            load_balancer: id(annotations::LOAD_BALANCER_ID)?,
             proxy_protocol,
             algorithm: algorithm(annotations, driver)?,
             limits: limits(annotations, driver)?,
@@ -92,17 +107,6 @@ pub(crate) fn lacks(option: &str, requested_by: &str) -> Error {
     Error::invalid(reasons::DRIVER_LACKS_OPTION, message)
 }
 
-fn boolean(annotations: &Annotations, name: &str) -> Result<Option<bool>, Error> {
-    match annotations.get(name).map(|value| value.trim()) {
-        None => Ok(None),
-        Some("true") => Ok(Some(true)),
-        Some("false") => Ok(Some(false)),
-        Some(other) => {
-            Err(invalid(name, &format!("has the unknown value `{}`", shown(other)), "Use true or false."))
-        }
-    }
-}
-
 /// An ID is part of a path and a query.
 fn identifier(annotations: &Annotations, name: &str) -> Result<Option<String>, Error> {
     let Some(value) = annotations.get(name).map(|value| value.trim()) else { return Ok(None) };
@@ -112,6 +116,19 @@ fn identifier(annotations: &Annotations, name: &str) -> Result<Option<String>, E
         return Ok(Some(value.to_owned()));
     }
     Err(invalid(name, &format!("has the value `{}`, which is no ID", shown(value)), "Use a UUID."))
+}
+
+fn availability_zone(annotations: &Annotations) -> Result<Option<String>, Error> {
+    let name = annotations::AVAILABILITY_ZONE;
+    let Some(value) = annotations.get(name).map(|value| value.trim()) else { return Ok(None) };
+    if (1..=255).contains(&value.chars().count()) {
+        return Ok(Some(value.to_owned()));
+    }
+    Err(invalid(
+        name,
+        "has no name, or one of more than 255 characters",
+        "Use the name of an availability zone of Octavia.",
+    ))
 }
 
 fn algorithm(annotations: &Annotations, driver: Driver) -> Result<&'static str, Error> {
@@ -170,6 +187,12 @@ pub(crate) mod tests {
             cluster: ClusterId { name: "prod".to_owned(), uid: "c1".to_owned() },
             subnet: "subnet".to_owned(),
             member_subnet: "members".to_owned(),
+            ipv6_subnet: None,
+            ipv6_member_subnet: None,
+            security_group: None,
+            node_ports: 30_000..=32_767,
+            adopt: None,
+            shared_load_balancers: BTreeMap::new(),
             floating_network: None,
             provider: provider.to_owned(),
             poll: Duration::ZERO,
@@ -186,7 +209,7 @@ pub(crate) mod tests {
     fn defaults_are_the_drivers() {
         let amphora = read("amphora", &[]).unwrap();
         assert_eq!((amphora.algorithm, amphora.proxy_protocol), ("ROUND_ROBIN", None));
-        assert_eq!((amphora.subnet.as_str(), amphora.member_subnet.as_str()), ("subnet", "members"));
+        assert_eq!((amphora.subnet, amphora.member_subnet), (None, None));
         assert_eq!(amphora.limits.unwrap().timeout_client_data, Some(50_000));
         let ovn = read("ovn", &[]).unwrap();
         assert_eq!((ovn.algorithm, ovn.limits), ("SOURCE_IP_PORT", None));
@@ -205,7 +228,7 @@ pub(crate) mod tests {
         assert_eq!((options.internal, options.proxy_protocol), (Some(true), Some(ProxyProtocol::V2)));
         assert_eq!(options.algorithm, "LEAST_CONNECTIONS");
         assert_eq!(options.limits.unwrap().connection_limit, Some(100));
-        assert_eq!(options.member_subnet, "65cc378b-a47a-4e88-a0cd-248c7c4974fa");
+        assert_eq!(options.member_subnet.as_deref(), Some("65cc378b-a47a-4e88-a0cd-248c7c4974fa"));
     }
 
     #[test]
@@ -219,6 +242,10 @@ pub(crate) mod tests {
             ("amphora", annotations::CONNECTION_LIMIT, "many", "InvalidAnnotation"),
             ("amphora", annotations::SUBNET, "a/../b?x=y", "InvalidAnnotation"),
             ("amphora", annotations::FLOATING_NETWORK, "", "InvalidAnnotation"),
+            ("amphora", annotations::FLAVOR, "a b", "InvalidAnnotation"),
+            ("amphora", annotations::AVAILABILITY_ZONE, " ", "InvalidAnnotation"),
+            ("ovn", annotations::FLAVOR, "f", "DriverLacksOption"),
+            ("ovn", annotations::AVAILABILITY_ZONE, "z", "DriverLacksOption"),
             ("ovn", annotations::PROXY_PROTOCOL, "v2", "DriverLacksOption"),
             ("ovn", annotations::LB_METHOD, "ROUND_ROBIN", "DriverLacksOption"),
             ("ovn", annotations::CONNECTION_LIMIT, "100", "DriverLacksOption"),

@@ -3,11 +3,10 @@
 //! with a rate that a small cloud serves, and learns from what is throttled.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, Budget, Rate};
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Call, Calls};
 use crate::error::{CallError, Result};
@@ -23,29 +22,21 @@ pub(crate) fn documented_rates() -> [(&'static str, Rate); 1] {
 /// Requests that wait for their budget.
 pub(crate) struct Paced {
     calls: Arc<dyn Calls>,
-    budget: Budget,
-    metrics: ApiMetrics,
+    budget: MeteredBudget,
 }
 
 impl Paced {
     pub(crate) fn new(calls: Arc<dyn Calls>, metrics: ApiMetrics) -> Self {
-        Self { calls, budget: Budget::new(RATE), metrics }
+        Self { calls, budget: MeteredBudget::new(BUDGET, RATE, metrics) }
     }
 }
 
 #[async_trait]
 impl Calls for Paced {
     async fn send(&self, call: Call) -> Result<Value> {
-        let asked = Instant::now();
-        let taken = self.budget.take().await;
-        self.metrics.budget_waited(BUDGET, asked.elapsed());
-        taken.map_err(|used_up| CallError::used_up(call.name(), used_up))?;
-        let answer = self.calls.send(call).await;
-        if answer.as_ref().is_err_and(CallError::is_throttled) {
-            self.budget.throttled();
-        }
-        self.metrics.budget_rate(BUDGET, self.budget.per_second());
-        answer
+        let action = call.name();
+        let used_up = |used_up| CallError::used_up(action, used_up);
+        self.budget.send("", self.calls.send(call), used_up, CallError::is_throttled).await
     }
 
     async fn project(&self) -> Result<Option<String>> {

@@ -20,11 +20,13 @@ const CHECK: &str = "Use the annotations steerage.dev/health-check-….";
 
 /// Every annotation of cloud-provider-openstack for load balancers, except those in [`annotations::ALL`].
 pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
-    peer("availability-zone", &[], "Availability zones of Octavia are not supported yet."),
     peer("class", &[], "Classes of a cloud configuration are not supported: use the other annotations."),
-    peer("default-tls-container-ref", &[], "Octavia does not terminate TLS for Steerage yet."),
+    peer(
+        "default-tls-container-ref",
+        &[],
+        "Load balancers forward TCP and UDP. Let an ingress controller or Gateway terminate TLS: its certificates are Secrets, and need no Barbican.",
+    ),
     peer("enable-health-monitor", &["true"], "Every pool has a health monitor."),
-    peer("flavor-id", &[], "Flavors of Octavia are not supported yet."),
     peer("floating-subnet", &[], "Use floating-subnet-id."),
     peer("floating-subnet-tags", &[], "Use floating-subnet-id."),
     peer("health-monitor-delay", &[], CHECK),
@@ -41,30 +43,23 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
         &["false"],
         "To keep an address, create a floating IP and request its address by steerage.dev/addresses: Steerage never deletes it.",
     ),
-    peer("load-balancer-address", &[], "cloud-provider-openstack wrote it; nothing reads it."),
-    peer(
-        "load-balancer-id",
-        &[],
-        "Steerage finds its load balancers by their tags, and does not take over or share others.",
-    ),
-    peer("network-id", &[], "Use subnet-id."),
-    peer("node-selector", &[], "Use steerage.dev/target-node-labels."),
     peer(
         "port-id",
         &[],
         "Octavia creates the VIP's port. To keep an address, request it by steerage.dev/addresses.",
     ),
-    peer("x-forwarded-for", &["false"], "Load balancers forward TCP and UDP, not HTTP."),
+    peer(
+        "x-forwarded-for",
+        &["false"],
+        "Load balancers forward TCP and UDP, and read no HTTP. Use proxy-protocol, or an ingress controller that adds the header.",
+    ),
 ];
 
 const VENDOR: PeerAnnotations = PeerAnnotations { prefix: PREFIX, own: "", unread: PEER_ANNOTATIONS };
 
 /// Those under Kubernetes' own prefix.
-const KUBERNETES: PeerAnnotations = PeerAnnotations {
-    prefix: "service.beta.kubernetes.io/",
-    own: "openstack-",
-    unread: &[peer("load-balancer-source-ranges", &[], "Use spec.loadBalancerSourceRanges.")],
-};
+const KUBERNETES: PeerAnnotations =
+    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "openstack-", unread: &[] };
 
 /// Refuses an annotation that cloud-provider-openstack would obey, or whose name nobody knows.
 pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
@@ -75,6 +70,8 @@ pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> 
 
 #[cfg(test)]
 mod tests {
+    use steerage_provider_conformance::{check_peer_table, check_peers_are_refused};
+
     use super::*;
 
     fn checked(name: &str, value: &str) -> Result<(), (&'static str, String)> {
@@ -84,24 +81,12 @@ mod tests {
 
     #[test]
     fn table_is_sorted_and_without_supported_annotations() {
-        let names: Vec<_> = PEER_ANNOTATIONS.iter().map(|peer| peer.suffix).collect();
-        assert!(names.is_sorted_by(|a, b| a < b));
-        for known in annotations::ALL {
-            assert!(names.iter().all(|suffix| format!("{PREFIX}{suffix}") != known.name), "{}", known.name);
-        }
-        assert!(PEER_ANNOTATIONS.iter().all(|peer| peer.why.ends_with('.')));
+        check_peer_table(PREFIX, PEER_ANNOTATIONS, annotations::ALL).unwrap();
     }
 
     #[test]
     fn nothing_of_the_vendor_is_ignored() {
-        for peer in PEER_ANNOTATIONS {
-            let name = format!("{PREFIX}{}", peer.suffix);
-            for value in peer.accepted {
-                assert_eq!(checked(&name, value), Ok(()), "{name}");
-            }
-            let (reason, message) = checked(&name, "surprise").unwrap_err();
-            assert!(reason == "AnnotationNotSupported" && message.contains(&name), "{message}");
-        }
+        check_peers_are_refused(PREFIX, PEER_ANNOTATIONS, check).unwrap();
         for (typo, nearest) in [
             ("loadbalancer.openstack.org/proxy-protocl", annotations::PROXY_PROTOCOL),
             ("service.beta.kubernetes.io/openstack-internal-loadbalancer", annotations::INTERNAL),
@@ -112,8 +97,7 @@ mod tests {
                 "{message}"
             );
         }
-        let ranges = "service.beta.kubernetes.io/load-balancer-source-ranges";
-        assert_eq!(checked(ranges, "10.0.0.0/8").unwrap_err().0, "AnnotationNotSupported");
+        assert_eq!(checked(annotations::SOURCE_RANGES, "10.0.0.0/8"), Ok(()));
         assert_eq!(checked("service.beta.kubernetes.io/external-traffic", "OnlyLocal"), Ok(()));
         assert_eq!(checked(annotations::INTERNAL, "true"), Ok(()));
     }

@@ -3,30 +3,36 @@
 //! finishes a change; the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use http::Method;
+use ipnet::IpNet;
 use serde_json::Value;
 use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
+use steerage_provider_cloud::shared::LoadBalancerUse;
 use steerage_provider_cloud::{ApiMetrics, Keyed};
 use tokio::time::Instant;
 
 use crate::address::Used;
-use crate::apply::{Present, again, refusals};
+use crate::adoption::is_part;
+use crate::apply::{Present, again, kept_in_error, refusals};
 use crate::client::{Api, Call, Calls, Client};
 use crate::config::{Config, Driver};
 use crate::credentials::{Credentials, CredentialsError};
 use crate::desired::{Members, Nodes, desired, members};
 use crate::diff::{after, diff, member_step};
+use crate::health::HEALTH_POLL_UNDECIDED;
+use crate::node_rules_sync::{RulesState, SharedNeeds};
 use crate::paced::Paced;
+use crate::reads::Reads;
 use crate::remake::preference;
 use crate::restrict::Restricted;
 use crate::state::{ServiceState, Tree};
@@ -41,8 +47,17 @@ pub struct OpenStack {
     pub(crate) config: Config,
     pub(crate) calls: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
+    /// The newest version of Octavia's API, once it was read.
+    version: OnceLock<(u32, u32)>,
+    /// One for each shared load balancer: its Services change it one after the other.
+    pub(crate) shared_locks: Keyed<String, ()>,
+    /// The addresses of subnets, which do not change.
+    pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
+    /// Held while rules of the nodes' security group are removed.
+    pub(crate) shared_needs: tokio::sync::Mutex<SharedNeeds>,
     /// The Service whose load balancer is made anew, and since when.
     remaking: Mutex<Option<(Key, Instant)>>,
+    pub(crate) reads: Reads,
 }
 
 /// After this time another load balancer in `ERROR` is made anew, although the last one is not complete.
@@ -77,16 +92,23 @@ impl OpenStack {
     }
 
     pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
-        Self { config, calls, services: Keyed::default(), remaking: Mutex::default() }
+        Self {
+            config,
+            calls,
+            services: Keyed::default(),
+            version: OnceLock::new(),
+            shared_locks: Keyed::default(),
+            cidrs: tokio::sync::Mutex::default(),
+            shared_needs: tokio::sync::Mutex::default(),
+            remaking: Mutex::default(),
+            reads: Reads::default(),
+        }
     }
 
     /// Logs in and reads the version of Octavia. [`Error::Denied`] if Keystone does not accept the credentials, [`Error::Invalid`] if
     /// Octavia is too old: then nothing would work.
     pub async fn check(&self) -> Result<(), Error> {
-        let (api, action) = (Api::LoadBalancer, "GET versions");
-        let call = Call { api, action, method: Method::GET, path: "/".to_owned(), body: None };
-        let versions = self.calls.send(call).await?;
-        let newest = newest_version(&versions);
+        let newest = self.version().await?;
         if newest.is_some_and(|newest| newest < OLDEST_VERSION) {
             let ((major, minor), (at_least, and)) = (newest.unwrap_or_default(), OLDEST_VERSION);
             let message = format!(
@@ -97,6 +119,17 @@ impl OpenStack {
         // The right to read load balancers is another one.
         observe::balancers(&*self.calls, &self.config.cluster, Some(&Key::new("", ""))).await?;
         Ok(())
+    }
+
+    /// The newest version of Octavia's API, read once.
+    pub(crate) async fn version(&self) -> Result<Option<(u32, u32)>, Error> {
+        if let Some(known) = self.version.get() {
+            return Ok(Some(*known));
+        }
+        let (api, action) = (Api::LoadBalancer, "GET versions");
+        let call = Call { api, action, method: Method::GET, path: "/".to_owned(), body: None };
+        let newest = newest_version(&self.calls.send(call).await?);
+        Ok(newest.map(|newest| *self.version.get_or_init(|| newest)))
     }
 
     /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
@@ -128,13 +161,23 @@ impl OpenStack {
         tree: &Tree,
         nodes: &TargetSet,
     ) -> (BTreeMap<String, Members>, Vec<(String, String)>) {
-        let family = tree.balancer.vip_address.map_or(Family::V4, Family::of);
+        let families = tree.balancer.families();
+        let count = if self.config.driver() == Driver::Ovn { families.len() } else { 1 };
         let (mut pools, mut refused) = (BTreeMap::new(), BTreeMap::new());
-        for pool in tree.pools.iter().filter(|pool| marks::is_part(&pool.tags, owner)) {
+        for pool in tree.pools.iter().filter(|pool| is_part(owner, &tree.balancer, &pool.name, &pool.tags)) {
             let Some(ports) = marks::pool_ports(&pool.tags) else { continue };
-            let subnet = pool.members.iter().find_map(|member| member.subnet_id.as_ref());
-            let subnet = subnet.unwrap_or(&self.config.member_subnet);
-            let members = members(nodes, ports, family, subnet, self.config.driver(), &mut refused);
+            let subnet = |family: Family| {
+                let mut of_family = pool.members.iter().filter(|member| Family::of(member.address) == family);
+                let subnet = of_family.find_map(|member| member.subnet_id.as_deref());
+                subnet.unwrap_or_else(|| self.config.nodes_subnet(family))
+            };
+            // In a shared load balancer, the Service's first family may be another one than the first VIP's.
+            let present =
+                pool.members.first().map(|member| Family::of(member.address)).filter(|_| count == 1);
+            let families = present.map_or_else(|| families.clone(), |family| vec![family]);
+            let reached: Vec<(Family, &str)> =
+                families.iter().take(count).map(|family| (*family, subnet(*family))).collect();
+            let members = members(nodes, ports, &reached, self.config.driver(), &mut refused);
             pools.insert(pool.name.clone(), members);
         }
         (pools, refused.into_iter().collect())
@@ -153,9 +196,7 @@ impl OpenStack {
         let tree = match self.present(owner, entry, None).await? {
             Present::Nothing => return Ok(Outcome::done()),
             Present::Busy => return Ok(again(entry, self)),
-            Present::Broken(_) => {
-                return Err(Error::Unavailable("Octavia reports ERROR for the load balancer".to_owned()));
-            }
+            Present::Broken(balancer) => return Err(kept_in_error(&balancer, "members")),
             Present::Ready(tree) => tree,
         };
         let Some(nodes) = &targets.nodes else { return Ok(Outcome::done()) };
@@ -198,6 +239,7 @@ fn noted<T>(result: Result<T, Error>, entry: &mut ServiceState) -> Result<T, Err
         && !matches!(error, Error::Throttled { .. })
     {
         entry.forget();
+        entry.rules = RulesState::Unknown;
     }
     result
 }
@@ -216,10 +258,11 @@ impl Provider for OpenStack {
             protocols: &[Protocol::Tcp, Protocol::Udp],
             addressing: Addressing::NodePort,
             pod_targets: None,
-            node_labels: None,
-            shared_load_balancers: false,
+            node_labels: Some(crate::annotations::NODE_SELECTOR),
+            shared_load_balancers: true,
             ipv6: true,
-            one_target_family: true,
+            // OVN translates addresses within a family.
+            one_target_family: is_proxy,
             weights: is_proxy,
             shared_sets: false,
             affinity: is_proxy,
@@ -234,10 +277,22 @@ impl Provider for OpenStack {
         owner.service.to_string()
     }
 
+    fn source_annotations(&self) -> &'static [&'static str] {
+        &[crate::annotations::SOURCE_RANGES]
+    }
+
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(lb, &self.config)?;
         let mut entry = self.entry(&lb.owner.service).await;
-        let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
+        let result = if let Some(shared) = wanted.shared.clone() {
+            self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+        } else {
+            if entry.shared().is_some() {
+                entry.usage = LoadBalancerUse::Own;
+                entry.forget();
+            }
+            self.apply_wanted(lb, wanted, &mut entry, compare).await
+        };
         noted(result, &mut entry)
     }
 
@@ -262,7 +317,10 @@ impl Provider for OpenStack {
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         let entry = self.entry(&owner.service).await;
-        self.read_health(owner, &entry).await
+        let mut health = self.read_health(owner, &entry).await?;
+        // A load balancer that is not there now will be.
+        health.due.get_or_insert(HEALTH_POLL_UNDECIDED);
+        Ok(health)
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
@@ -284,37 +342,49 @@ impl Provider for OpenStack {
         let mut owners: BTreeSet<Owner> = balancers.into_iter().map(|(owner, _)| owner).collect();
         let ips = self.floating_ips(&[]).await?;
         owners.extend(ips.iter().filter_map(|ip| marks::floating_owner(cluster, &ip.description)));
+        owners.extend(self.rule_owners().await?);
+        owners.extend(self.part_owners().await?);
         Ok(owners.into_iter().collect())
     }
 
     async fn preview(&self, lb: &LoadBalancer) -> Result<Option<Vec<String>>, Error> {
         let wanted = desired(lb, &self.config)?;
-        let (calls, cluster) = (&*self.calls, &self.config.cluster);
-        let all = observe::balancers(calls, cluster, Some(&lb.owner.service)).await?;
+        let all = match &wanted.shared {
+            Some(shared) => {
+                let found = self.shared_balancers(Some(shared)).await?;
+                found.into_iter().take(1).map(|balancer| (lb.owner.clone(), balancer)).collect()
+            }
+            None => self.balancers_of(&lb.owner.service).await?,
+        };
         let (mine, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|(owner, _)| *owner == lb.owner);
         let mut lines: Vec<String> = others
             .iter()
             .map(|(_, old)| format!("load balancer {} of an earlier Service: deleted", old.id))
             .collect();
-        let ours = self.own_floating_ips(&lb.owner).await?;
+        let mark = self.floating_mark(&lb.owner, wanted.shared.as_deref());
+        let mut ours = self.own_floating_ips(&mark).await?;
         let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
         mine.sort_by_key(|balancer| preference(balancer, &lb.published, &ours));
         let mut mine = mine.into_iter();
-        let Some(balancer) = mine.next() else { return Ok(None) };
+        let Some(balancer) = mine.next() else {
+            return Ok(self.preview_adoption(lb, &wanted).await?.map(|line| vec![line]));
+        };
+        ours.extend(self.adopted_ips(&lb.owner, &balancer).await?);
         let others: Vec<Balancer> = mine.collect();
         lines.extend(others.iter().map(|other| format!("load balancer {}, a second one: deleted", other.id)));
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
             Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
             Provisioning::Active => {
-                let tree = observe::tree(calls, &lb.owner, balancer.clone()).await?;
+                let tree = self.tree(&lb.owner, balancer.clone()).await?;
+                let wanted = wanted.clone().for_families(&balancer.families());
                 lines.extend(diff(&lb.owner, &tree, &wanted, None)?.iter().map(ToString::to_string));
             }
         }
         let plan = self.plan_address(lb, &wanted, &balancer, ours, &others).await?;
         match plan.used {
             Used::New { .. } => lines.push("floating IP: created".to_owned()),
-            Used::Existing(ip) if ip.port_id != balancer.vip_port_id => {
+            Used::Existing(ip) if ip.port_id.as_deref() != Some(balancer.floating_port()) => {
                 lines.push(format!("floating IP {}: attached", ip.address));
             }
             Used::Vip | Used::Existing(_) => {}
@@ -425,8 +495,9 @@ mod tests {
         let ports = [(Protocol::Tcp, 80, 30080), (Protocol::Tcp, 443, 30443)];
         let lb = planned(&ports, &[1]);
         settle(&provider, &lb).await.unwrap();
-        let requested =
-            RequestedSources { ranges: vec!["10.0.0.0/8".parse().unwrap()], ..RequestedSources::default() };
+        let read =
+            provider.source_annotations().iter().map(|name| ((*name).to_owned(), "10.0.0.0/8".to_owned()));
+        let requested = RequestedSources { ranges: Vec::new(), annotations: read.collect() };
         // Somebody deletes a listener, and nobody told.
         let gone = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
         cloud.remove("listeners", &gone);

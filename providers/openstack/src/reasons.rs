@@ -2,8 +2,9 @@
 //! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
 
 pub(crate) use steerage_provider_cloud::reasons::{
-    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, OBJECT_NOT_OWNED, QUOTA_EXCEEDED,
-    REJECTED_BY_PROVIDER, UNKNOWN_ANNOTATION,
+    ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, NO_SECURITY_GROUP,
+    OBJECT_NOT_OWNED, PORT_IN_USE, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, SHARED_LOAD_BALANCER_IMMUTABLE,
+    SHARED_LOAD_BALANCER_NOT_PERMITTED, UNKNOWN_ANNOTATION,
 };
 
 /// A requested pool, of which this provider has none.
@@ -12,37 +13,72 @@ pub(crate) const ADDRESS_POOL_NOT_SUPPORTED: &str = "AddressPoolNotSupported";
 pub(crate) const ADDRESS_NOT_AVAILABLE: &str = "AddressNotAvailable";
 /// A change of the VIP or its subnet, which Octavia does not make.
 pub(crate) const ADDRESS_IMMUTABLE: &str = "AddressImmutable";
-/// A Service with two IP families.
+/// A Service with two IP families, and a load balancer that has one.
 pub(crate) const DUAL_STACK_NOT_SUPPORTED: &str = "DualStackNotSupported";
 /// An option that the provider driver lacks.
 pub(crate) const DRIVER_LACKS_OPTION: &str = "DriverLacksOption";
+/// More rules of the nodes' security group than one Service may have.
+pub(crate) const TOO_MANY_SECURITY_GROUP_RULES: &str = "TooManySecurityGroupRules";
 /// No external network for a floating IP.
 pub(crate) const NO_FLOATING_NETWORK: &str = "NoFloatingNetwork";
 /// A subnet of another IP family.
 pub(crate) const SUBNET_FAMILY_DIFFERS: &str = "SubnetFamilyDiffers";
+
+/// A load balancer of another controller that is not taken over.
+pub(crate) const ADOPTION_REFUSED: &str = "AdoptionRefused";
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         ADDRESS_NOT_AVAILABLE,
-        "No floating IP has the requested address, or something or somebody else uses it; or more than one address is requested; or somebody else's floating IP is on the load balancer.",
+        "No floating IP has the requested address, or something or somebody else uses it; or somebody else's floating IP is on the load balancer.",
         "Create the floating IP in the cluster's project, or request another address, or detach the floating IP that the message names.",
     ),
     (
         ADDRESS_IMMUTABLE,
-        "The Service requests another VIP or subnet than its load balancer has, or the flag another Octavia provider, which Octavia cannot change.",
+        "The Service requests another VIP, subnet, flavor or availability zone than its load balancer has, or the flag another Octavia provider, which Octavia cannot change.",
         "Restore the request, or create the Service again.",
     ),
     (
         DUAL_STACK_NOT_SUPPORTED,
-        "The Service has two IP families, and a load balancer has one.",
-        "Set `spec.ipFamilyPolicy: SingleStack`.",
+        "The Service has two IP families, and its load balancer has an address of one: no subnet of the other is known, Octavia's API is older than version 2.26, or the load balancer is older than the second family. The other family is served.",
+        "As the message says, or set `spec.ipFamilyPolicy: SingleStack`.",
     ),
     (
         DRIVER_LACKS_OPTION,
-        "The Service requests what the Octavia provider `ovn` does not have: source ranges, PROXY protocol, limits, or another algorithm.",
+        "The Service requests what the Octavia provider `ovn` does not have: PROXY protocol, limits, another algorithm, a flavor, or an availability zone.",
         "Remove the request, or use the Octavia provider `amphora`.",
+    ),
+    (
+        NO_SECURITY_GROUP,
+        "The Service limits its clients. The Octavia provider `ovn` needs rules of the nodes' security group for that, and the group is not known.",
+        "Set `--openstack-node-security-group-id`, remove the ranges, or use the Octavia provider `amphora`.",
+    ),
+    (
+        TOO_MANY_SECURITY_GROUP_RULES,
+        "The Service needs more than 100 rules of the nodes' security group.",
+        "Use fewer ports or source ranges, or split the Service.",
+    ),
+    (
+        ADOPTION_REFUSED,
+        "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over. No second one is created.",
+        "As the message says. For a new load balancer, clear the Service's status and remove the annotation.",
+    ),
+    (
+        SHARED_LOAD_BALANCER_NOT_PERMITTED,
+        "The Service names a shared load balancer that does not exist, or that its namespace may not use.",
+        "Ask the operator of Steerage to permit it (`--openstack-shared-load-balancers`), or remove `steerage.dev/shared-load-balancer`.",
+    ),
+    (
+        SHARED_LOAD_BALANCER_IMMUTABLE,
+        "The annotation `steerage.dev/shared-load-balancer` was set, changed or removed. The Service keeps the load balancer and the address that it has.",
+        "Set the annotation as it was, or create the Service again.",
+    ),
+    (
+        PORT_IN_USE,
+        "Another Service of the shared load balancer has the port.",
+        "Use another port, or another load balancer.",
     ),
     (
         NO_FLOATING_NETWORK,
@@ -56,7 +92,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         CONFLICTING_ANNOTATIONS,
-        "Two annotations contradict each other, or one contradicts the rest of the Service.",
+        "Two annotations contradict each other, or one contradicts the rest of the Service; or two addresses of a family are requested, or one of a family that the Service lacks.",
         "As the message says.",
     ),
     (
@@ -82,8 +118,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         QUOTA_EXCEEDED,
-        "A quota of the project is used up, or a network has no free address.",
-        "Raise the quota, or delete what is no longer needed.",
+        "A quota of the project is used up, also that of security group rules, or a network has no free address.",
+        "Raise the quota that the message names, or add a subnet or addresses to the network; or delete what is no longer needed.",
     ),
     (
         REJECTED_BY_PROVIDER,

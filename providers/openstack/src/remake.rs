@@ -2,15 +2,19 @@
 //! Replaces a load balancer that failed, and decides between several of one owner. What serves clients goes last.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
-use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner};
+use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner, Progress};
 
 use crate::apply::again;
-use crate::desired::{Desired, WantedAddress};
+use crate::desired::Desired;
 use crate::provider::OpenStack;
+use crate::reasons;
 use crate::state::{SERVING_REMAKE_WAIT, ServiceState};
 use crate::types::{Balancer, FloatingIp, Provisioning};
-use crate::{observe, reasons};
+
+/// When a load balancer that served and seems not to is looked at again.
+const DOUBT_POLL: Duration = Duration::from_secs(5);
 
 impl OpenStack {
     /// Replaces a load balancer in `ERROR`, which Octavia changes no more. The new one comes first where a floating IP can move to it;
@@ -19,7 +23,7 @@ impl OpenStack {
         &self,
         lb: &LoadBalancer,
         wanted: &Desired,
-        balancer: Balancer,
+        balancer: &Balancer,
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
         let id = &balancer.id;
@@ -30,6 +34,10 @@ impl OpenStack {
                  then made anew. To repair it: openstack loadbalancer failover {id}.",
                 SERVING_REMAKE_WAIT.as_secs() / 60
             )));
+        }
+        if !is_serving && entry.is_doubted(id) {
+            entry.forget();
+            return Ok(Outcome { progress: Progress::Again(DOUBT_POLL), ..Outcome::done() });
         }
         if !entry.may_remake() {
             return Err(Error::Unavailable(format!(
@@ -47,15 +55,15 @@ impl OpenStack {
         if let Some(failed) =
             entry.spare.iter().find(|spare| spare.provisioning_status != Provisioning::Deleting)
         {
-            tracing::warn!(id = failed.id, "load balancer in ERROR; deleting it");
+            tracing::warn!(service = %lb.owner.service, id = failed.id, "load balancer in ERROR; deleting it");
             entry.changing.get_or_insert_with(tokio::time::Instant::now);
             self.delete_balancer(&failed.id).await?;
             entry.note_remade();
             entry.sent();
             return Ok(again(entry, self));
         }
-        if !matches!(wanted.address, WantedAddress::Internal(_)) {
-            tracing::warn!(id, "load balancer in ERROR; creating another one");
+        if !wanted.publishes_vip() {
+            tracing::warn!(service = %lb.owner.service, id, "load balancer in ERROR; creating another one");
             match self.create(lb, wanted, entry).await {
                 Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) if !is_serving => {}
                 result => {
@@ -64,9 +72,9 @@ impl OpenStack {
                 }
             }
         }
-        tracing::warn!(id, "load balancer in ERROR; deleting it and creating another one");
-        if matches!(wanted.address, WantedAddress::Internal(_)) {
-            entry.kept_vip = balancer.vip_address;
+        tracing::warn!(service = %lb.owner.service, id, "load balancer in ERROR; deleting it and creating another one");
+        if wanted.publishes_vip() {
+            entry.kept_vips = balancer.vips().map(|(vip, _)| vip).collect();
         }
         entry.begin();
         self.delete_balancer(id).await?;
@@ -83,7 +91,7 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         if !entry.is_listed {
-            let all = observe::balancers(&*self.calls, &self.config.cluster, Some(&owner.service)).await?;
+            let all = self.balancers_of(&owner.service).await?;
             let others = all.into_iter().filter(|(of, found)| of == owner && found.id != balancer.id);
             (entry.spare, entry.is_listed) = (others.map(|(_, found)| found).collect(), true);
         }
@@ -105,8 +113,9 @@ pub(crate) fn preference(
     published: &[IpAddr],
     ours: &[FloatingIp],
 ) -> (bool, bool, bool, Option<String>, String) {
-    let has_floating = ours.iter().any(|ip| ip.port_id.is_some() && ip.port_id == balancer.vip_port_id);
-    let is_known = has_floating || balancer.vip_address.is_some_and(|vip| published.contains(&vip));
+    let has_floating =
+        ours.iter().any(|ip| ip.port_id.as_deref().is_some_and(|port| balancer.floating_port() == port));
+    let is_known = has_floating || balancer.vips().any(|(vip, _)| published.contains(&vip));
     (
         balancer.provisioning_status == Provisioning::Deleting,
         balancer.provisioning_status == Provisioning::Error,
@@ -118,11 +127,9 @@ pub(crate) fn preference(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
     use steerage_model::Protocol;
-    use steerage_provider_api::{Compare, Progress, Provider as _};
+    use steerage_provider_api::{Compare, Provider as _};
 
     use super::*;
     use crate::desired::tests::planned;
@@ -156,6 +163,33 @@ mod tests {
         // The address moves before the old one goes.
         assert_eq!(cloud.writes(), ["POST loadbalancers", "PUT floatingips", "DELETE loadbalancers"]);
         assert!(ids(&cloud).len() == 1 && ids(&cloud) != old);
+    }
+
+    /// After a partition, the first heartbeats show a wrong state.
+    #[tokio::test(start_paused = true)]
+    async fn load_balancer_that_seems_not_to_serve_for_a_moment_is_kept() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[WEB], &[1]);
+        settle(&provider, &lb).await.unwrap();
+        let old = ids(&cloud)[0].clone();
+        in_error(&cloud, &old, "DEGRADED");
+        provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+        cloud.writes();
+        for _ in 0..3 {
+            in_error(&cloud, &old, "ERROR");
+            for _ in 0..3 {
+                let outcome = provider.apply(&lb, Compare::Remembered).await.unwrap();
+                assert!(matches!(outcome.progress, Progress::Again(_)));
+                tokio::time::advance(Duration::from_secs(4)).await;
+            }
+            in_error(&cloud, &old, "ONLINE");
+            provider.apply(&lb, Compare::Remembered).await.unwrap_err();
+        }
+        assert!(cloud.writes().is_empty());
+        in_error(&cloud, &old, "ERROR");
+        settle(&provider, &lb).await.unwrap();
+        assert!(ids(&cloud).len() == 1 && ids(&cloud)[0] != old);
     }
 
     #[tokio::test(start_paused = true)]

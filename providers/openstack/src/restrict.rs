@@ -8,11 +8,11 @@ use serde_json::json;
 use steerage_model::Family;
 use steerage_provider_api::{AdmittedSources, Error, Owner, RequestedSources, intersection};
 
-use crate::apply::Present;
+use crate::adoption::is_part;
+use crate::apply::{Present, kept_in_error};
 use crate::config::Driver;
-use crate::desired::{allowed, is_nobody};
-use crate::marks;
 use crate::provider::OpenStack;
+use crate::sources::{allowed, is_nobody, nobody, requested_sources};
 use crate::state::ServiceState;
 use crate::step::Step;
 use crate::types::Listener;
@@ -33,22 +33,26 @@ impl OpenStack {
         requested: &RequestedSources,
         entry: &mut ServiceState,
     ) -> Result<Restricted, Error> {
+        let requested = requested_sources(&requested.ranges, &requested.annotations)?;
         // What is remembered may not be who may connect.
         entry.is_verified = false;
-        let tree = match self.present(owner, entry, None).await? {
+        let present = self.present(owner, entry, None).await;
+        if self.config.driver() == Driver::Ovn {
+            return self.restrict_rules(owner, &requested, &present, entry).await;
+        }
+        let tree = match present? {
             Present::Nothing => return Ok(Restricted::To(None)),
             Present::Busy => return Ok(Restricted::Again),
-            Present::Broken(_) => {
-                return Err(Error::Unavailable("Octavia reports ERROR for the load balancer".to_owned()));
-            }
+            Present::Broken(balancer) => return Err(kept_in_error(&balancer, "source ranges")),
             Present::Ready(tree) => tree,
         };
-        let family = tree.balancer.vip_address.map_or(Family::V4, Family::of);
+        let families = tree.balancer.families();
         let mut admitted = BTreeSet::new();
-        for listener in tree.listeners.iter().filter(|listener| marks::is_part(&listener.tags, owner)) {
+        let is_ours = |listener: &&Listener| is_part(owner, &tree.balancer, &listener.name, &listener.tags);
+        for listener in tree.listeners.iter().filter(is_ours) {
             let present = ranges(listener);
-            let narrowed = narrowed(present.as_deref(), &requested.ranges, family);
-            if self.config.driver() == Driver::Amphora && narrowed != sorted(listener) {
+            let narrowed = narrowed(present.as_deref(), &requested, &families);
+            if narrowed != sorted(listener) {
                 let changes = json!({ "allowed_cidrs": narrowed });
                 let port = format!("{} {}", listener.protocol, listener.protocol_port);
                 let step = Step::UpdateListener { id: listener.id.clone(), port, changes };
@@ -69,6 +73,33 @@ impl OpenStack {
         let admitted = admitted.into_iter().map(|(_, range)| range).filter(|range| !is_nobody(range));
         Ok(Restricted::To(Some(AdmittedSources::Only(admitted.collect()))))
     }
+
+    /// With OVN, rules alone decide: the state of the load balancer does not matter.
+    async fn restrict_rules(
+        &self,
+        owner: &Owner,
+        requested: &[IpNet],
+        present: &Result<Present, Error>,
+        entry: &mut ServiceState,
+    ) -> Result<Restricted, Error> {
+        // Members are checked from these.
+        let configured = [Family::V4, Family::V6].map(|family| self.config.nodes_subnet(family).to_owned());
+        let mut subnets = BTreeSet::from(configured);
+        if let Some(tree) = entry.known(owner) {
+            let pools =
+                tree.pools.iter().filter(|pool| is_part(owner, &tree.balancer, &pool.name, &pool.tags));
+            subnets
+                .extend(pools.flat_map(|pool| &pool.members).filter_map(|member| member.subnet_id.clone()));
+        }
+        let subnets: Vec<String> = subnets.into_iter().collect();
+        let admitted = self.narrow_rules(owner, requested, &subnets, entry).await?;
+        if matches!(present, Ok(Present::Nothing)) {
+            return Ok(Restricted::To(None));
+        }
+        // Of the rules that are not managed nothing is known, and OVN itself admits everybody.
+        let admitted = admitted.map_or(AdmittedSources::Everybody, AdmittedSources::WithOthers);
+        Ok(Restricted::To(Some(admitted)))
+    }
 }
 
 fn sorted(listener: &Listener) -> Vec<String> {
@@ -84,26 +115,81 @@ fn ranges(listener: &Listener) -> Option<Vec<IpNet>> {
 }
 
 /// The ranges that are admitted and requested. Empty if that is everybody.
-fn narrowed(present: Option<&[IpNet]>, requested: &[IpNet], family: Family) -> Vec<String> {
+fn narrowed(present: Option<&[IpNet]>, requested: &[IpNet], families: &[Family]) -> Vec<String> {
     match (present, requested) {
-        (None, requested) => allowed(requested, family),
-        (Some(present), []) => allowed(present, family),
+        (None, requested) => allowed(requested, families),
+        (Some(present), []) => allowed(present, families),
         (Some(present), requested) => {
             let both: Vec<IpNet> = intersection(present, requested).into_iter().collect();
             if both.is_empty() {
                 // Something is requested, but nothing of it is admitted.
-                let other =
-                    [Family::V4, Family::V6].map(|of| if of == Family::V4 { "0.0.0.0/32" } else { "::/128" });
-                return vec![other[usize::from(family == Family::V6)].to_owned()];
+                let first = families.first().copied().unwrap_or(Family::V4);
+                return vec![nobody(first).to_owned()];
             }
-            allowed(&both, family)
+            allowed(&both, families)
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use steerage_model::Protocol;
+    use steerage_provider_api::Provider as _;
+
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::scripted::{Scripted, settle};
+
+    /// Rules are Neutron's: a load balancer that Octavia does not change keeps nobody admitted.
+    #[tokio::test(start_paused = true)]
+    async fn rules_are_narrowed_whatever_the_state_of_the_load_balancer() {
+        for state in ["ERROR", "PENDING_UPDATE", "ACTIVE"] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider_with(|config| {
+                "ovn".clone_into(&mut config.provider);
+                config.security_group = Some("nodes".to_owned());
+            });
+            let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+            settle(&provider, &lb).await.unwrap();
+            for balancer in crate::scripted::ids(&cloud) {
+                cloud.set("loadbalancers", ("id", &balancer), &json!({ "provisioning_status": state }));
+            }
+            let requested =
+                RequestedSources { ranges: nets(&["192.0.2.0/24"]), ..RequestedSources::default() };
+            let mut entry = ServiceState::default();
+            let narrowed = provider.restrict(&lb.owner, &requested, &mut entry).await.unwrap();
+            assert!(matches!(narrowed, Restricted::To(Some(AdmittedSources::WithOthers(_)))), "{state}");
+            let mut sources: Vec<_> = cloud
+                .all("security-group-rules")
+                .iter()
+                .map(|rule| rule["remote_ip_prefix"].as_str().unwrap().to_owned())
+                .collect();
+            sources.sort();
+            assert_eq!(sources, ["10.0.0.0/24", "192.0.2.0/24"], "{state}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn load_balancer_in_error_is_named_while_its_service_is_refused() {
+        let cloud = Scripted::new();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        settle(&cloud.provider(), &lb).await.unwrap();
+        let provider = cloud.provider();
+        let id = crate::scripted::ids(&cloud).remove(0);
+        cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ERROR" }));
+        let requested = RequestedSources::default();
+        for error in [
+            provider.restrict_sources(&lb.owner, &requested).await.unwrap_err(),
+            provider.set_targets(&lb.owner, &lb.targets()).await.unwrap_err(),
+        ] {
+            let command = format!("openstack loadbalancer failover {id}.");
+            assert!(
+                error.reason() == "ProviderUnavailable" && error.to_string().contains(&command),
+                "{error}"
+            );
+        }
+    }
 
     fn nets(texts: &[&str]) -> Vec<IpNet> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
@@ -121,7 +207,7 @@ mod tests {
             (Some(&["0.0.0.0/32"]), &["0.0.0.0/0"], &["0.0.0.0/32"]),
         ] {
             let present = present.map(nets);
-            let got = narrowed(present.as_deref(), &nets(requested), Family::V4);
+            let got = narrowed(present.as_deref(), &nets(requested), &[Family::V4]);
             assert_eq!(got, expected, "{present:?} {requested:?}");
         }
     }

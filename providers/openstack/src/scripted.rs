@@ -197,6 +197,9 @@ impl Objects {
         for (key, value) in defaults.as_object().unwrap() {
             object.entry(key.clone()).or_insert_with(|| value.clone());
         }
+        if let Some(of) = object.get("loadbalancer_id").cloned() {
+            object.insert("loadbalancers".to_owned(), json!([{ "id": of }]));
+        }
         for listener in take(&mut object, "listeners") {
             let mut listener = listener;
             listener["loadbalancer_id"] = id.clone().into();
@@ -267,16 +270,21 @@ impl Objects {
         let path = call.path.trim_start_matches("/v2.0/lbaas/").trim_start_matches("/v2.0/");
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let parts: Vec<&str> = path.split('/').collect();
-        let singular = |kind: &str| kind.strip_suffix('s').unwrap_or(kind).to_owned();
+        let singular = |kind: &str| kind.strip_suffix('s').unwrap_or(kind).replace('-', "_");
+        let plural = |kind: &str| kind.replace('-', "_");
         let missing = || (404, "not found".to_owned());
         let changes =
             call.body.as_ref().map(|body| body.as_object().unwrap().values().next().unwrap().clone());
         match (&call.method, parts.as_slice()) {
-            (&Method::GET, [kind]) if self.hidden == Some(*kind) => Ok(json!({ *kind: [] })),
-            (&Method::GET, [kind]) => Ok(json!({ *kind: self.list(kind, query) })),
+            (&Method::GET, [kind]) if self.hidden == Some(*kind) => Ok(json!({ plural(kind): [] })),
+            (&Method::GET, [kind]) => Ok(json!({ plural(kind): self.list(kind, query) })),
             (&Method::GET, [_, id, "members"]) => {
                 let members = self.find("pools", id).ok_or_else(missing)?.get("members").cloned();
                 Ok(json!({ "members": members.unwrap_or_else(|| json!([])) }))
+            }
+            (&Method::GET, [kind, id, "status"]) => {
+                self.find(kind, id).ok_or_else(missing)?;
+                Ok(json!({ "statuses": { "loadbalancer": {} } }))
             }
             (&Method::GET, [kind, id]) => {
                 Ok(json!({ singular(kind): self.find(kind, id).ok_or_else(missing)? }))
@@ -336,6 +344,8 @@ impl Calls for Scripted {
         if self.answers_never(&call) {
             std::future::pending::<()>().await;
         }
+        // Others ask meanwhile.
+        tokio::task::yield_now().await;
         let mut objects = self.0.lock().unwrap();
         objects.calls.push(call.action.to_owned());
         if call.method != Method::GET {

@@ -9,9 +9,11 @@ use serde_json::Value;
 use steerage_model::Ingress;
 use steerage_provider_api::{Error, Owner};
 use steerage_provider_cloud::Refusals;
+use steerage_provider_cloud::shared::LoadBalancerUse;
 use tokio::time::Instant;
 
 use crate::desired::Desired;
+use crate::node_rules_sync::RulesState;
 use crate::step::Step;
 use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 
@@ -19,6 +21,8 @@ use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
 /// How long a load balancer in `ERROR` is kept while it serves.
 pub(crate) const SERVING_REMAKE_WAIT: Duration = Duration::from_mins(10);
+/// For how long it must seem not to serve before it is remade earlier.
+const SERVING_DOUBT: Duration = Duration::from_secs(15);
 const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
 /// The longest time between two questions whether a change is complete, of one that takes as long as usual.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
@@ -150,6 +154,8 @@ pub(crate) struct Addressed {
     pub(crate) address: IpAddr,
     /// Whether it was a floating IP of the user.
     pub(crate) is_given: bool,
+    /// Whether it was a floating IP of Steerage.
+    pub(crate) is_own: bool,
 }
 
 /// Everything that is remembered of a Service.
@@ -163,6 +169,8 @@ pub(crate) struct ServiceState {
     pub(crate) is_listed: bool,
     /// The load balancer in `ERROR` that serves, and since when that is known.
     failing: Option<(String, Instant)>,
+    /// Since when that one seems not to serve.
+    down_since: Option<Instant>,
     /// The load balancer that is waited for, and since when it is known to be `PENDING`.
     pending: Option<(String, Instant)>,
     /// Whether all of it was read since the last complete change.
@@ -173,14 +181,18 @@ pub(crate) struct ServiceState {
     pub(crate) changing: Option<Instant>,
     pub(crate) complete: Option<Complete>,
     pub(crate) addressed: Option<Addressed>,
+    /// Where its load balancer is.
+    pub(crate) usage: LoadBalancerUse,
+    /// The rules of the nodes' security group.
+    pub(crate) rules: RulesState,
     /// Members that Octavia refuses.
     pub(crate) refused: Refusals<IpAddr>,
     /// Load balancers that were remade one after the other, and until when the next one waits.
     remade: (u32, Option<Instant>),
-    /// The VIP of a load balancer that is remade.
-    pub(crate) kept_vip: Option<IpAddr>,
-    /// A VIP that the subnet does not give any more.
-    pub(crate) refused_vip: Option<IpAddr>,
+    /// The VIPs of a load balancer that is remade.
+    pub(crate) kept_vips: Vec<IpAddr>,
+    /// VIPs that their subnets do not give any more.
+    pub(crate) refused_vips: Vec<IpAddr>,
     /// The last accepted change, how often it was accepted in a row, and when.
     last: Option<(Step, u32, Instant)>,
     /// The name of the pool whose members changed last.
@@ -260,6 +272,14 @@ impl ServiceState {
         (passed / 2).clamp(least, longest)
     }
 
+    /// The name under which Services share its load balancer.
+    pub(crate) fn shared(&self) -> Option<&str> {
+        match &self.usage {
+            LoadBalancerUse::Shared(name) => Some(name),
+            LoadBalancerUse::Own => None,
+        }
+    }
+
     /// A load balancer was seen `PENDING`.
     pub(crate) fn note_pending(&mut self, balancer: &Balancer) -> Result<(), Error> {
         let id = &balancer.id;
@@ -294,8 +314,19 @@ impl ServiceState {
         let now = Instant::now();
         let known = self.failing.take().filter(|(known, _)| known == id);
         let (id, since) = known.unwrap_or_else(|| (id.to_owned(), now));
+        self.down_since = None;
         self.failing = Some((id, since));
         now.duration_since(since) < SERVING_REMAKE_WAIT
+    }
+
+    /// Whether one that was kept because it served is to be looked at again, although it seems not to serve: after a partition its state is
+    /// wrong for a moment.
+    pub(crate) fn is_doubted(&mut self, id: &str) -> bool {
+        if self.failing.as_ref().is_none_or(|(known, _)| known != id) {
+            return false;
+        }
+        let now = Instant::now();
+        self.down_since.get_or_insert(now).elapsed() < SERVING_DOUBT
     }
 
     /// It is remade.
@@ -307,7 +338,9 @@ impl ServiceState {
 
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
-        (self.remade, self.kept_vip, self.last, self.failing) = ((0, None), None, None, None);
+        (self.remade, self.last, self.failing) = ((0, None), None, None);
+        self.down_since = None;
+        self.kept_vips.clear();
     }
 }
 

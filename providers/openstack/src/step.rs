@@ -111,6 +111,9 @@ impl fmt::Display for Step {
             Self::CreatePool { name, .. } => write!(f, "pool {name}: created"),
             Self::UpdatePool { name, changes, .. } => write!(f, "pool {name}: {} changes", fields(changes)),
             Self::DeletePool { name, .. } => write!(f, "pool {name}: deleted"),
+            Self::SetMembers { name, members, .. } if members.is_empty() => {
+                write!(f, "pool {name}: members become none")
+            }
             Self::SetMembers { name, members, .. } => {
                 let nodes: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
                 write!(f, "pool {name}: members become {}", nodes.join(", "))
@@ -126,5 +129,16 @@ impl fmt::Display for Step {
             }
             Self::DeleteListener { port, .. } => write!(f, "listener {port}: deleted"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_without_members_says_so() {
+        let step = Step::SetMembers { pool: String::new(), name: "web".to_owned(), members: Vec::new() };
+        assert_eq!(step.to_string(), "pool web: members become none");
     }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use steerage_model::Family;
 
 /// `provisioning_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -50,6 +51,18 @@ pub(crate) struct Balancer {
     pub(crate) vip_port_id: Option<String>,
     pub(crate) vip_subnet_id: Option<String>,
     #[serde(default)]
+    pub(crate) vip_network_id: Option<String>,
+    #[serde(default)]
+    pub(crate) project_id: Option<String>,
+    #[serde(default)]
+    pub(crate) additional_vips: Vec<AdditionalVip>,
+    #[serde(default)]
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) flavor_id: Option<String>,
+    #[serde(default)]
+    pub(crate) availability_zone: Option<String>,
+    #[serde(default)]
     pub(crate) provider: Option<String>,
     #[serde(default)]
     pub(crate) tags: Vec<String>,
@@ -57,7 +70,41 @@ pub(crate) struct Balancer {
     pub(crate) created_at: Option<String>,
 }
 
+/// A further VIP, of another subnet.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct AdditionalVip {
+    pub(crate) ip_address: Option<IpAddr>,
+    /// Its port. Amphorae have one port for all VIPs, OVN has one for each.
+    pub(crate) port_id: Option<String>,
+}
+
 impl Balancer {
+    /// All VIPs with their ports, the first one first.
+    pub(crate) fn vips(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let first = self.vip_port_id.as_deref().unwrap_or_default();
+        let more = self
+            .additional_vips
+            .iter()
+            .map(move |vip| (vip.ip_address, vip.port_id.as_deref().unwrap_or(first)));
+        std::iter::once((self.vip_address, first)).chain(more).filter_map(|(vip, port)| Some((vip?, port)))
+    }
+
+    /// The VIP of a family, with its port.
+    pub(crate) fn vip(&self, family: Family) -> Option<(IpAddr, &str)> {
+        self.vips().find(|(vip, _)| Family::of(*vip) == family)
+    }
+
+    /// The port of the VIP that a floating IP translates to.
+    pub(crate) fn floating_port(&self) -> &str {
+        self.vip(Family::V4).map_or(self.vip_port_id.as_deref().unwrap_or_default(), |(_, port)| port)
+    }
+
+    /// The families of its VIPs, the first one's first.
+    pub(crate) fn families(&self) -> Vec<Family> {
+        let families: Vec<Family> = self.vips().map(|(vip, _)| Family::of(vip)).collect();
+        if families.is_empty() { vec![Family::V4] } else { families }
+    }
+
     /// Whether clients are served, as far as Octavia knows.
     pub(crate) fn is_serving(&self) -> bool {
         matches!(self.operating_status.as_deref(), Some("ONLINE" | "DEGRADED"))
@@ -67,6 +114,8 @@ impl Balancer {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Listener {
     pub(crate) id: String,
+    #[serde(default)]
+    pub(crate) name: String,
     pub(crate) provisioning_status: Provisioning,
     pub(crate) protocol: String,
     pub(crate) protocol_port: u16,
@@ -234,6 +283,10 @@ pub(crate) struct FloatingIp {
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct Subnet {
+    #[serde(default)]
+    pub(crate) id: String,
     pub(crate) ip_version: u8,
     pub(crate) cidr: String,
+    #[serde(default)]
+    pub(crate) network_id: String,
 }

@@ -5,11 +5,13 @@
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
 mod cloud;
+mod features;
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use cloud::{Cloud, INTERNAL, id, target};
+use futures::future::join_all;
 use serde_json::json;
 use steerage_model::{Family, IpMode, Protocol};
 use steerage_provider_api::{
@@ -123,6 +125,26 @@ async fn moved_endpoint_costs_one_change_and_reads_only_whether_they_are_complet
     // Where no node stays, the new ones come first.
     converge_remembered(&provider, &fixture::with_targets(&cloud, &lb, &[0])).await.unwrap();
     assert_eq!(writes(&cloud), ["PUT members"; 2]);
+}
+
+/// The lists of a project show what the single reads do.
+#[tokio::test]
+async fn restart_lists_what_many_services_have() {
+    requires!(OpenStack);
+    let cloud = Cloud::shared("restart").await.unwrap();
+    let provider = cloud.fresh().await.unwrap();
+    let services = ["one", "two", "three", "four"].map(|name| annotated(web(&cloud, name), INTERNAL, "true"));
+    join_all(services.iter().map(|lb| async { converge_remembered(&provider, lb).await.unwrap() })).await;
+    let mut lists = Vec::new();
+    for some in [&services[..1], &services] {
+        cloud.proxy().reset();
+        let restarted = cloud.fresh().await.unwrap();
+        join_all(some.iter().map(|lb| async { converge(&restarted, lb).await.unwrap() })).await;
+        let calls = cloud.proxy().calls();
+        lists.push(calls.iter().filter(|call| ["GET listeners", "GET pools"].contains(&&*call.name)).count());
+        assert!(writes(&cloud).is_empty());
+    }
+    assert!(lists[1] < services.len() * lists[0], "{lists:?}");
 }
 
 /// Another program changes the load balancer, or Octavia is slow: nothing is sent meanwhile, and nothing fails.

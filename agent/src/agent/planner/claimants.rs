@@ -3,7 +3,7 @@
 //! plans are in one write. Where the new owner has to wait all the same, nobody's external IP is served in its place. Likewise Services
 //! that have as an external IP what others leave, or left before: nothing is reserved for them. Pure.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -83,13 +83,14 @@ impl Contested {
         if addresses.is_empty() {
             return Vec::new();
         }
+        let left = LeftFrontends::new(&left);
         let (mut claims, mut external) = (BTreeMap::new(), BTreeSet::new());
         for service in waiting {
             let mut assigned = assigned(service, local_node, |addr| addresses.contains(addr));
             assigned.retain(|at| frontends.contains(at));
             if !assigned.is_empty() {
                 claims.insert(service.key.clone(), assigned);
-            } else if has_external_ip_at(service, &left) {
+            } else if left.has_external_ip_of(service) {
                 external.insert(service.key.clone());
             }
         }
@@ -103,21 +104,31 @@ impl Contested {
     }
 }
 
-/// Whether a Service has an external IP and a port that make one of these frontends. Each address and each port is looked at once: a
-/// Service may have thousands of both.
-fn has_external_ip_at(service: &Service, frontends: &BTreeSet<Frontend>) -> bool {
-    if service.external_ips.is_empty() {
-        return false;
+/// The ports that were left at each address. Prepared once for all waiting Services: both may be thousands.
+struct LeftFrontends(HashMap<IpAddr, BTreeSet<(Protocol, u16)>>);
+
+impl LeftFrontends {
+    fn new(frontends: &BTreeSet<Frontend>) -> Self {
+        let mut ports: HashMap<_, BTreeSet<_>> = HashMap::new();
+        for at in frontends {
+            ports.entry(at.addr).or_default().insert((at.protocol, at.port));
+        }
+        Self(ports)
     }
-    let addresses: HashSet<IpAddr> = frontends.iter().map(|at| at.addr).collect();
-    let ports: HashSet<(Protocol, u16)> = frontends.iter().map(|at| (at.protocol, at.port)).collect();
-    let addresses: HashSet<_> = service.external_ips.iter().filter(|addr| addresses.contains(addr)).collect();
-    if addresses.is_empty() {
-        return false;
+
+    /// Whether a Service has an external IP and a port that make one of the frontends. At each address the fewer ports are looked at, its
+    /// own or those that were left: a Service may have thousands of addresses and of ports.
+    fn has_external_ip_of(&self, service: &Service) -> bool {
+        let mut found = service.external_ips.iter().filter_map(|addr| self.0.get(addr)).peekable();
+        if found.peek().is_none() {
+            return false;
+        }
+        let own: BTreeSet<_> = service.ports.iter().map(|port| (port.protocol, port.port)).collect();
+        found.any(|left| {
+            let (fewer, more) = if left.len() < own.len() { (left, &own) } else { (&own, left) };
+            fewer.iter().any(|port| more.contains(port))
+        })
     }
-    let own = service.ports.iter().map(|port| (port.protocol, port.port));
-    let ports: HashSet<_> = own.filter(|port| ports.contains(port)).collect();
-    frontends.iter().any(|at| addresses.contains(&at.addr) && ports.contains(&(at.protocol, at.port)))
 }
 
 /// Frontends of external IPs that a Service has left, the last ones: the change of another one that takes them may come later, and does

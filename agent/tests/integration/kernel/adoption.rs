@@ -18,23 +18,23 @@ use crate::kernel::cluster::{Proxy, Spec, World, plans, pod_networks};
 use crate::kernel::ruleset::ruleset;
 
 /// Endpoints of the first Service: a list of class 64.
-const COUNT: u16 = 40;
+pub(super) const COUNT: u16 = 40;
 
-fn world(first: u16, elsewhere: u16) -> World {
+pub(super) fn world(first: u16, elsewhere: u16) -> World {
     let spec = |first, elsewhere| Spec { kind: ServiceKind::ClusterIp, first, elsewhere, ..Spec::default() };
     [(1, spec(first, elsewhere)), (2, spec(500, 10)), (3, spec(600, 3))].into()
 }
 
-fn follow(proxy: &mut Proxy, world: &World) -> Written {
+pub(super) fn follow(proxy: &mut Proxy, world: &World) -> Written {
     let gone: Vec<_> = proxy.ruleset.desired().services().cloned().collect();
     proxy.write(plans(world, gone), &pod_networks()).unwrap()
 }
 
-fn nothing(proxy: &mut Proxy) -> Written {
+pub(super) fn nothing(proxy: &mut Proxy) -> Written {
     proxy.write(BTreeMap::new(), &pod_networks()).unwrap()
 }
 
-fn table() -> Table {
+pub(super) fn table() -> Table {
     Table::new(steerage_nft::Family::Ip, TABLE)
 }
 
@@ -65,7 +65,7 @@ fn end(host: u8) -> Vec<u8> {
 }
 
 /// Lists with a history, so that their order is not that of a new process.
-fn shuffled() -> Proxy {
+pub(super) fn shuffled() -> Proxy {
     let mut proxy = Proxy::open();
     follow(&mut proxy, &world(100, COUNT));
     follow(&mut proxy, &world(101, COUNT));
@@ -294,7 +294,15 @@ fn repair_of_a_believed_list_keeps_its_order() {
         assert!(proxy.dataplane.has_unread_lists());
         let mut change = ForeignChange::default();
         let name = Some(SetId::Endpoints.name());
-        change.add(Change { port: 1, table: table(), object: ObjectKind::Elements, name, deleted: true });
+        change.add(Change {
+            port: 1,
+            table: table(),
+            object: ObjectKind::Elements,
+            name,
+            deleted: true,
+            is_dormant: false,
+            base: None,
+        });
         assert_eq!(proxy.dataplane.repair_first(&mut proxy.ruleset, &change).unwrap(), 1);
         assert_eq!(lists(), whole);
         for is_repaired in [true, false] {

@@ -13,7 +13,9 @@ use steerage_agent::rules::{LARGEST_STEP, Ruleset, SetId, TABLE};
 use steerage_model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Key, Protocol, Service, ServicePort, names,
 };
-use steerage_nft::{Batch, Element, Errno, Error, Field, Nft, Rows, Table, concat};
+use steerage_nft::{
+    Batch, Element, Errno, Error, Field, Monitor, Nft, Notification, ObjectKind, Rows, Table, concat,
+};
 use steerage_requirements::{in_new_netns, requires};
 use steerage_watch::{Event, Index};
 
@@ -153,6 +155,28 @@ fn large_update_is_written_in_steps() {
     });
 }
 
+/// What a start costs that finds a large table as it should be: the rules are compared with those of a table without elements.
+#[test]
+fn start_at_a_large_table_writes_nothing_to_it() {
+    requires!(NetworkNamespace);
+    in_new_netns(|| {
+        let plans = large(50, 0, 5_000);
+        write(&mut open(), plans.clone()).unwrap();
+        let table = Table::new(steerage_nft::Family::Ip, TABLE);
+        let mut nft = Nft::open().unwrap();
+        let rules = nft.rules(&table).unwrap();
+        let mut proxy = Proxy::open();
+        proxy.dataplane.watch_foreign(|noticed| !matches!(noticed, Noticed::Change(_)));
+        let begun = Instant::now();
+        let written = write(&mut proxy, plans).unwrap();
+        println!("started in {:?}: {:?}", begun.elapsed(), proxy.dataplane.writes());
+        assert_eq!(written, Written { full: true, ..Written::default() });
+        assert_eq!(nft.rules(&table).unwrap(), rules, "with the same handles");
+        assert!(proxy.dataplane.has_unread_lists(), "no list is read");
+        assert_eq!(nft.tables(steerage_nft::Family::Ip).unwrap().len(), 1, "the trial is over");
+    });
+}
+
 /// Another program emptied a map, and deleted a chain's rules.
 #[test]
 fn large_repair_is_written_in_steps_unless_rules_are_missing() {
@@ -281,34 +305,61 @@ fn with_small(mut plans: BTreeMap<Key, ServicePlan>) -> BTreeMap<Key, ServicePla
     plans
 }
 
+/// What one transaction added, by table and set, and whether packets saw the table's rules from then on.
+#[derive(Debug, Default)]
+struct Added {
+    elements: BTreeMap<(steerage_nft::Family, String), usize>,
+    served: BTreeSet<steerage_nft::Family>,
+}
+
+impl Added {
+    fn count(&self, family: steerage_nft::Family, set: SetId) -> usize {
+        self.elements.get(&(family, set.name())).copied().unwrap_or_default()
+    }
+}
+
+/// The transactions of `work`, in order. The kernel keeps all their notifications, as long as they are not many more than those of
+/// 20,000 elements.
+fn transactions(work: impl FnOnce()) -> Vec<Added> {
+    let mut monitor = Monitor::open().unwrap();
+    work();
+    let (mut all, mut running) = (Vec::new(), Added::default());
+    while let Some(notifications) = monitor.receive().unwrap() {
+        for notification in notifications {
+            match notification {
+                Notification::Commit(_) => all.push(std::mem::take(&mut running)),
+                Notification::Change(change) if change.deleted || change.table.name != TABLE => {}
+                Notification::Change(change) => match (change.object, change.name) {
+                    (ObjectKind::Elements, Some(set)) => {
+                        *running.elements.entry((change.table.family, set)).or_default() += 1;
+                    }
+                    (ObjectKind::Chain, Some(chain)) if chain == "prerouting" => {
+                        running.served.insert(change.table.family);
+                    }
+                    _ => {}
+                },
+            }
+        }
+    }
+    all
+}
+
 /// Nothing was there, as after `nft flush ruleset`: the small Service is served before the large one is loaded.
 #[test]
 fn small_services_are_loaded_first() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut proxy = Proxy::open();
-        let (ports, endpoints) = (20, 2_500);
-        let is_over = AtomicBool::new(false);
-        let seen = std::thread::scope(|scope| {
-            // All that is seen while packets pass the rules: the addresses that are served.
-            let seen = scope.spawn(|| {
-                let (mut nft, mut seen) = (Nft::open().unwrap(), BTreeSet::new());
-                let table = Table::new(steerage_nft::Family::Ip, TABLE);
-                while !is_over.load(Ordering::Relaxed) {
-                    let chains = nft.chains(&table).unwrap_or_default();
-                    if chains.iter().any(|chain| chain == "prerouting") {
-                        seen.insert(count(&mut nft, SetId::ClusterAddresses));
-                    }
-                }
-                seen
-            });
-            write(&mut proxy, with_small(large(ports, 0, endpoints))).unwrap();
-            is_over.store(true, Ordering::Relaxed);
-            seen.join().unwrap()
+        let ip = steerage_nft::Family::Ip;
+        let all = transactions(|| {
+            write(&mut proxy, with_small(large(20, 0, 1_000))).unwrap();
         });
-        assert!(seen.contains(&1) && !seen.contains(&0), "{seen:?}");
-        let mut nft = Nft::open().unwrap();
-        assert_eq!(count(&mut nft, SetId::Endpoints), usize::from(ports) * 2_500);
+        let first = all.iter().position(|added| added.served.contains(&ip)).expect("packets see the rules");
+        let count = |of: &[Added], set| of.iter().map(|added| added.count(ip, set)).sum::<usize>();
+        let (until, after) = all.split_at(first + 1);
+        assert_eq!(count(until, SetId::ClusterAddresses), 1, "of the small one: {all:?}");
+        assert_eq!(count(after, SetId::ClusterAddresses), 1, "of the large one: {all:?}");
+        assert!(count(after, SetId::Endpoints) >= 20 * 1_000, "{all:?}");
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
     });
@@ -344,29 +395,17 @@ fn small_services_of_both_families_are_loaded_first() {
     requires!(NetworkNamespace);
     in_new_netns(|| {
         let mut proxy = Proxy::open();
-        let (ports, endpoints) = (20, 2_500);
-        let is_over = AtomicBool::new(false);
-        let lengths = std::thread::scope(|scope| {
-            // The endpoints of IPv4 that were loaded when IPv6 was first served.
-            let seen = scope.spawn(|| {
-                let (mut nft, mut seen) = (Nft::open().unwrap(), BTreeSet::new());
-                let table = Table::new(steerage_nft::Family::Ip6, TABLE);
-                while !is_over.load(Ordering::Relaxed) {
-                    let chains = nft.chains(&table).unwrap_or_default();
-                    if chains.iter().any(|chain| chain == "prerouting") {
-                        seen.insert(count(&mut nft, SetId::Endpoints));
-                    }
-                }
-                seen
-            });
-            let mut plans = large(ports, 0, endpoints);
+        let (ip, ip6) = (steerage_nft::Family::Ip, steerage_nft::Family::Ip6);
+        let all = transactions(|| {
+            let mut plans = large(20, 0, 1_000);
             plans.extend([small_of_ipv6()]);
             write(&mut proxy, plans).unwrap();
-            is_over.store(true, Ordering::Relaxed);
-            seen.join().unwrap()
         });
-        let first = lengths.first().copied().unwrap_or(usize::MAX);
-        assert!(first < usize::from(ports) * 2_500, "{lengths:?}");
+        let first = all.iter().position(|added| added.served.contains(&ip6)).expect("packets see the rules");
+        let (until, after) = all.split_at(first + 1);
+        assert!(until.iter().any(|added| added.count(ip6, SetId::ClusterAddresses) == 1), "{all:?}");
+        let late: usize = after.iter().map(|added| added.count(ip, SetId::Endpoints)).sum();
+        assert!(late >= 20 * 1_000, "{all:?}");
         proxy.dataplane.mark_out_of_sync();
         assert_eq!(write(&mut proxy, BTreeMap::new()).unwrap().elements, 0);
     });

@@ -3,6 +3,7 @@
 //! nothing. Each test runs in its own network namespace. Needs root and the `nft` command.
 
 mod adoption;
+mod changed_rules;
 mod cluster;
 mod dumping;
 mod large_updates;

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use steerage_agent::agent::Agent;
@@ -170,8 +171,12 @@ impl<'a> Running<'a> {
 
     /// Status and weight that the health-check port gives a client; `None`: it is closed.
     fn health(&self, port: u16, family: Family) -> Option<(u16, usize)> {
+        self.health_at(SocketAddr::new(At::Node.addr(family), port))
+    }
+
+    fn health_at(&self, address: SocketAddr) -> Option<(u16, usize)> {
         let text = self.world.run(At::Client, || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect(SocketAddr::new(At::Node.addr(family), port))?;
+            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
             stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")?;
             let mut text = String::new();
             stream.read_to_string(&mut text)?;
@@ -374,6 +379,32 @@ fn health_check_port_follows_service() {
     moved.kind = ServiceKind::NodePort;
     agent.service(moved);
     agent.healthy(HEALTH_PORT + 1, None);
+}
+
+/// GCE addresses its health checks to the VIP, which its agent for guests makes the node's own.
+#[test]
+fn health_checks_of_vips_are_answered() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let world = World::new();
+    let agent = running(&world);
+    agent.list(local(service()), &[At::Pod1, At::Pod2, At::Far]);
+    agent.healthy(HEALTH_PORT, Some((200, 2)));
+    for family in FAMILIES {
+        let vip = Way::Vip.to(family).ip();
+        let check = SocketAddr::new(vip, HEALTH_PORT);
+        assert_eq!(agent.health_at(check), None, "no packet arrives");
+        world.run(At::Node, || {
+            let route = ["route", "add", "local", &vip.to_string(), "dev", "lo"];
+            assert!(Command::new("ip").args(route).status().unwrap().success());
+        });
+        soon(&format!("the check at {vip}"), || agent.health_at(check) == Some((200, 2)));
+        assert!(agent.asks(Way::Vip, family).is_ok(), "clients are served as before");
+    }
+    let moved = Service { ingress: service().ingress[1..].to_vec(), ..local(service()) };
+    agent.service(moved);
+    let [gone, kept] = FAMILIES.map(|family| SocketAddr::new(Way::Vip.to(family).ip(), HEALTH_PORT));
+    soon("the VIP that is gone", || agent.health_at(gone).is_none());
+    assert_eq!(agent.health_at(kept), Some((200, 2)));
 }
 
 fn set_terminating(endpoint: &mut Endpoint) {

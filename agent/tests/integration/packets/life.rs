@@ -19,7 +19,7 @@ use crate::packets::cluster::{Applied, Cluster, FAMILIES, Way, key, local, servi
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
 #[test]
-fn restart_writes_nothing_and_keeps_connections() {
+fn restart_changes_no_table_and_keeps_connections() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let world = World::new();
     let mut cluster = Cluster::new(&world, local(service()), &[At::Pod1, At::Far]);
@@ -29,10 +29,13 @@ fn restart_writes_nothing_and_keeps_connections() {
     let mut ask =
         || streams.iter_mut().for_each(|stream| assert!(ask_on(stream).unwrap().starts_with("pod1 ")));
     ask();
-    let generation = world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
+    let generation = || world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
+    let (before, tables) = (generation(), world.sh_at(At::Node, "nft --handle list ruleset"));
     let applied = cluster.restart(&world);
     assert_eq!((applied.elements, applied.full), (0, true));
-    assert_eq!(world.run(At::Node, || Nft::open().unwrap().generation().unwrap()), generation);
+    // In each family a table of its own for a moment, to compare rules with.
+    assert_eq!(generation() - before, 4);
+    assert_eq!(world.sh_at(At::Node, "nft --handle list ruleset"), tables);
     ask();
     // Established connections keep their endpoint when the endpoints change.
     cluster.set(local(service()), &[At::Pod1, At::Pod2]);

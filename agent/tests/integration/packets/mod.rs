@@ -9,6 +9,7 @@ mod cluster;
 mod drops;
 mod entry;
 mod explain;
+mod handshakes;
 mod kernels;
 mod life;
 mod link;

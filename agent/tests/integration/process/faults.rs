@@ -68,8 +68,8 @@ fn kill_at_any_time_loses_no_connection() {
         let agent = scene.started("node");
         assert_eq!(
             generation(),
-            reached + 3,
-            "the lock, the trial of features of each family, and nothing else"
+            reached + 7,
+            "the lock, of each family the trial of features and that of rules, which begins and ends, and nothing else"
         );
         assert_eq!(agent.metric("steerage_agent_elements_written_total"), 0);
     });

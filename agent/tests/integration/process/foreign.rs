@@ -10,7 +10,7 @@ use steerage_requirements::requires;
 use crate::process::scene::{FRONT, Scene, eventually};
 use crate::process::steady::{Steady, steady};
 use crate::process::traffic::harmed;
-use crate::world::At;
+use crate::world::{At, ask_on};
 
 /// Generous, because the machine may be busy. The actual time is printed.
 const BOUND: Duration = Duration::from_secs(10);
@@ -68,6 +68,11 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
         let repaired = "tables repaired after another program changed them";
         eventually("a line about the first repair", || scene.log().contains(repaired));
         let log = scene.log();
+        for part in
+            ["ip steerage: made dormant", "chain output (now hook output, priority -101, policy drop)"]
+        {
+            assert!(log.contains(part), "no {part}");
+        }
         let first = log.lines().find(|line| line.contains(repaired)).unwrap();
         assert!(first.contains("1 element of frontends") && first.contains("elements=1 "), "{first}");
         let handle = rule_handle(&scene);
@@ -151,6 +156,34 @@ fn flushed_ruleset_is_repaired_and_named_under_traffic() {
     });
 }
 
+/// The damage is there for as long as the agent is stopped. Who connects meanwhile from outside the ranges does not stay connected.
+#[test]
+fn clients_that_a_changed_table_admitted_do_not_stay_connected() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), KubeApiserver);
+    let scene = Scene::new("admitted");
+    let to = std::net::SocketAddr::new("192.0.2.10".parse().unwrap(), FRONT);
+    scene.service("web", to.ip(), &json!({ "loadBalancerSourceRanges": ["203.0.113.0/24"] }));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started("node");
+    let connect = || {
+        let timeout = Duration::from_secs(1);
+        scene.world.run(At::Client, || std::net::TcpStream::connect_timeout(&to, timeout))
+    };
+    eventually("the ranges", || scene.nft("list map ip steerage restricted").contains("192.0.2.10"));
+    assert!(connect().is_err(), "the client is outside the ranges");
+    agent.pause(true);
+    scene.nft("flush map ip steerage restricted");
+    let mut stream = connect().expect("a connection");
+    assert!(ask_on(&mut stream).expect("an answer").starts_with("pod1 "));
+    agent.pause(false);
+    eventually("an end of the connection", || ask_on(&mut stream).is_err());
+    assert!(connect().is_err());
+    eventually("an event on the node", || {
+        let notes = scene.node_events("TablesChanged");
+        notes.iter().any(|note| note.contains("outside loadBalancerSourceRanges may have been admitted"))
+    });
+}
+
 /// The handle of the last rule of the chain `services`.
 fn rule_handle(scene: &Scene) -> u32 {
     let text = scene.world.sh_at(At::Node, "nft -a list chain ip steerage services");
@@ -194,7 +227,7 @@ fn list_changed_while_no_agent_ran_is_repaired_and_named() {
     let took = eventually("the repair", || lists(&scene) == whole);
     println!("{} ms after the start", took.as_millis());
     eventually("a count", || agent.metric_sum("steerage_agent_foreign_changes_total") == 1);
-    let line = "lists of endpoints are not what was written last: another program changed them unseen, or a write was cut short; repairing them";
+    let line = "tables are not what was written last: another program changed them unseen, or a write was cut short; repairing them";
     assert!(scene.log().contains(line));
     eventually("an event on the node", || {
         let notes = scene.node_events("TablesChanged");

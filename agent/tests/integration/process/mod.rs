@@ -4,6 +4,7 @@
 //! `hack/prepare`.
 
 mod alone;
+mod budgets;
 mod external_ips;
 mod faults;
 mod firewalls;

@@ -158,6 +158,14 @@ impl Scene {
         all.items.iter().filter_map(noted).collect()
     }
 
+    /// The notes of the events on Services with this reason.
+    pub(crate) fn service_events(&self, reason: &str) -> Vec<String> {
+        let all = self.api("events.k8s.io/v1", "Event", async |api| api.list(&ListParams::default()).await);
+        let is_asked = |event: &&DynamicObject| event.data["reason"] == reason;
+        let note = |event: &DynamicObject| event.data["note"].as_str().unwrap_or_default().to_owned();
+        all.items.iter().filter(is_asked).map(note).collect()
+    }
+
     /// Calls the API server without the relay.
     fn api<T: Send>(
         &self,
@@ -174,7 +182,9 @@ impl Scene {
                 let api = match kind {
                     "Node" | "Namespace" | "ServiceCIDR" => Api::all_with(client, &resource),
                     // Of objects without a namespace.
-                    "Event" => Api::namespaced_with(client, "default", &resource),
+                    "Event" if version == "v1" && group.is_empty() => {
+                        Api::namespaced_with(client, "default", &resource)
+                    }
                     _ => Api::namespaced_with(client, "shop", &resource),
                 };
                 let begun = Instant::now();

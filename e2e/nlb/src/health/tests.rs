@@ -8,8 +8,8 @@ use crate::cloud::{Attributes, Balancer, Group, Listener, Transport};
 
 const GROUP: &str = "arn:group";
 
-fn address(last: u8) -> SocketAddrV4 {
-    SocketAddrV4::new([10, 77, 1, last].into(), 30080)
+fn address(last: u8) -> SocketAddr {
+    SocketAddr::from(([10, 77, 1, last], 30080))
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -56,9 +56,9 @@ fn key(last: u8) -> Key {
 /// A target of which these results are known.
 fn judged(cloud: &Cloud, results: &[(u8, bool)]) -> Health {
     let mut health = Health::default();
-    assert_eq!(health.sync(cloud, seconds(0)), []);
+    assert_eq!(health.sync(&cloud.used_groups(), seconds(0)), []);
     for (last, has_passed) in results {
-        health.record(cloud, &key(*last), *has_passed, seconds(0));
+        health.record(&cloud.used_groups(), &key(*last), *has_passed, seconds(0));
     }
     health
 }
@@ -103,11 +103,11 @@ fn only_healthy_targets_get_flows_and_all_if_none_is() {
 fn checks_are_due_at_once_and_then_every_interval() {
     let cloud = cloud(&[1]);
     let mut health = judged(&cloud, &[]);
-    let first = health.due(&cloud, seconds(0));
+    let first = health.due(&cloud.used_groups(), seconds(0));
     assert_eq!(first.len(), 1);
     assert_eq!((first[0].key.clone(), first[0].address.port()), (key(1), 10256));
     for (at, due) in [(0, 0), (4, 0), (5, 1), (6, 0), (12, 1), (16, 0), (17, 1)] {
-        assert_eq!(health.due(&cloud, seconds(at)).len(), due, "at {at} s");
+        assert_eq!(health.due(&cloud.used_groups(), seconds(at)).len(), due, "at {at} s");
     }
 }
 
@@ -116,7 +116,7 @@ fn group_without_listener_is_not_checked_and_unused() {
     let mut cloud = cloud(&[1]);
     cloud.balancers.clear();
     let mut health = judged(&cloud, &[]);
-    assert_eq!(health.due(&cloud, seconds(9)), []);
+    assert_eq!(health.due(&cloud.used_groups(), seconds(9)), []);
     assert_eq!(state(&health, &cloud, 1), "unused");
     assert_eq!(health.receivers(GROUP), []);
 }
@@ -126,20 +126,20 @@ fn deregistered_target_drains_and_gets_nothing_new() {
     let before = cloud(&[1, 2]);
     let mut health = judged(&before, &[(1, true), (2, true)]);
     let after = cloud(&[2]);
-    assert_eq!(health.sync(&after, seconds(10)), []);
+    assert_eq!(health.sync(&after.used_groups(), seconds(10)), []);
     assert_eq!((state(&health, &after, 1).as_str(), health.receivers(GROUP)), ("draining", vec![address(2)]));
-    assert_eq!(health.due(&after, seconds(10)).len(), 1, "a draining target is not checked");
-    health.record(&after, &key(1), false, seconds(11));
-    assert_eq!(health.sync(&after, seconds(309)), []);
+    assert_eq!(health.due(&after.used_groups(), seconds(10)).len(), 1, "a draining target is not checked");
+    health.record(&after.used_groups(), &key(1), false, seconds(11));
+    assert_eq!(health.sync(&after.used_groups(), seconds(309)), []);
     assert_eq!(state(&health, &after, 1), "draining");
-    assert_eq!(health.sync(&after, seconds(310)), [], "flows stay by AWS's default");
+    assert_eq!(health.sync(&after.used_groups(), seconds(310)), [], "flows stay by AWS's default");
     assert!(!health.states(&after)[GROUP].contains_key("i-1"));
 }
 
 #[test]
 fn last_target_drains_too() {
     let mut health = judged(&cloud(&[1]), &[(1, true)]);
-    health.sync(&cloud(&[]), seconds(1));
+    health.sync(&cloud(&[]).used_groups(), seconds(1));
     assert_eq!(health.receivers(GROUP), []);
 }
 
@@ -147,10 +147,10 @@ fn last_target_drains_too() {
 fn target_that_is_registered_again_begins_anew() {
     let registered = cloud(&[1]);
     let mut health = judged(&registered, &[(1, true)]);
-    health.sync(&cloud(&[]), seconds(1));
-    health.sync(&registered, seconds(2));
+    health.sync(&cloud(&[]).used_groups(), seconds(1));
+    health.sync(&registered.used_groups(), seconds(2));
     assert_eq!(state(&health, &registered, 1), "initial");
-    assert_eq!(health.due(&registered, seconds(2)).len(), 1);
+    assert_eq!(health.due(&registered.used_groups(), seconds(2)).len(), 1);
 }
 
 #[test]
@@ -162,11 +162,11 @@ fn flows_end_after_the_delay_if_the_attribute_says_so() {
         cloud_of(group)
     };
     let mut health = judged(&with(&[1]), &[(1, true)]);
-    assert_eq!(health.sync(&with(&[]), seconds(1)), []);
-    assert_eq!(health.sync(&with(&[]), seconds(7)), []);
+    assert_eq!(health.sync(&with(&[]).used_groups(), seconds(1)), []);
+    assert_eq!(health.sync(&with(&[]).used_groups(), seconds(7)), []);
     let released = Released { group: GROUP.to_owned(), target: address(1) };
-    assert_eq!(health.sync(&with(&[]), seconds(8)), [released]);
-    assert_eq!(health.sync(&with(&[]), seconds(9)), []);
+    assert_eq!(health.sync(&with(&[]).used_groups(), seconds(8)), [released]);
+    assert_eq!(health.sync(&with(&[]).used_groups(), seconds(9)), []);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn flows_of_an_unhealthy_target_end_when_the_attributes_say_so() {
         let mut health = judged(&cloud, &[(1, true), (2, true), (1, false), (1, false)]);
         for (at, (expected, ends)) in [1, 7, 8].into_iter().zip(states) {
             assert_eq!(
-                health.sync(&cloud, seconds(at)),
+                health.sync(&cloud.used_groups(), seconds(at)),
                 if ends { vec![released.clone()] } else { vec![] },
                 "{after:?}, {at} s"
             );
@@ -199,7 +199,7 @@ fn target_that_recovers_in_time_keeps_its_flows() {
     group.attributes.unhealthy_flows_end_after = Some(seconds(7));
     let cloud = cloud_of(group);
     let mut health = judged(&cloud, &[(1, true), (1, false), (1, false), (1, true), (1, true), (1, true)]);
-    assert_eq!(health.sync(&cloud, seconds(8)), []);
+    assert_eq!(health.sync(&cloud.used_groups(), seconds(8)), []);
     assert_eq!(state(&health, &cloud, 1), "healthy");
 }
 
@@ -207,8 +207,8 @@ fn target_that_recovers_in_time_keeps_its_flows() {
 fn deleted_group_is_forgotten() {
     let mut health = judged(&cloud(&[1]), &[(1, true)]);
     let nothing = Cloud::default();
-    assert_eq!(health.sync(&nothing, seconds(1)), []);
+    assert_eq!(health.sync(&nothing.used_groups(), seconds(1)), []);
     assert!(health.states(&nothing).is_empty());
-    health.record(&nothing, &key(1), true, seconds(1));
+    health.record(&nothing.used_groups(), &key(1), true, seconds(1));
     assert!(health.states(&nothing).is_empty());
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::*;
 use crate::cloud::{Attributes, Balancer, Check, Group, Listener, TargetKind};
 
-fn target(last: u8) -> SocketAddrV4 {
-    SocketAddrV4::new([10, 77, 1, last].into(), 30080)
+fn target(last: u8) -> SocketAddr {
+    SocketAddr::from(([10, 77, 1, last], 30080))
 }
 
 fn group(transports: &[Transport], targets: &[u8]) -> Group {
@@ -132,8 +132,8 @@ fn routes_follow_listeners_groups_and_health() {
     let mut addresses = Addresses::new(subnet());
     addresses.update(["web"]);
     let mut health = Health::default();
-    health.sync(&cloud, Duration::ZERO);
-    health.record(&cloud, &("a".to_owned(), "i-2".to_owned()), true, Duration::ZERO);
+    health.sync(&cloud.used_groups(), Duration::ZERO);
+    health.record(&cloud.used_groups(), &("a".to_owned(), "i-2".to_owned()), true, Duration::ZERO);
     let udp = Route { transport: Transport::Udp, ..route(&[2]) };
     let hidden = Route { port: 81, group: "b".to_owned(), keeps_client_address: false, ..route(&[2]) };
     assert_eq!(routes(&cloud, &health, &addresses), [route(&[2]), udp, hidden]);

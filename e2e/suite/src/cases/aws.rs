@@ -9,17 +9,18 @@ use anyhow::{Context as _, Result, bail, ensure};
 use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Protocol::{Tcp, Udp};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::deployments::{self, MODES};
 use super::in_aws::{
-    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, create, in_aws, look, port, wait_address, wait_answer,
-    wait_no_writes, wait_nothing_left, wait_served_by, wait_silence, wait_state, wait_targets,
+    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, in_aws, look, wait_address, wait_no_writes,
+    wait_nothing_left, wait_state, wait_targets,
+};
+use super::in_cloud::{
+    ask_on, create, drain_and_update, port, wait_answer, wait_ended, wait_served_by, wait_silence,
 };
 use super::source_address::seen_by_backend;
-use super::under_load::{Promise, each_under_load, under_load};
+use super::under_load::Promise;
 use crate::aws::Aws;
 use crate::meter::client::Target;
 use crate::meter::load::Client;
@@ -146,23 +147,7 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         let to = Target { address, datagrams, backends: format!("{mode}-") };
         clients.push((Client { host, to, what: format!("AWS, {mode}") }, promise));
     }
-    wait_settled(&test).await?;
-    // First, while each node has one pod of each.
-    let node = test.nodes()[0].name.clone();
-    let drain = async || {
-        deployments::drain(&test, &node).await?;
-        wait_ended(&test).await
-    };
-    let outcome = each_under_load(&test, "node drain (cordon, evict)", clients.clone(), drain).await;
-    deployments::cordon(&test, &node, false).await?;
-    outcome?;
-    wait_settled(&test).await?;
-    let update = async || {
-        deployments::update(&test, &MODES).await?;
-        wait_ended(&test).await
-    };
-    let clients = clients.into_iter().map(|(client, _)| client).collect();
-    under_load(&test, "rolling update of 3 pods", Promise::None, clients, update).await
+    drain_and_update(&test, clients, async || wait_settled(&test).await).await
 }
 
 /// The last case: after it, AWS has nothing of any case.
@@ -181,30 +166,6 @@ pub(super) async fn load_balancer_follows_its_service_and_leaves_nothing(
     test.wait_deleted("cycle").await?;
     wait_nothing_left(&test).await?;
     wait_silence(moved).await
-}
-
-/// The backend's name, on a connection that stays open.
-async fn ask_on(stream: &mut TcpStream) -> Result<String> {
-    stream.write_all(b"GET /hostname HTTP/1.1\r\nHost: lab\r\n\r\n").await?;
-    let mut answer = [0; 1024];
-    let length = timeout(net::ANSWER_TIMEOUT, stream.read(&mut answer)).await.context("no answer")??;
-    let text = String::from_utf8_lossy(&answer[..length]);
-    let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("the answer is {text:?}"))?;
-    Ok(body.trim().to_owned())
-}
-
-/// Waits until no backend is ending.
-async fn wait_ended(test: &TestContext) -> Result<()> {
-    for mode in MODES {
-        until(format!("the end of backends of {mode}"), TIMEOUT, async || -> Result<()> {
-            let pods = test.pods(mode).await?;
-            let ending = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_some()).count();
-            ensure!(ending == 0, "{ending} pods are ending");
-            Ok(())
-        })
-        .await?;
-    }
-    Ok(())
 }
 
 /// Waits until no backend is ending, and exactly the nodes with one are healthy.

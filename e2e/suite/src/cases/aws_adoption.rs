@@ -13,7 +13,8 @@ use steerage_model::{annotations, names};
 use steerage_requirements::requires;
 use tokio::task::block_in_place;
 
-use super::in_aws::{UDP_PORT, look, port, wait_address, wait_answer};
+use super::in_aws::{UDP_PORT, look, wait_address};
+use super::in_cloud::{port, wait_answer};
 use super::under_load::{Promise, under_load};
 use crate::aws::Aws;
 use crate::meter::client::Target;

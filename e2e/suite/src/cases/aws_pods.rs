@@ -15,9 +15,8 @@ use steerage_model::Protocol::{Tcp, Udp};
 use steerage_model::names;
 
 use super::deployments;
-use super::in_aws::{
-    GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, create, in_aws, look, port, wait_address, wait_answer,
-};
+use super::in_aws::{GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, in_aws, look, wait_address};
+use super::in_cloud::{create, port, wait_answer};
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;

@@ -10,7 +10,8 @@ use steerage_lab::aws::SHARED;
 use steerage_model::Protocol::{Tcp, Udp};
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
 
-use super::in_aws::{UDP_PORT, create, in_aws, port, wait_address, wait_answer, wait_silence};
+use super::in_aws::{UDP_PORT, in_aws, wait_address};
+use super::in_cloud::{create, port, wait_answer, wait_silence};
 use super::under_load::{Promise, under_load};
 use crate::meter::client::Target;
 use crate::meter::load::Client;

@@ -10,6 +10,8 @@ use steerage_lab::{Cloud, addresses};
 
 use super::{Cluster, Host, output};
 use crate::aws::Aws;
+use crate::openstack::OpenStack;
+use crate::passthrough::Passthrough;
 
 /// A running lab.
 pub struct Lab(steerage_lab::Lab);
@@ -36,7 +38,15 @@ impl From<addresses::Host> for Host {
 
 impl Cluster for Lab {
     fn aws(&self) -> Option<Aws> {
-        self.0.plan.cloud.map(|Cloud::Aws| Aws::new(self.0.clone()))
+        (self.0.plan.cloud == Some(Cloud::Aws)).then(|| Aws::new(self.0.clone()))
+    }
+
+    fn openstack(&self) -> Option<OpenStack> {
+        OpenStack::new(&self.0.plan)
+    }
+
+    fn passthrough(&self) -> Option<Passthrough> {
+        Passthrough::new(&self.0)
     }
 
     fn kubeconfig(&self) -> PathBuf {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter's tests of itself on a path through a cloud's load balancer: client, load balancer, node, pod. Faults are rules on the
-//! interface of a node, where answers leave.
+//! interface where answers to the client leave: that of a node, or of a load balancer that is a proxy.
 
 use anyhow::{Result, ensure};
 
@@ -29,7 +29,8 @@ pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
     reports_one_dropped(test, client, "one answer dropped", "ip length > 70", &late)
 }
 
-/// Drops the fifth packet that fits, of those that the first node sends to the client, from a node port or for a pod.
+/// Drops the fifth packet that fits, of those that the first node sends to the client, from a VIP, a node port or for a pod, or a proxy in its
+/// place.
 fn reports_one_dropped(
     test: &TestContext,
     client: &Client,
@@ -38,12 +39,16 @@ fn reports_one_dropped(
     kinds: &[LossKind],
 ) -> Result<()> {
     let to = client.host.ipv4;
-    let rules = [format!(
-        "ip daddr {to} tcp sport {{ {HTTP}, 30000-32767 }} {fits} numgen inc mod 1000000 == 4 counter drop"
-    )];
+    let port = client.to.address.port();
+    let (host, ports) = if let Some(openstack) = test.suite.openstack() {
+        (vec![openstack.amphora().clone()], port.to_string())
+    } else {
+        let first = test.nodes().into_iter().take(1).collect();
+        (first, format!("{{ {port}, {HTTP}, 30000-32767 }}"))
+    };
+    let rules = [format!("ip daddr {to} tcp sport {ports} {fits} numgen inc mod 1000000 == 4 counter drop")];
     expect(test, what, kinds, || {
-        let node = test.nodes().into_iter().take(1).collect();
-        let fault = Fault::inject(test, node, &[(Hook::Egress, &rules)])?;
+        let fault = Fault::inject(test, host.clone(), &[(Hook::Egress, &rules)])?;
         let measured = measured(client, async || connections(&client.to, FEW, 1).await)?;
         let dropped = fault.end()?;
         ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");

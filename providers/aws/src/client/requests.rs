@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reports each HTTP request of the SDK to the metrics: every page of a list, and every attempt of a call.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use aws_smithy_runtime_api::client::interceptors::context::{Error, FinalizerInterceptorContextRef};
 use aws_smithy_runtime_api::client::orchestrator::{Metadata, OrchestratorError};
 use aws_smithy_types::config_bag::{Storable, StoreReplace};
@@ -102,11 +104,32 @@ impl RequestMeter {
     }
 }
 
-/// When the present attempt began.
+/// The present attempt.
 #[derive(Debug)]
-struct Began(Instant);
+struct Attempt {
+    began: Instant,
+    api: &'static str,
+    action: String,
+    metrics: ApiMetrics,
+    is_counted: AtomicBool,
+}
 
-impl Storable for Began {
+impl Attempt {
+    fn count(&self, result: RequestResult<'_>) {
+        if !self.is_counted.swap(true, Ordering::Relaxed) {
+            self.metrics.requested(self.api, &self.action, result, self.began.elapsed());
+        }
+    }
+}
+
+/// The caller gave the call up: the SDK tells nobody.
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.count(RequestResult::Timeout);
+    }
+}
+
+impl Storable for Attempt {
     type Storer = StoreReplace<Self>;
 }
 
@@ -121,25 +144,34 @@ impl Intercept for RequestMeter {
         _: &RuntimeComponents,
         cfg: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        cfg.interceptor_state().store_put(Began(Instant::now()));
+        if let Some(metadata) = cfg.load::<Metadata>() {
+            let attempt = Attempt {
+                began: Instant::now(),
+                api: self.api.api.name,
+                action: metadata.name().to_owned(),
+                metrics: self.metrics.clone(),
+                is_counted: AtomicBool::new(false),
+            };
+            cfg.interceptor_state().store_put(attempt);
+        }
         Ok(())
     }
 
-    /// The SDK calls it also when its timeout ends the attempt, but not when the call is given up.
+    /// The SDK calls it also when its timeout ends the attempt.
     fn read_after_attempt(
         &self,
         context: &FinalizerInterceptorContextRef<'_>,
         _: &RuntimeComponents,
         cfg: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        if let (Some(Began(began)), Some(metadata)) = (cfg.load::<Began>(), cfg.load::<Metadata>()) {
+        if let Some(attempt) = cfg.load::<Attempt>() {
             let status = context.response().map(|response| response.status().as_u16());
             let result = match context.output_or_error() {
                 Some(Ok(_)) => RequestResult::Done,
                 Some(Err(error)) => failure(self.api, error, status),
                 None => RequestResult::Other,
             };
-            self.metrics.requested(self.api.api.name, metadata.name(), result, began.elapsed());
+            attempt.count(result);
         }
         Ok(())
     }

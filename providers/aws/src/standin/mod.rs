@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::call_clock;
 use crate::client::{CallError, Result};
 use buckets::Buckets;
 pub(crate) use buckets::Kind;
@@ -182,6 +183,20 @@ impl StandIn {
     }
 
     async fn call<T>(
+        &self,
+        name: &'static str,
+        kind: Kind,
+        tokens: usize,
+        body: String,
+        act: impl FnOnce(&mut Inner) -> Result<T>,
+    ) -> Result<T> {
+        let running = call_clock::begin();
+        let answer = self.answer(name, kind, tokens, body, act).await;
+        running.end(answer.is_err());
+        answer
+    }
+
+    async fn answer<T>(
         &self,
         name: &'static str,
         kind: Kind,

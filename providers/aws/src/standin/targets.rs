@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::cloud::{Cloud, Group, Registration};
 use super::{Kind, StandIn};
+use crate::call_clock;
 use crate::client::{CallError, RegisteredTarget, Result, TargetCalls};
 use crate::target_id::TargetId;
 
@@ -40,7 +41,9 @@ impl StandIn {
     async fn hang_for(&self, action: &'static str, group: &str) -> Result<()> {
         let cloud = self.cloud();
         if cloud.groups.get(group).is_some_and(|found| cloud.hanging_groups.contains(&found.port)) {
+            let running = call_clock::begin();
             tokio::time::sleep(Duration::from_secs(30)).await;
+            running.end(true);
             return Err(CallError::made_up(action, "", "timeout"));
         }
         Ok(())

@@ -9,6 +9,7 @@ mod ownership;
 mod steady;
 mod targets;
 mod throttle;
+mod together;
 
 use futures::future::BoxFuture;
 
@@ -29,6 +30,7 @@ pub use targets::{
     targets_follow_without_a_structure,
 };
 pub use throttle::throttling_is_reported_and_survived;
+pub use together::services_do_not_disturb_each_other;
 
 /// A check of one guarantee.
 pub type Check<H> = for<'a> fn(&'a H) -> BoxFuture<'a, anyhow::Result<()>>;
@@ -60,4 +62,5 @@ checks!(
     replacement_survives_crash_at_any_call,
     deletion_survives_crash_at_any_call,
     any_order_of_calls_leads_to_the_goal,
+    services_do_not_disturb_each_other,
 );

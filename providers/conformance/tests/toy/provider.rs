@@ -40,8 +40,10 @@ pub(crate) enum Bug {
     ReplacesInPlace,
     DeletesTheOwnerFirst,
     ForgetsWhatItDid,
+    RemembersForEver,
     SetsTargetsOfNothing,
     ReplacesSources,
+    RemovesStrangers,
 }
 
 pub(crate) struct Toy {
@@ -108,6 +110,13 @@ impl Toy {
         self.call(Method::DELETE, name, String::new()).await.map(drop)
     }
 
+    /// Another call changes what the last `apply` completed.
+    fn forget(&self) {
+        if !self.is(Bug::RemembersForEver) {
+            *self.complete.lock().unwrap() = None;
+        }
+    }
+
     fn owns(&self, fields: &Fields, uid: &str) -> bool {
         self.is(Bug::IgnoresUid) || fields.get("owner").is_some_and(|o| o == uid)
     }
@@ -127,6 +136,16 @@ impl Toy {
         }
         if lb.is_some() && !self.is(Bug::DeletesTheOwnerFirst) {
             self.remove(&lb_name(key)).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes what this process has not made for orphans.
+    async fn remove_strangers(&self) -> Result<(), Error> {
+        let made: Vec<String> =
+            self.made.lock().unwrap().iter().map(|owner| lb_name(&owner.service)).collect();
+        for name in self.list().await?.keys().filter(|name| name.starts_with("lb/") && !made.contains(name)) {
+            self.remove(name).await?;
         }
         Ok(())
     }
@@ -268,12 +287,16 @@ impl Provider for Toy {
             self.make(lb).await?;
         }
         self.made.lock().unwrap().push(lb.owner.clone());
+        if self.is(Bug::RemovesStrangers) {
+            self.remove_strangers().await?;
+        }
         let outcome = outcome(self.put_targets(&lb.owner, &lb.nodes()).await?);
         *self.complete.lock().unwrap() = Some((lb.clone(), outcome.clone()));
         Ok(outcome)
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
+        self.forget();
         let exists =
             self.list().await?.get(&lb_name(&owner.service)).is_some_and(|f| self.owns(f, &owner.uid));
         let refused = if exists || self.is(Bug::SetsTargetsOfNothing) {
@@ -289,6 +312,7 @@ impl Provider for Toy {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
+        self.forget();
         let name = lb_name(&owner.service);
         let objects = self.list().await?;
         let Some(found) = objects.get(&name).filter(|found| self.owns(found, &owner.uid)) else {
@@ -313,6 +337,7 @@ impl Provider for Toy {
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
+        self.forget();
         if self.is(Bug::DeletesBlindly) {
             self.remove(&lb_name(&owner.service)).await?;
         }

@@ -79,7 +79,8 @@ fn wanted(lb: &LoadBalancer, provider: &str) -> Result<Desired, (&'static str, S
 
 #[test]
 fn creation_has_everything_in_one_request() {
-    let body = wanted(&with(&[]), "amphora").unwrap().creation(None);
+    let wanted = wanted(&with(&[]), "amphora").unwrap();
+    let body = wanted.creation(&[("subnet", None)]);
     let balancer = &body["loadbalancer"];
     assert_eq!((&balancer["provider"], &balancer["vip_subnet_id"]), (&json!("amphora"), &json!("subnet")));
     let tags = ["cluster=prod", "cluster-uid=c1", "service=shop/web", "uid=u1"];
@@ -144,7 +145,7 @@ fn weights_keep_their_proportions() {
         let nodes = (1..).zip(of).map(|(index, weight)| target(index, *weight));
         let ports = PoolPorts { node_port: 30080, check_port: None };
         let mut refused = BTreeMap::new();
-        let members = members(&TargetSet::own(nodes), ports, Family::V4, "s", driver, &mut refused);
+        let members = members(&TargetSet::own(nodes), ports, &[(Family::V4, "s")], driver, &mut refused);
         members.values().map(|member| member.weight).collect::<Vec<_>>()
     };
     assert_eq!(weights(&[1, 3, 256], Driver::Amphora), [1, 3, 256]);
@@ -164,6 +165,67 @@ fn node_without_an_address_of_the_family_is_refused() {
     lb.families = vec![Family::V6];
     let wanted = desired(&lb, &config("amphora")).unwrap();
     assert_eq!((wanted.listeners[0].pool.members.len(), wanted.refused.len()), (2, 0));
+}
+
+#[test]
+fn second_family_has_a_vip_and_the_clients_of_both_are_restricted() {
+    let of = |provider: &str| {
+        let mut config = config(provider);
+        (config.ipv6_subnet, config.ipv6_member_subnet) =
+            (Some("six".to_owned()), Some("nodes-six".to_owned()));
+        let mut lb = planned(&[WEB], &[1, 2]);
+        lb.families = vec![Family::V4, Family::V6];
+        if provider == "amphora" {
+            lb.source_ranges = vec!["10.0.0.0/8".parse().unwrap(), "2001:db8::/32".parse().unwrap()];
+        }
+        desired(&lb, &config).unwrap()
+    };
+    let proxy = of("amphora");
+    let body = &proxy.creation(&[("subnet", None), ("six", None)])["loadbalancer"];
+    assert_eq!(
+        (&body["vip_subnet_id"], &body["additional_vips"]),
+        (&json!("subnet"), &json!([{ "subnet_id": "six" }]))
+    );
+    let listener = &proxy.listeners[0];
+    assert_eq!(listener.allowed_cidrs, ["10.0.0.0/8", "2001:db8::/32"]);
+    assert!(
+        listener.pool.members.keys().all(|(address, _)| address.is_ipv4())
+            && listener.pool.members.len() == 2
+    );
+    // The load balancer is older, and has one VIP.
+    let old = proxy.for_families(&[Family::V4]);
+    assert_eq!(old.listeners[0].allowed_cidrs, ["10.0.0.0/8"]);
+    // OVN sends what comes to a VIP to members of its family.
+    let ovn = of("ovn");
+    let subnets: Vec<_> =
+        ovn.listeners[0].pool.members.values().map(|member| member.subnet_id.as_deref().unwrap()).collect();
+    assert_eq!(subnets, ["members", "members", "nodes-six", "nodes-six"]);
+    assert_eq!(ovn.for_families(&[Family::V4]).listeners[0].pool.members.len(), 2);
+}
+
+#[test]
+fn requested_addresses_are_of_each_family() {
+    let (four, six): (IpAddr, IpAddr) = ([203, 0, 113, 7].into(), "2001:db8::7".parse().unwrap());
+    let of = |requested: &[IpAddr], network: Option<&str>| {
+        let mut config = config("amphora");
+        (config.ipv6_subnet, config.floating_network) = (Some("six".to_owned()), network.map(str::to_owned));
+        let mut lb = LoadBalancer { requested_addresses: requested.to_vec(), ..planned(&[WEB], &[1]) };
+        lb.families = vec![Family::V6, Family::V4];
+        let wanted = desired(&lb, &config).map_err(|error| error.reason())?;
+        Ok((wanted.address, wanted.vips.iter().map(|vip| vip.requested).collect::<Vec<_>>()))
+    };
+    let floating = WantedAddress::Floating { network: "net".to_owned(), subnet: None };
+    assert_eq!(of(&[six], Some("net")), Ok((floating, vec![Some(six), None])));
+    assert_eq!(of(&[four, six], Some("net")), Ok((WantedAddress::Given(four), vec![Some(six), None])));
+    assert_eq!(of(&[four, six], None), Ok((WantedAddress::Internal, vec![Some(six), Some(four)])));
+    assert_eq!(of(&[six, six], None), Err("ConflictingAnnotations"));
+}
+
+#[test]
+fn choices_at_creation_are_sent() {
+    let named = [(annotations::FLAVOR, "f1"), (annotations::AVAILABILITY_ZONE, "az 1")];
+    let body = &wanted(&with(&named), "amphora").unwrap().creation(&[("subnet", None)])["loadbalancer"];
+    assert_eq!((&body["flavor_id"], &body["availability_zone"]), (&json!("f1"), &json!("az 1")));
 }
 
 #[test]
@@ -198,10 +260,10 @@ fn affinity_has_a_timeout_only_for_udp() {
 #[test]
 fn source_ranges_of_the_other_family_admit_nobody() {
     let ranges = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
-    assert!(allowed(&[], Family::V4).is_empty());
-    assert_eq!(allowed(&ranges(&["10.1.2.3/8", "2001:db8::/32"]), Family::V4), ["10.0.0.0/8"]);
-    assert_eq!(allowed(&ranges(&["2001:db8::/32"]), Family::V4), ["0.0.0.0/32"]);
-    assert_eq!(allowed(&ranges(&["10.0.0.0/8"]), Family::V6), ["::/128"]);
+    assert!(allowed(&[], &[Family::V4]).is_empty());
+    assert_eq!(allowed(&ranges(&["10.1.2.3/8", "2001:db8::/32"]), &[Family::V4]), ["10.0.0.0/8"]);
+    assert_eq!(allowed(&ranges(&["2001:db8::/32"]), &[Family::V4]), ["0.0.0.0/32"]);
+    assert_eq!(allowed(&ranges(&["10.0.0.0/8"]), &[Family::V6]), ["::/128"]);
 }
 
 #[test]
@@ -216,15 +278,15 @@ fn address_is_internal_floating_or_given() {
     let internal = (annotations::INTERNAL, "true");
     let external = (annotations::INTERNAL, "false");
     let floating = |network: &str| Ok(WantedAddress::Floating { network: network.to_owned(), subnet: None });
-    assert_eq!(address(&[], &[], None), Ok(WantedAddress::Internal(None)));
+    assert_eq!(address(&[], &[], None), Ok(WantedAddress::Internal));
     assert_eq!(address(&[], &[], Some("net")), floating("net"));
-    assert_eq!(address(&[internal], &[], Some("net")), Ok(WantedAddress::Internal(None)));
-    assert_eq!(address(&[internal], &[given], Some("net")), Ok(WantedAddress::Internal(Some(given))));
+    assert_eq!(address(&[internal], &[], Some("net")), Ok(WantedAddress::Internal));
+    assert_eq!(address(&[internal], &[given], Some("net")), Ok(WantedAddress::Internal));
     assert_eq!(address(&[(annotations::FLOATING_NETWORK, "mine")], &[], None), floating("mine"));
     assert_eq!(address(&[], &[given], Some("net")), Ok(WantedAddress::Given(given)));
     assert_eq!(address(&[external], &[], None), Err("NoFloatingNetwork"));
-    assert_eq!(address(&[], &[given, given], Some("net")), Err("AddressNotAvailable"));
-    assert_eq!(address(&[], &["2001:db8::1".parse().unwrap()], Some("net")), Err("AddressNotAvailable"));
+    assert_eq!(address(&[], &[given, given], Some("net")), Err("ConflictingAnnotations"));
+    assert_eq!(address(&[], &["2001:db8::1".parse().unwrap()], Some("net")), Err("ConflictingAnnotations"));
 }
 
 #[test]
@@ -237,11 +299,48 @@ fn what_cannot_be_is_refused_with_a_reason() {
         reason
     };
     assert_eq!(refused(|lb| lb.pool = Some("p".to_owned()), "amphora"), "AddressPoolNotSupported");
-    assert_eq!(refused(|lb| lb.families.push(Family::V6), "amphora"), "DualStackNotSupported");
     let restrict = |lb: &mut LoadBalancer| lb.source_ranges = vec!["10.0.0.0/8".parse().unwrap()];
-    assert_eq!(refused(restrict, "ovn"), "DriverLacksOption");
+    assert_eq!(refused(restrict, "ovn"), "NoSecurityGroup");
     let unknown = |lb: &mut LoadBalancer| {
         lb.annotations.insert("loadbalancer.openstack.org/flavour-id".to_owned(), "x".to_owned());
     };
     assert_eq!(refused(unknown, "amphora"), "UnknownAnnotation");
+}
+
+#[test]
+fn service_with_too_many_rules_is_refused() {
+    let config = Config { security_group: Some("nodes".to_owned()), ..config("ovn") };
+    let many = |count: u8| LoadBalancer {
+        source_ranges: (0..count).map(|index| format!("192.0.{index}.0/24").parse().unwrap()).collect(),
+        ..planned(&[WEB, DNS], &[1])
+    };
+    assert!(desired(&many(49), &config).is_ok());
+    let error = desired(&many(50), &config).unwrap_err();
+    assert!(
+        error.reason() == "TooManySecurityGroupRules" && error.to_string().contains("at most 100"),
+        "{error}"
+    );
+    let amphora = Config { provider: "amphora".to_owned(), ..config };
+    assert!(desired(&many(200), &amphora).is_ok());
+}
+
+/// The annotation that all providers read, which the field overrides.
+#[test]
+fn source_ranges_come_from_the_field_or_from_the_annotation() {
+    let ovn = Config { security_group: Some("nodes".to_owned()), ..config("ovn") };
+    let admitted = |field: &[&str], value: &str| {
+        let mut lb = with(&[(annotations::SOURCE_RANGES, value)]);
+        lb.source_ranges = field.iter().map(|range| range.parse().unwrap()).collect();
+        let amphora = desired(&lb, &config("amphora")).map_err(|error| error.reason())?;
+        let rules = desired(&lb, &ovn).map_err(|error| error.reason())?.sources;
+        let rules: Vec<String> = rules.iter().map(ToString::to_string).collect();
+        assert_eq!(amphora.listeners[0].allowed_cidrs, rules);
+        Ok::<_, &str>(rules.join(" "))
+    };
+    assert_eq!(admitted(&[], "10.0.0.0/8, 192.0.2.0/24"), Ok("10.0.0.0/8 192.0.2.0/24".to_owned()));
+    assert_eq!(admitted(&["10.0.0.0/8"], "192.0.2.0/24"), Ok("10.0.0.0/8".to_owned()));
+    assert_eq!(admitted(&[], " "), Ok(String::new()));
+    assert_eq!(admitted(&[], "10.0.0.0/8,,"), Err("InvalidAnnotation"));
+    let limited = with(&[(annotations::SOURCE_RANGES, "10.0.0.0/8")]);
+    assert_eq!(desired(&limited, &config("ovn")).unwrap_err().reason(), "NoSecurityGroup");
 }

@@ -16,6 +16,12 @@ use crate::types::{Balancer, Check, Persistence, Reference};
 /// An empty load balancer of the owner.
 fn empty() -> Tree {
     let balancer = Balancer {
+        vip_network_id: None,
+        project_id: None,
+        additional_vips: Vec::new(),
+        name: String::new(),
+        flavor_id: None,
+        availability_zone: None,
         id: "lb".to_owned(),
         provisioning_status: Provisioning::Active,
         operating_status: Some("ONLINE".to_owned()),
@@ -183,7 +189,7 @@ fn members_change_at_once_where_one_of_them_stays() {
     assert_eq!(become_of(&[2, 3]), ["node-2, node-3"]);
     assert_eq!(become_of(&[1]), ["node-1, node-2, node-3", "node-1"]);
     assert_eq!(become_of(&[1, 2]), ["node-1, node-2"]);
-    assert_eq!(become_of(&[]), [""]);
+    assert_eq!(become_of(&[]), ["none"]);
     // One that Octavia does not send to serves nobody meanwhile.
     let mut tree = made(&planned(&[WEB], &[1, 2]));
     tree.pools[0].members[1].weight = 0;

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Value, json};
+use steerage_model::Family;
 use steerage_provider_api::{Compare, LoadBalancer, Owner, Provider as _, Target};
 use steerage_provider_conformance::{
     CannedResponse, Harness, Proxy, Snapshot, Upstream, converge, converge_deleted,
@@ -29,15 +30,19 @@ pub(crate) struct Cloud {
 impl Cloud {
     /// Services of its own.
     pub(crate) async fn start() -> anyhow::Result<Self> {
-        Self::over(Arc::new(Server::start(Duration::ZERO, &[])?)).await
+        let mut cloud = Self::over(Arc::new(Server::start(Duration::ZERO, &[])?)).await?;
+        let body = json!({ "security_group": { "name": "nodes" } });
+        let made = cloud.server.call("POST", "/network/v2.0/security-groups", Some(&body))?;
+        cloud.config.security_group = Some(id(&made["security_group"]).to_owned());
+        cloud.config.ipv6_subnet = Some(cloud.server.access().ipv6_subnet_id.clone());
+        Ok(cloud)
     }
 
     /// The services that the tests of this process share; each has a cluster of its own. They end with the process.
     pub(crate) async fn shared(test: &str) -> anyhow::Result<Self> {
         static SHARED: OnceLock<Arc<Server>> = OnceLock::new();
         let server = tokio::task::spawn_blocking(|| {
-            let flags = ["--load-balancers=20"];
-            let start = || Server::start(Duration::ZERO, &flags).map(Arc::new);
+            let start = || Server::start(Duration::ZERO, &[]).map(Arc::new);
             Arc::clone(SHARED.get_or_init(|| start().unwrap()))
         });
         let mut cloud = Self::over(server.await?).await?;
@@ -53,6 +58,12 @@ impl Cloud {
             cluster: ClusterId { name: "conformance".to_owned(), uid: "cluster-1".to_owned() },
             subnet: access.subnet_id.clone(),
             member_subnet: access.subnet_id.clone(),
+            ipv6_subnet: None,
+            ipv6_member_subnet: None,
+            security_group: None,
+            node_ports: 30_000..=32_767,
+            adopt: None,
+            shared_load_balancers: BTreeMap::new(),
             floating_network: Some(access.floating_network_id.clone()),
             provider: "amphora-test".to_owned(),
             poll: Duration::ZERO,
@@ -218,6 +229,9 @@ impl Harness for Cloud {
         {
             lb.annotations.insert(INTERNAL.to_owned(), "true".to_owned());
         }
+        if self.is_suite && ["crash-create", "crash-delete"].contains(&name) {
+            lb.families = vec![Family::V4, Family::V6];
+        }
     }
 
     async fn mark(&self, owner: &Owner) -> anyhow::Result<()> {
@@ -237,9 +251,13 @@ impl Harness for Cloud {
         Ok(has_mark(&balancer) && has_mark(&listener) && listener["description"] == "theirs")
     }
 
-    /// Load balancer, listeners, pools, health monitors, members of two pools, floating IP.
+    /// Load balancer, listeners, pools, health monitors, members of two pools, floating IP, the members' subnet, rules.
     fn steady_reads(&self) -> usize {
-        7
+        9
+    }
+
+    fn seeds(&self) -> u64 {
+        2
     }
 }
 

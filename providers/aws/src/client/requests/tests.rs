@@ -187,6 +187,19 @@ async fn request_without_an_answer_counts_as_timeout_with_its_duration() {
     assert!(text.contains(sum), "{text}");
 }
 
+/// As a change of a listener is after ten seconds.
+#[tokio::test(start_paused = true)]
+async fn request_that_is_given_up_counts_as_timeout() {
+    let (client, registry) = client([Answer::Silence], Some(test_credentials()));
+    let time = Duration::from_secs(10);
+    tokio::time::timeout(time, client.delete_listener("arn")).await.unwrap_err();
+    assert_eq!(counted(&registry), ["DeleteListener timeout 1"]);
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let sum = "aws_api_request_duration_seconds_sum{api=\"ELBv2\",action=\"DeleteListener\"} 10.";
+    assert!(text.contains(sum), "{text}");
+}
+
 #[tokio::test]
 async fn request_without_credentials_is_not_sent_and_counts_as_other() {
     let (client, registry) = client([], None::<Credentials>);

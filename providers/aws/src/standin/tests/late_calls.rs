@@ -4,15 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_provider_api::{Compare, Error, Provider as _};
+use steerage_model::Key;
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner, Progress, Provider as _};
 use steerage_provider_cloud::ApiMetrics;
 
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::driver::{apply, changes, delete, pause, set, standin, wanted};
+use super::driver::{apply, changes, delete, own_set, pause, set, standin, wanted};
 use super::follow::registered;
 use super::security_groups::assert_empty;
 use super::shared::{config_of_web, has_ports, sharing, watch};
+use super::unanswered::changed;
 use crate::Aws;
 use crate::paced::Paced;
 use crate::standin::StandIn;
@@ -66,6 +69,29 @@ async fn registration_without_an_answer_is_given_up_after_ten_seconds() {
     cloud.change(|cloud| cloud.hanging_groups.clear());
     assert_eq!(apply(&aws, &lb(&[0]), Compare::Remembered).await.unwrap().incomplete, None);
     assert_eq!(registered(&cloud, 30_081), ["i-0"]);
+}
+
+/// Endpoints move every few seconds: the Service's targets wait for the end of a change that hangs.
+#[tokio::test(start_paused = true)]
+async fn change_without_an_answer_is_given_up_after_ten_seconds() {
+    for action in ["CreateListener", "ModifyTargetGroup", "CreateTargetGroup", "ModifyListener"] {
+        let cloud = standin(1);
+        let (aws, _) = paced(&cloud);
+        let before = wanted(&[(80, 30_080)], &[]).with_nodes(own_set(&[0]));
+        apply(&aws, &before, Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.set_faults(Faults::Each(action, "", Fault::Hang));
+        for nodes in [[1], [2], [3], [4]] {
+            let began = Instant::now();
+            let outcome = aws.apply(&changed(action, &nodes), Compare::Remembered).await.unwrap();
+            assert!(began.elapsed() < Duration::from_secs(15), "{action}: {:?}", began.elapsed());
+            assert_eq!(registered(&cloud, 30_080), nodes.map(|node| format!("i-{node}")), "{action}");
+            let Progress::Again(after) = outcome.progress else { continue };
+            tokio::time::sleep(after).await;
+        }
+        cloud.set_faults(Faults::None);
+        assert_eq!(apply(&aws, &changed(action, &[0]), Compare::Remembered).await.unwrap().incomplete, None);
+    }
 }
 
 /// What is known of the load balancer stays known, so that the next try continues where this one stopped.
@@ -130,4 +156,98 @@ async fn load_balancer_whose_deletion_was_not_made_stays_when_it_is_wanted_again
         delete(&aws, &lb.owner).await.unwrap();
         assert_empty(&cloud, "after the deletion");
     }
+}
+
+/// One namespace's endpoints move all the time, in more Services than the account's rate allows.
+#[tokio::test(start_paused = true)]
+async fn registrations_of_namespaces_take_turns() {
+    let cloud = standin(1);
+    let (aws, _) = paced(&cloud);
+    let aws = Arc::new(aws);
+    let of = |namespace: &str, number: u16, nodes: &[usize]| {
+        let service = Key::new(namespace, format!("web-{number}"));
+        let owner = Owner { service, uid: format!("{namespace}-{number}") };
+        LoadBalancer { owner, ..wanted(&[(80, 30_080 + number)], &[]).with_nodes(own_set(nodes)) }
+    };
+    let all: Vec<_> = (0..30).map(|number| of("many", number, &[0])).collect();
+    for lb in all.iter().chain([&of("one", 100, &[0])]) {
+        apply(&aws, lb, Compare::Remembered).await.unwrap();
+    }
+    pause().await;
+    let mut tasks = JoinSet::new();
+    for number in 0..30 {
+        let aws = Arc::clone(&aws);
+        tasks.spawn(async move {
+            for round in 0.. {
+                let lb = of("many", number, &[round % 5]);
+                let _ = aws.apply(&lb, Compare::Remembered).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+    }
+    for nodes in [[1], [2], [3]] {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        let began = Instant::now();
+        aws.apply(&of("one", 100, &nodes), Compare::Remembered).await.unwrap();
+        assert_eq!(registered(&cloud, 30_180), nodes.map(|node| format!("i-{node}")));
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    }
+    tasks.shutdown().await;
+}
+
+/// Others register at the same time. What AWS refuses at once is tried again a second later, whatever the wait for its turn.
+#[tokio::test(start_paused = true)]
+async fn wait_for_the_budget_is_no_sign_that_a_group_hangs() {
+    for failing in [30_080, 30_081] {
+        let cloud = standin(1);
+        let (aws, calls) = paced(&cloud);
+        let lb = |nodes: &[usize]| wanted(&[(80, 30_080), (81, 30_081)], nodes);
+        apply(&aws, &lb(&[0]), Compare::Remembered).await.unwrap();
+        pause().await;
+        cloud.change(|cloud| cloud.failing_groups = [(failing, "ServiceUnavailable")].into());
+        calls.slow_down();
+        let began = Instant::now();
+        let outcome = aws.apply(&lb(&[0, 1]), Compare::Remembered).await.unwrap();
+        assert!(began.elapsed() > Duration::from_secs(8), "{:?}", began.elapsed());
+        let after = outcome.retry_refused.or(match outcome.progress {
+            Progress::Again(after) => Some(after),
+            Progress::Done => None,
+        });
+        assert!(after.is_some_and(|after| after <= Duration::from_secs(1)), "{failing}: {outcome:?}");
+    }
+}
+
+/// A Service with three groups that wait side by side would have three turns, and the last one would be refused.
+#[tokio::test(start_paused = true)]
+async fn groups_of_a_service_wait_for_the_budget_one_after_the_other() {
+    let cloud = standin(1);
+    let (aws, calls) = paced(&cloud);
+    let lb = |nodes: &[usize]| wanted(&[(80, 30_080), (81, 30_081), (82, 30_082)], nodes);
+    apply(&aws, &lb(&[0]), Compare::Remembered).await.unwrap();
+    pause().await;
+    calls.slow_down();
+    aws.apply(&lb(&[0, 1]), Compare::Remembered).await.unwrap();
+    for port in [30_080, 30_081, 30_082] {
+        assert_eq!(registered(&cloud, port), ["i-0", "i-1"]);
+    }
+}
+
+/// As while a hundred Services are created: the others' changes do not wait for this one.
+#[tokio::test(start_paused = true)]
+async fn change_that_waited_for_the_budget_and_failed_at_once_does_not_hang() {
+    let cloud = standin(1);
+    let (aws, calls) = paced(&cloud);
+    apply(&aws, &wanted(&[(80, 30_080)], &[]).with_nodes(own_set(&[0])), Compare::Remembered).await.unwrap();
+    pause().await;
+    calls.slow_down();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    cloud.set_faults(Faults::Each("CreateTargetGroup", "", Fault::Code("ServiceUnavailable")));
+    let began = Instant::now();
+    let outcome = aws.apply(&changed("CreateTargetGroup", &[0]), Compare::Remembered).await.unwrap();
+    assert!(began.elapsed() > Duration::from_secs(6), "{:?}", began.elapsed());
+    assert_eq!(outcome.incomplete.unwrap().0, Error::UNAVAILABLE);
+    let owner =
+        |number: usize| Owner { service: Key::new("shop", format!("web-{number}")), uid: number.to_string() };
+    let begun: Vec<_> = (0..20).filter_map(|number| aws.changes.enter(&owner(number), false).ok()).collect();
+    assert_eq!(begun.len(), 20);
 }

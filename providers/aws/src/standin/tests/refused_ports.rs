@@ -147,7 +147,7 @@ async fn port_without_pods_holds_up_no_other() {
 }
 
 /// The Service with pods, of which none has port 9090.
-fn without_pods_on_9090(lb: &LoadBalancer) -> LoadBalancer {
+pub(super) fn without_pods_on_9090(lb: &LoadBalancer) -> LoadBalancer {
     let mut targets = lb.targets();
     for (port, pods) in &mut targets.pods {
         if port.to_string() == "9090" {

@@ -390,3 +390,40 @@ async fn services_that_always_change_delay_others_by_one_change_each() {
         }
     }
 }
+
+/// Somebody gives it the UID of a Service that shares it. It does not become that Service's own, which would be deleted with the Service.
+/// What the Service has there gets lost tags back.
+#[tokio::test(start_paused = true)]
+async fn shared_load_balancer_does_not_become_one_services_own() {
+    let cloud = standin(1);
+    let (a, b) = (sharing("web", "a", 80), sharing("web", "b", 443));
+    for lb in [&a, &b] {
+        apply(&provider(&cloud), lb, Compare::Remembered).await.unwrap();
+    }
+    pause().await;
+    let before = snapshot(&cloud.cloud());
+    cloud.change(|cloud| {
+        let groups = cloud.groups.values_mut().map(|found| &mut found.tags);
+        let listeners = cloud.listeners.values_mut().map(|found| &mut found.tags);
+        groups.chain(listeners).for_each(|tags| drop(tags.remove(marks::SERVICE)));
+    });
+    pause().await;
+    for lb in [&a, &b] {
+        apply(&provider(&cloud), lb, Compare::InPlace).await.unwrap();
+    }
+    assert_eq!(snapshot(&cloud.cloud()), before);
+    pause().await;
+    cloud.change(|cloud| {
+        for found in cloud.balancers.values_mut() {
+            found.tags.insert(marks::UID.to_owned(), a.owner.uid.clone());
+        }
+    });
+    pause().await;
+    for lb in [&a, &b] {
+        let refused = apply(&provider(&cloud), lb, Compare::InPlace).await.unwrap_err();
+        assert_eq!(refused.reason(), reasons::OBJECT_NOT_OWNED, "{refused}");
+    }
+    assert!(cloud.cloud().balancers.values().all(|found| !found.tags.contains_key(marks::SERVICE)));
+    let _ = delete(&provider(&cloud), &a.owner).await;
+    assert!(cloud.cloud().listeners.values().any(|found| found.port == 443));
+}

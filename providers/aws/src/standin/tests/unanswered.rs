@@ -18,7 +18,7 @@ const FAULTS: [Fault; 4] =
     [Fault::Code("ServiceUnavailable"), Fault::Code("InternalFailure"), Fault::Before, Fault::After];
 
 /// Another interval of the health check.
-fn with_interval(mut lb: LoadBalancer, seconds: u64) -> LoadBalancer {
+pub(super) fn with_interval(mut lb: LoadBalancer, seconds: u64) -> LoadBalancer {
     for group in &mut lb.groups {
         group.health_check.interval = Duration::from_secs(seconds);
     }
@@ -43,7 +43,7 @@ pub(super) fn waits_for(outcome: &Outcome, action: &str) -> Duration {
 }
 
 /// Calls until a change fails: AWS shows what was created only after a moment.
-async fn until_failure(aws: &Aws, lb: &LoadBalancer) -> Outcome {
+pub(super) async fn until_failure(aws: &Aws, lb: &LoadBalancer) -> Outcome {
     for _ in 0..20 {
         let outcome = aws.apply(lb, Compare::Remembered).await.unwrap();
         match outcome.progress {
@@ -426,5 +426,33 @@ async fn nodes_do_not_follow_before_their_check_is_changed() {
         cloud.set_faults(Faults::None);
         apply(&aws, &lb, Compare::Remembered).await.unwrap();
         assert_eq!(registered(&cloud, 30080), ["i-0", "i-1", "i-2"], "{code}");
+    }
+}
+
+/// Its other ports are served and published, and the last one follows as soon as AWS takes it.
+#[tokio::test(start_paused = true)]
+async fn new_service_is_published_beside_a_listener_that_fails() {
+    for fault in [FAULTS[0], FAULTS[2], FAULTS[3], Fault::Hang] {
+        for failing in [" 80", " 81", " 82"] {
+            let told = format!("{fault:?} at{failing}");
+            let cloud = standin(1);
+            let aws = provider(&cloud);
+            cloud.set_faults(Faults::Each("CreateListener", failing, fault));
+            let lb = wanted(&[(80, 30080), (81, 30081), (82, 30082)], &[0, 1]);
+            let outcome = apply(&aws, &lb, Compare::Remembered).await.unwrap();
+            assert!(!outcome.ingress.is_empty(), "{told}");
+            if !matches!(fault, Fault::After) {
+                let (reason, message) = outcome.incomplete.unwrap();
+                assert_eq!(reason, Error::UNAVAILABLE, "{told}");
+                assert!(message.contains(&format!("Not served: port{failing}.")), "{told}: {message}");
+                assert_eq!(served(&cloud).len(), 2, "{told}");
+            }
+            cloud.set_faults(Faults::None);
+            tokio::time::sleep(Duration::from_mins(6)).await;
+            let outcome = apply(&aws, &lb, Compare::Remembered).await.unwrap();
+            assert_eq!((outcome.incomplete, served(&cloud).len()), (None, 3), "{told}");
+            delete(&aws, &lb.owner).await.unwrap();
+            assert_empty(&cloud, &told);
+        }
     }
 }

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Brings a Service in place: public IPs, its parts of the load balancer, and the rules that admit its clients. Where clients are limited,
+//! the rules come before the ports. What it had before goes last, in `retire`. Nothing waits: the controller calls again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use steerage_model::{Family, Ingress, IpMode};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
+
+use crate::admission::Admission;
+use crate::desired::{Desired, WantedAddress};
+use crate::document::{BalancerDocument, Document as _};
+use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Others};
+use crate::provider::{Azure, KNOWN, RECENT};
+use crate::public_ips::Prepared;
+use crate::reasons;
+use crate::retire::{Place, Retired};
+use crate::shared::{Shared, Written};
+use crate::state::{Complete, ServiceState};
+use crate::types::{Balancer, Frontend, Part};
+
+/// Until the other load balancer, which could not be read, is asked again, and what Azure said of a public IP.
+const UNKNOWN_WAIT: Duration = Duration::from_secs(30);
+
+/// The addresses of a Service.
+struct Addresses {
+    parts: Vec<FrontendPart>,
+    /// Those that are known: public ones.
+    vips: BTreeSet<IpAddr>,
+    /// Paths of public IPs, in lower case.
+    used: BTreeSet<String>,
+    is_listed: bool,
+    /// What Azure does not keep of what was written.
+    lost: Vec<String>,
+}
+
+/// The outcome of a change that is not complete.
+pub(crate) fn again(wait: Duration) -> Outcome {
+    Outcome { progress: Progress::Again(wait), ..Outcome::done() }
+}
+
+impl Azure {
+    pub(crate) async fn apply_wanted(
+        &self,
+        lb: &LoadBalancer,
+        wanted: Desired,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Outcome, Error> {
+        let (owner, set) = (&lb.owner, lb.nodes());
+        let [balancer, _] = self.of_scheme(wanted.is_internal);
+        balancer.document.note_set(&set);
+        let outcome = self.refusals(balancer, &set, wanted.refused.clone()).await;
+        let refused: BTreeSet<IpAddr> = balancer.refused(all_addresses(&set)).await.into_keys().collect();
+        if compare == Compare::Remembered
+            && let Some(complete) = &entry.complete
+            && complete.owner == *owner
+            && complete.wanted == wanted
+            && complete.refused == refused
+        {
+            let outcome = Outcome {
+                ingress: complete.ingress.clone(),
+                incomplete: complete.incomplete.clone(),
+                ..outcome
+            };
+            return Ok(not_ready(&balancer.not_ready().await, &complete.used, outcome));
+        }
+        entry.complete = None;
+        let (age, listed) = match compare {
+            Compare::InPlace => (RECENT, RECENT),
+            Compare::Remembered => (Duration::MAX, KNOWN),
+        };
+
+        if entry.alone != Some(wanted.is_internal) {
+            entry.alone = None;
+        }
+        let mut trouble = match self.delete_earlier((owner, wanted.is_internal), entry, age, listed).await? {
+            Retired::Again(wait) => return Ok(again(wait)),
+            Retired::Unknown(error) => Some(error),
+            Retired::Announce | Retired::Done => None,
+        };
+        let addresses = match self.addresses(owner, &wanted, entry, listed).await? {
+            Ok(addresses) => addresses,
+            Err(wait) => return Ok(again(wait)),
+        };
+        let fragment = Fragment {
+            service: owner.service.clone(),
+            mark: wanted.mark.clone(),
+            is_listed: addresses.is_listed,
+            frontends: addresses.parts.clone(),
+            rules: wanted.rules.clone(),
+            probe: wanted.probe.clone(),
+            others: Others::Serve,
+        };
+        if let Some(wait) = self.limit_first(&wanted, &fragment, &addresses.vips, entry, age).await? {
+            return Ok(again(wait));
+        }
+        if let Some(wait) = self.drop_unpublished(lb, &fragment, (balancer, entry), age).await? {
+            return Ok(again(wait));
+        }
+        let body = match self.write(balancer, &owner.service, Intent::Present(fragment.clone()), age).await? {
+            Written::Again(wait) => return Ok(again(wait)),
+            Written::Done(body) => body,
+        };
+        let (own, others) = balancer.document.layout.split(body.as_ref(), &fragment);
+        let mut vips = addresses.vips;
+        if wanted.is_internal {
+            vips = private_addresses(own);
+            if vips.len() < wanted.frontends.len() {
+                return Err(Error::Unavailable(
+                    "Azure does not show the private address of the load balancer yet. Steerage retries."
+                        .to_owned(),
+                ));
+            }
+        }
+        let ingress = ingress(&wanted, &vips);
+        let place =
+            Place { wanted: &wanted, fragment: &fragment, vips: &vips, used: &addresses.used, others };
+        match self.retire(owner, &place, is_known(lb, entry, &ingress), entry, (age, listed)).await? {
+            Retired::Again(wait) => return Ok(again(wait)),
+            Retired::Announce => {
+                entry.announced = Some(ingress.clone());
+                return Ok(Outcome { ingress, ..again(self.config.poll) });
+            }
+            Retired::Unknown(error) => trouble = Some(error),
+            Retired::Done => {}
+        }
+        if let Some(error) = trouble {
+            return Ok(self.unknown(wanted.is_internal, &error, Outcome { ingress, ..outcome }));
+        }
+        (entry.announced, entry.silent) = (None, BTreeSet::new());
+        entry.vips.clone_from(&vips);
+        let incomplete = not_kept(&addresses.lost);
+        entry.complete = Some(Complete {
+            owner: owner.clone(),
+            wanted,
+            ingress: ingress.clone(),
+            incomplete: incomplete.clone(),
+            refused,
+            used: addresses.used.clone(),
+        });
+        let refused = entry.complete.as_ref().map(|complete| complete.wanted.refused.clone());
+        let outcome = self.refusals(balancer, &set, refused.unwrap_or_default()).await;
+        // What the write found refused is part of what is complete.
+        if let Some(complete) = &mut entry.complete {
+            complete.refused = balancer.refused(all_addresses(&set)).await.into_keys().collect();
+        }
+        let outcome = Outcome { ingress, incomplete, ..outcome };
+        Ok(not_ready(&balancer.not_ready().await, &addresses.used, outcome))
+    }
+
+    /// Brings the addresses of a Service in place. `Err` with a time if they are not yet.
+    async fn addresses(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+        listed: Duration,
+    ) -> Result<Result<Addresses, Duration>, Error> {
+        let (calls, [balancer, _]) = (&*self.calls, self.of_scheme(wanted.is_internal));
+        let (mut parts, mut vips, mut used, mut is_listed, mut lost) =
+            (Vec::new(), BTreeSet::new(), BTreeSet::new(), false, Vec::new());
+        for front in &wanted.frontends {
+            let of = (owner, front.family);
+            let prepared = match &front.address {
+                WantedAddress::Private { subnet, address } => {
+                    is_listed = true;
+                    let address = FrontendAddress::Private { subnet: subnet.clone(), address: *address };
+                    parts.push(FrontendPart { family: front.family, address, pool: front.pool.clone() });
+                    continue;
+                }
+                WantedAddress::New(new) => {
+                    self.public_ips.ensure(calls, of, new, &mut entry.operations, listed).await?
+                }
+                WantedAddress::Given { group, by } => {
+                    let path = balancer.document.layout.path();
+                    self.public_ips.given(calls, of, (group.as_deref(), by), &path, listed).await?
+                }
+            };
+            let usable = match prepared {
+                Prepared::Again(wait) => return Ok(Err(wait)),
+                Prepared::Ready(usable) => usable,
+            };
+            is_listed |= !usable.is_ours;
+            vips.insert(usable.address);
+            used.insert(usable.id.to_ascii_lowercase());
+            let name = usable.id.rsplit('/').next().unwrap_or_default();
+            lost.extend(usable.lost.iter().map(|what| format!("{what} of the public IP {name}")));
+            let address = FrontendAddress::Public(usable.id);
+            parts.push(FrontendPart { family: front.family, address, pool: front.pool.clone() });
+        }
+        Ok(Ok(Addresses { parts, vips, used, is_listed, lost }))
+    }
+
+    /// Limits the clients of a Service before its ports serve, if it limits any. When to call again; `None` if that is done.
+    async fn limit_first(
+        &self,
+        wanted: &Desired,
+        fragment: &Fragment,
+        public: &BTreeSet<IpAddr>,
+        entry: &ServiceState,
+        age: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        let (calls, [balancer, _]) = (&*self.calls, self.of_scheme(wanted.is_internal));
+        let Some(guard) = self.guard.as_ref().filter(|_| !wanted.sources.is_everybody()) else {
+            return Ok(None);
+        };
+        let mut vips = public.clone();
+        if wanted.is_internal {
+            let present = match self.balancer(balancer, age).await? {
+                Ok(present) => present,
+                Err(wait) => return Ok(Some(wait)),
+            };
+            vips = private_addresses(balancer.document.layout.split(present.as_ref(), fragment).0);
+            if vips.len() < fragment.frontends.len() {
+                // The address is not known, and nobody may connect to it before it is.
+                let without = Fragment { rules: Vec::new(), ..fragment.clone() };
+                let written = self.write(balancer, &fragment.service, Intent::Present(without), age).await?;
+                let body = match written {
+                    Written::Again(wait) => return Ok(Some(wait)),
+                    Written::Done(body) => body,
+                };
+                vips = private_addresses(balancer.document.layout.split(body.as_ref(), fragment).0);
+            }
+        }
+        let both = &vips | &(&entry.vips - &entry.silent);
+        let admission =
+            Admission::new(both, &BTreeSet::new(), &wanted.rules, &wanted.sources, wanted.is_internal)
+                .of(wanted.service.namespace());
+        if let Written::Again(wait) = guard.write(calls, &fragment.service, admission, age).await? {
+            return Ok(Some(wait));
+        }
+        Ok(None)
+    }
+
+    /// The outcome of a Service that is served, and may have old addresses in the other load balancer.
+    fn unknown(&self, is_internal: bool, error: &Error, outcome: Outcome) -> Outcome {
+        let [_, other] = self.of_scheme(is_internal);
+        let message = format!(
+            "The Service is served. The {} cannot be read or written, so old addresses of the Service may still be there. Steerage tries again. \
+             {error}",
+            other.document.title()
+        );
+        let incomplete = Some((error.reason(), message));
+        Outcome { incomplete, retry_refused: Some(UNKNOWN_WAIT), ..outcome }
+    }
+
+    /// Where a Service moves again before its old address is gone, removes the address in between: nobody knows it. So it has two at most.
+    /// When to call again; `None` if that is done.
+    async fn drop_unpublished(
+        &self,
+        lb: &LoadBalancer,
+        fragment: &Fragment,
+        (balancer, entry): (&Shared<BalancerDocument>, &mut ServiceState),
+        age: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        let body = match self.balancer(balancer, age).await? {
+            Ok(body) => body,
+            Err(wait) => return Ok(Some(wait)),
+        };
+        let (own, others) = balancer.document.layout.split(body.as_ref(), fragment);
+        let of = |parts: &[&Part<Frontend>], family: Family| {
+            parts.iter().filter(|part| fragment.mark.is_frontend(family, &part.name)).count()
+        };
+        let mut families = fragment.frontends.iter().map(|front| front.family);
+        if families.all(|family| of(&others, family) < 2 || of(&own, family) > 0) {
+            return Ok(None);
+        }
+        let (mut kept, mut dropped) = (fragment.clone(), BTreeSet::new());
+        for front in &mut kept.frontends {
+            for part in others.iter().filter(|part| fragment.mark.is_frontend(front.family, &part.name)) {
+                let vips = self.addresses_of([*part].into_iter()).await?;
+                let is_published = vips.iter().any(|ip| lb.published.contains(ip));
+                match FrontendAddress::of(part).filter(|_| is_published) {
+                    Some(address) => front.address = address,
+                    None => dropped.extend(vips),
+                }
+            }
+        }
+        kept.others = Others::Gone;
+        // Their rules in the security group go with those of the old address.
+        entry.vips.extend(dropped);
+        Ok(match self.write(balancer, &fragment.service, Intent::Present(kept), age).await? {
+            Written::Again(wait) => Some(wait),
+            Written::Done(_) => None,
+        })
+    }
+
+    /// Deletes what earlier Services of the name left, in the order of a deletion: their addresses say what is theirs.
+    async fn delete_earlier(
+        &self,
+        (owner, is_internal): (&Owner, bool),
+        entry: &mut ServiceState,
+        age: Duration,
+        listed: Duration,
+    ) -> Result<Retired, Error> {
+        let (calls, mark) = (&*self.calls, self.mark(owner));
+        let mut trouble = None;
+        let ours = self.public_ips.of_service(calls, owner, listed).await?;
+        let mut earlier: BTreeSet<Owner> = ours.into_iter().map(|(of, _)| of).collect();
+        for balancer in &self.balancers {
+            let body = match self.balancer(balancer, age).await {
+                Ok(Ok(body)) => body,
+                Ok(Err(wait)) => return Ok(Retired::Again(wait)),
+                // Another one has its name: nothing in it is Steerage's. If it is needed, its write says so.
+                Err(Error::Invalid { .. })
+                    if !self.has_parts(balancer, |of| of.base == mark.base).await? =>
+                {
+                    None
+                }
+                Err(_) if entry.alone.is_some_and(|alone| alone != balancer.document.layout.is_internal) => {
+                    None
+                }
+                // A Service that is not in it does not need it.
+                Err(error) if balancer.document.layout.is_internal != is_internal => {
+                    trouble = Some(error);
+                    None
+                }
+                Err(error) => return Err(error),
+            };
+            let marks = body.map(|body| balancer.document.layout.marks(&body)).unwrap_or_default();
+            let of_name = marks.into_iter().filter(|of| of.base == mark.base && of.uid != mark.uid);
+            earlier.extend(of_name.filter_map(|of| of.owner(&self.config.cluster, &owner.service)));
+        }
+        for of in earlier.into_iter().filter(|of| of.uid != owner.uid) {
+            if let Progress::Again(wait) = self.delete_all(&of, entry).await? {
+                return Ok(Retired::Again(wait));
+            }
+        }
+        Ok(trouble.map_or(Retired::Done, Retired::Unknown))
+    }
+
+    /// The load balancer of a scheme, and the other one.
+    pub(crate) fn of_scheme(
+        &self,
+        is_internal: bool,
+    ) -> [&crate::shared::Shared<crate::document::BalancerDocument>; 2] {
+        let [external, internal] = &self.balancers;
+        if is_internal { [internal, external] } else { [external, internal] }
+    }
+}
+
+/// Whether clients know these addresses. What was handed over may not have reached the Service's status, from which they know the old one.
+fn is_known(lb: &LoadBalancer, entry: &ServiceState, ingress: &[Ingress]) -> bool {
+    let is_announced = || entry.announced.as_deref() == Some(ingress);
+    lb.published.is_empty() && is_announced()
+        || ingress.iter().all(|one| one.ip.is_some_and(|ip| lb.published.contains(&ip)))
+}
+
+/// The condition of a Service some of whose wishes do not stay in Azure.
+fn not_kept(lost: &[String]) -> Option<(&'static str, String)> {
+    (!lost.is_empty()).then(|| {
+        let message = format!(
+            "Azure accepted {} and did not keep that: a policy may take it away. It is not written again. All else is in place. Exempt the \
+             resource group from the policy, or change the annotation.",
+            lost.join(", ")
+        );
+        (reasons::OPERATION_NOT_PERMITTED, message)
+    })
+}
+
+/// The same outcome, which says so if Azure takes no change because one of these public IPs is not ready.
+fn not_ready(all: &BTreeMap<String, String>, used: &BTreeSet<String>, outcome: Outcome) -> Outcome {
+    let Some((path, words)) = all.iter().find(|(path, _)| used.contains(*path)) else { return outcome };
+    let message = format!(
+        "The Service is served. Its public IP {} is not ready, and Azure takes no change of the load balancer until it is. Steerage writes \
+         its own again; correct one of yours. {words}",
+        path.rsplit('/').next().unwrap_or_default()
+    );
+    let incomplete = Some((reasons::REJECTED_BY_PROVIDER, message));
+    Outcome { incomplete, retry_refused: Some(UNKNOWN_WAIT), ..outcome }
+}
+
+fn all_addresses(set: &steerage_provider_api::TargetSet) -> impl Iterator<Item = IpAddr> + '_ {
+    set.targets.iter().flat_map(|target| target.addresses.iter().copied())
+}
+
+pub(crate) fn private_addresses(parts: Vec<&crate::types::Part<crate::types::Frontend>>) -> BTreeSet<IpAddr> {
+    parts.into_iter().filter_map(|part| part.properties.private_ip).collect()
+}
+
+/// In the Service's order of families.
+fn ingress(wanted: &Desired, vips: &BTreeSet<IpAddr>) -> Vec<Ingress> {
+    let of = |family: Family| vips.iter().copied().find(|vip| Family::of(*vip) == family);
+    let all = wanted.frontends.iter().filter_map(|front| of(front.family));
+    all.map(|ip| Ingress { ip: Some(ip), hostname: None, ip_mode: Some(IpMode::Vip) }).collect()
+}
+
+impl crate::merge::Layout {
+    /// The frontends of a Service, if there is a load balancer.
+    pub(crate) fn frontends_of<'a>(
+        &self,
+        body: Option<&'a Balancer>,
+        mark: &crate::marks::Mark,
+    ) -> Vec<&'a crate::types::Part<crate::types::Frontend>> {
+        body.map(|body| self.frontends(body, mark)).unwrap_or_default()
+    }
+}

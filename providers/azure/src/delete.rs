@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Deletes everything of an owner: first what admits clients, then its parts of the load balancer, then its public IPs. What is left after
+//! a crash still says whose it is.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use steerage_provider_api::{Error, Owner, Progress};
+
+use crate::admission::Admission;
+use crate::merge::Intent;
+use crate::provider::{Azure, RECENT};
+use crate::shared::Written;
+use crate::state::ServiceState;
+
+impl Azure {
+    pub(crate) async fn delete_all(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+    ) -> Result<Progress, Error> {
+        let (calls, mark) = (&*self.calls, self.mark(owner));
+        if entry.complete.as_ref().is_some_and(|complete| complete.owner == *owner) {
+            entry.complete = None;
+        }
+        let (mut vips, mut present) = (BTreeSet::new(), Vec::new());
+        let mut trouble = None;
+        if let Some(guard) = &self.guard {
+            match guard.withdraw(calls, &owner.service, RECENT).await {
+                Ok(Some(wait)) => return Ok(Progress::Again(wait)),
+                Ok(None) => {}
+                Err(error) => trouble = Some(error),
+            }
+        }
+        for balancer in &self.balancers {
+            // What is under way for it would come back after its deletion.
+            let withdrawn = match balancer.withdraw(calls, &owner.service, RECENT).await {
+                Ok(None) => self.balancer(balancer, RECENT).await,
+                Ok(Some(wait)) => Ok(Err(wait)),
+                Err(error) => Err(error),
+            };
+            let body = match withdrawn {
+                Ok(Ok(body)) => body,
+                Ok(Err(wait)) => return Ok(Progress::Again(wait)),
+                // Another one has its name: nothing in it is Steerage's.
+                Err(Error::Invalid { .. }) if !self.has_parts(balancer, |of| *of == mark).await? => continue,
+                // It is known to have nothing of the Service.
+                Err(_) if entry.alone.is_some_and(|alone| alone != balancer.document.layout.is_internal) => {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if !balancer.document.layout.frontends_of(body.as_ref(), &mark).is_empty() {
+                vips.extend(self.vips(balancer, body.as_ref(), &mark).await?);
+                present.push(balancer);
+            }
+        }
+        let ours = self.public_ips.of_service(calls, owner, RECENT).await?;
+        let ours: Vec<_> = ours.into_iter().filter(|(of, _)| of == owner).map(|(_, ip)| ip).collect();
+        vips.extend(ours.iter().filter_map(|ip| ip.properties.ip_address));
+
+        if let Some(guard) = self.guard.as_ref().filter(|_| !vips.is_empty()) {
+            // Without an address no rule is about the Service.
+            if let Some(error) = trouble {
+                return Err(error);
+            }
+            let group = match guard.look_past(calls, RECENT).await? {
+                Written::Again(wait) => return Ok(Progress::Again(wait)),
+                Written::Done(group) => group.unwrap_or_default(),
+            };
+            if guard.document.present(&group, &vips).denies {
+                // Nobody may connect whom the rules deny, also not for a moment.
+                for balancer in &present {
+                    let withdrawn = Intent::Withdrawn(mark.clone());
+                    let written = self.write(balancer, &owner.service, withdrawn, Duration::MAX).await?;
+                    if let Written::Again(wait) = written {
+                        return Ok(Progress::Again(wait));
+                    }
+                }
+            }
+            let none = Admission::none(vips);
+            if let Written::Again(wait) = guard.write(calls, &owner.service, none, Duration::MAX).await? {
+                return Ok(Progress::Again(wait));
+            }
+        }
+        for balancer in &present {
+            let absent = Intent::Absent(mark.clone(), owner.service.clone());
+            if let Written::Again(wait) = self.write(balancer, &owner.service, absent, Duration::MAX).await? {
+                return Ok(Progress::Again(wait));
+            }
+        }
+        let names: BTreeSet<String> = ours.into_iter().map(|ip| ip.name).collect();
+        // A deletion whose answer was read before is asked for until it is complete.
+        let running = entry.operations.keys().filter(|name| name.starts_with(&mark.part("")));
+        let names: BTreeSet<String> = names.iter().chain(running).cloned().collect();
+        if let Some(wait) = self.public_ips.delete(calls, &names, &mut entry.operations).await? {
+            return Ok(Progress::Again(wait));
+        }
+        Ok(Progress::Done)
+    }
+}

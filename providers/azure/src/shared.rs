@@ -1,0 +1,575 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Writes a resource that many Services share. Each call says what its Service wants, and whoever has the lock writes what all of them
+//! want, in one request for the version that was read. What Azure refuses because of one Service is written without it. Nothing waits:
+//! calls come again until what their Service wants is in place. `turns` says whose changes a write has, `refused` what follows from a
+//! refusal.
+
+mod refused;
+mod turns;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use steerage_model::Key;
+use steerage_provider_api::Error;
+use steerage_provider_cloud::Refusals;
+use tokio::time::Instant;
+
+use crate::client::{Call, Calls, object, read};
+use crate::document::Document;
+use crate::operation::{Operation, Running, STUCK};
+
+/// Services that the log of a write names.
+const SHOWN: usize = 10;
+/// What nobody asks for any more is not written by others.
+const FORGOTTEN: Duration = Duration::from_mins(2);
+/// Requests that one call makes: others change the resource meanwhile, or Azure refuses it because of several Services.
+const MOST_WRITES: usize = 12;
+/// Of these, for another version than the one that was read.
+const MOST_STALE: u32 = 3;
+/// The longest wait after an answer that something else is being changed.
+const LONGEST_REST: Duration = Duration::from_mins(1);
+/// The same where what a change refers to is not ready: that takes seconds, or it is written again meanwhile.
+const LONGEST_UNREADY: Duration = Duration::from_secs(5);
+/// So often may Azure say that what a change refers to is not ready, until the Service is left out that it names.
+const UNREADY: u32 = 3;
+/// Until a resource that Azure refuses as it is, is written so again.
+const BROKEN: Duration = Duration::from_mins(5);
+/// Of the Services whose change was refused, until each may try again.
+const FIRST_WAIT: Duration = Duration::from_mins(1);
+const LONGEST_WAIT: Duration = Duration::from_hours(1);
+
+/// How far a Service is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Written<B> {
+    /// Call again after this time.
+    Again(Duration),
+    /// What it wants is in place: the resource as it was read, if it exists.
+    Done(Option<B>),
+}
+
+/// What a Service wants, and since when.
+#[derive(Clone, Debug)]
+struct Pending<W> {
+    wanted: W,
+    at: Instant,
+}
+
+/// What Azure refuses.
+#[derive(Clone, Debug)]
+struct Rejection<W> {
+    wanted: W,
+    error: (&'static str, String),
+    until: Instant,
+    wait: Duration,
+}
+
+/// What was read; nothing if there is no such resource.
+struct Seen<D: Document>(Option<D::Body>);
+
+/// What a write changes.
+struct Change<D: Document> {
+    services: Vec<(Key, D::Wanted)>,
+    /// The resource before.
+    before: Option<D::Body>,
+    /// The addresses that are in pools when it is complete.
+    members: BTreeSet<IpAddr>,
+}
+
+/// What a request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// All that is wanted.
+    All,
+    /// Changes that cannot be wrong in themselves, such as moved endpoints.
+    Minor,
+    /// One Service.
+    Alone,
+    /// No change.
+    AsItIs,
+}
+
+/// What is known of the resource.
+struct State<D: Document> {
+    /// As it was read, and when.
+    known: Option<(Option<D::Body>, Instant)>,
+    /// As it was read last, although it changes since.
+    seen: Option<Seen<D>>,
+    operation: Option<(Operation, Change<D>)>,
+    /// A change that failed after Azure had accepted it: the resource shows it nevertheless.
+    failed: Option<Change<D>>,
+    /// Since when somebody else changes it.
+    busy: Option<Instant>,
+    /// Azure refuses it as it is, because of something that nobody here wants: since when, and its words.
+    broken: Option<(Instant, String)>,
+    /// What the last request was for.
+    sent: Sent,
+    /// Answers in a row that something else is being changed, and until when nothing is sent because of them.
+    unready: u32,
+    rest: Option<Instant>,
+    /// Most Services that one write changes: fewer after Azure refused one without the name of a Service.
+    limit: usize,
+    /// The same of writes of minor changes only.
+    minor_limit: usize,
+    rejections: BTreeMap<Key, Rejection<D::Wanted>>,
+    /// Services that refer to what is not ready: how often Azure said so, and until when they wait alone.
+    waiting: BTreeMap<Key, (u32, Instant)>,
+    /// Resources to which it refers already, and which Azure says are not ready, by path in lower case, with its words: until then Azure
+    /// takes no change.
+    not_ready: BTreeMap<String, String>,
+    refused: Refusals<IpAddr>,
+    /// The namespace that had its turn last.
+    last: String,
+}
+
+impl<D: Document> State<D> {
+    /// For how long the Service waits alone.
+    fn must_wait(&self, service: &Key) -> Option<Duration> {
+        let (_, until) = self.waiting.get(service)?;
+        until.checked_duration_since(Instant::now()).filter(|wait| !wait.is_zero())
+    }
+
+    /// The most Services of a write like the last one.
+    fn limit(&mut self) -> Option<&mut usize> {
+        match self.sent {
+            Sent::All => Some(&mut self.limit),
+            Sent::Minor => Some(&mut self.minor_limit),
+            Sent::Alone | Sent::AsItIs => None,
+        }
+    }
+
+    /// A write of so many Services was accepted: the next one may have more, and as many as there are if nobody was left out.
+    fn widen(&mut self, changed: usize) {
+        if let Some(limit) = self.limit() {
+            *limit = if changed >= *limit { limit.saturating_mul(2) } else { usize::MAX };
+        }
+    }
+
+    /// Forgets refusals that nobody met for long, such as those of Services that are gone.
+    fn forget_old(&mut self) {
+        let is_recent = |until: Instant| Instant::now() < until + LONGEST_WAIT;
+        self.rejections.retain(|_, rejection| is_recent(rejection.until));
+        self.waiting.retain(|_, (_, until)| is_recent(*until));
+    }
+
+    /// Whether it is time to write the resource as it is.
+    fn is_repair_due(&self) -> bool {
+        self.broken.as_ref().is_none_or(|(since, _)| since.elapsed() >= BROKEN)
+    }
+}
+
+/// A resource that many Services share.
+pub(crate) struct Shared<D: Document> {
+    pub(crate) document: D,
+    poll: Duration,
+    pending: Mutex<BTreeMap<Key, Pending<D::Wanted>>>,
+    state: tokio::sync::Mutex<State<D>>,
+}
+
+/// The Services of a write, for logs.
+fn shown<W>(changed: &[(Key, W)]) -> String {
+    let mut names: Vec<String> = changed.iter().take(SHOWN).map(|(service, _)| service.to_string()).collect();
+    if let Some(more) = changed.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+        names.push(format!("{more} more"));
+    }
+    names.join(", ")
+}
+
+impl<D: Document> Shared<D> {
+    pub(crate) fn new(document: D, poll: Duration) -> Self {
+        let state = State {
+            known: None,
+            seen: None,
+            operation: None,
+            failed: None,
+            busy: None,
+            broken: None,
+            sent: Sent::All,
+            unready: 0,
+            rest: None,
+            limit: usize::MAX,
+            minor_limit: usize::MAX,
+            rejections: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            not_ready: BTreeMap::new(),
+            refused: Refusals::default(),
+            last: String::new(),
+        };
+        Self { document, poll, pending: Mutex::default(), state: tokio::sync::Mutex::new(state) }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<Key, Pending<D::Wanted>>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings in place what a Service wants. What is known of the resource may be of this age.
+    pub(crate) async fn write(
+        &self,
+        calls: &dyn Calls,
+        service: &Key,
+        wanted: D::Wanted,
+        age: Duration,
+    ) -> Result<Written<D::Body>, Error> {
+        let pending = Pending { wanted: wanted.clone(), at: Instant::now() };
+        self.pending().insert(service.clone(), pending);
+        let mut state = self.state.lock().await;
+        let result = self.advance(calls, &mut state, Some((service, &wanted)), age).await;
+        if matches!(result, Ok(Written::Done(_)) | Err(Error::Invalid { .. })) {
+            self.pending().remove(service);
+        }
+        result
+    }
+
+    /// Brings in place what no single Service owns.
+    pub(crate) async fn write_common(&self, calls: &dyn Calls) -> Result<Written<D::Body>, Error> {
+        let mut state = self.state.lock().await;
+        self.advance(calls, &mut state, None, Duration::MAX).await
+    }
+
+    /// The resource as it is, or was at most so long ago; `Again` while it is being changed.
+    pub(crate) async fn read(&self, calls: &dyn Calls, age: Duration) -> Result<Written<D::Body>, Error> {
+        let mut state = self.state.lock().await;
+        if let Some(wait) = self.ask(calls, &mut state).await? {
+            return Ok(Written::Again(wait));
+        }
+        self.look(calls, &mut state, age).await
+    }
+
+    /// The same, or what was there before it began to change. Only what this process writes of a Service can have changed for it, so its
+    /// next write is planned, and is part of the next one for all.
+    pub(crate) async fn look_past(
+        &self,
+        calls: &dyn Calls,
+        age: Duration,
+    ) -> Result<Written<D::Body>, Error> {
+        match self.read(calls, age).await? {
+            Written::Again(wait) => {
+                let state = self.state.lock().await;
+                Ok(state.seen.as_ref().map_or(Written::Again(wait), |seen| Written::Done(seen.0.clone())))
+            }
+            done @ Written::Done(_) => Ok(done),
+        }
+    }
+
+    /// Takes back what a Service wanted and nobody has written. When to call again; `None` if nothing that is under way can bring it in place.
+    pub(crate) async fn withdraw(
+        &self,
+        calls: &dyn Calls,
+        service: &Key,
+        age: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        self.pending().remove(service);
+        let mut state = self.state.lock().await;
+        if let Some((_, change)) = &state.operation {
+            // Whose a change is that somebody else began, or whose answer was lost, is not known.
+            let is_its = |(of, _): &(Key, D::Wanted)| of == service;
+            if !change.services.is_empty() && !change.services.iter().any(is_its) {
+                if let Some(Seen(seen)) = &state.seen {
+                    self.document.forget(service, seen.as_ref());
+                }
+                return Ok(None);
+            }
+            if let Some(wait) = self.ask(calls, &mut state).await? {
+                return Ok(Some(wait));
+            }
+        }
+        Ok(match self.look(calls, &mut state, age).await? {
+            Written::Again(wait) => Some(wait),
+            Written::Done(body) => {
+                self.document.forget(service, body.as_ref());
+                None
+            }
+        })
+    }
+
+    /// The addresses of nodes that Azure refuses, with its words.
+    pub(crate) async fn refused(&self, nodes: impl Iterator<Item = IpAddr>) -> BTreeMap<IpAddr, String> {
+        let state = self.state.lock().await;
+        let of = |address: IpAddr| {
+            let why = state.refused.reason(&address).filter(|_| state.refused.must_wait(&address))?;
+            Some((address, why.to_owned()))
+        };
+        nodes.filter_map(of).collect()
+    }
+
+    /// What it refers to and is not ready, by path in lower case, with Azure's words.
+    pub(crate) async fn not_ready(&self) -> BTreeMap<String, String> {
+        self.state.lock().await.not_ready.clone()
+    }
+
+    async fn advance(
+        &self,
+        calls: &dyn Calls,
+        state: &mut State<D>,
+        own: Option<(&Key, &D::Wanted)>,
+        age: Duration,
+    ) -> Result<Written<D::Body>, Error> {
+        let mut stale = 0;
+        state.forget_old();
+        for _ in 0..MOST_WRITES {
+            if let Some(wait) = state.rest.and_then(|rest| rest.checked_duration_since(Instant::now()))
+                && !wait.is_zero()
+            {
+                return Ok(Written::Again(wait));
+            }
+            if let Some(wait) = self.ask(calls, state).await? {
+                let in_place = if age == Duration::MAX { self.in_place(state, own) } else { None };
+                return Ok(in_place.unwrap_or(Written::Again(wait)));
+            }
+            let present = match self.look(calls, state, age).await? {
+                Written::Again(wait) => return Ok(Written::Again(wait)),
+                Written::Done(present) => present,
+            };
+            let is_failed = present.as_ref().is_some_and(|body| self.document.provisioning(body).is_failed());
+            if !is_failed {
+                state.failed = None;
+                state.broken = None;
+            }
+            if is_failed && state.failed.is_none() && state.is_repair_due() {
+                match self.repair(calls, state, present, &mut stale).await? {
+                    Some(wait) => return Ok(Written::Again(wait)),
+                    None => continue,
+                }
+            }
+            let is_broken = state.broken.is_some();
+            let any_rejection = own.and_then(|(service, _)| state.rejections.get(service));
+            let rejection =
+                own.and_then(|(_, wanted)| any_rejection.filter(|rejection| rejection.wanted == *wanted));
+            if let Some(Rejection { error: (reason, message), .. }) =
+                rejection.filter(|rejection| Instant::now() < rejection.until)
+            {
+                return Err(Error::invalid(reason, message.clone()));
+            }
+            if let Some((service, _)) = own
+                && let Some(wait) = state.must_wait(service)
+            {
+                return Ok(Written::Again(wait));
+            }
+            let (is_tried_again, is_doubtful) = (rejection.is_some(), any_rejection.is_some());
+            // What it wants may be part of what was refused, such as moved endpoints.
+            let is_over = own.is_some_and(|(_, wanted)| is_tried_again || self.document.is_whole(wanted));
+            let mut with_own = present.clone();
+            let is_refused = |address: &IpAddr| state.refused.must_wait(address);
+            let mut changes = match own {
+                Some((_, wanted)) => self.document.apply(&mut with_own, wanted, &is_refused)?,
+                None => false,
+            };
+            changes |= self.document.tidy(&mut with_own, &is_refused);
+            if !changes && (!is_failed || is_broken) {
+                if let (Some((service, _)), true) = (own, is_over) {
+                    state.rejections.remove(service);
+                }
+                if is_failed {
+                    self.check_named(state, own)?;
+                }
+                return Ok(Written::Done(present));
+            }
+            // What was refused goes alone, and what its Service wants instead: nobody else waits for another refusal. So it goes where each
+            // change is likely to be refused.
+            let is_alone =
+                is_tried_again || is_doubtful && !self.document.is_minor(present.as_ref(), with_own.as_ref());
+            let alone = own.filter(|_| is_alone || is_broken);
+            let (mut body, changed, sent) = self.gather(state, present.as_ref(), alone);
+            self.document.tidy(&mut body, &is_refused);
+            if let Some((last, _)) = changed.last() {
+                last.namespace().clone_into(&mut state.last);
+            }
+            state.sent = sent;
+            if let Some(wait) = self.send(calls, state, (present, body), changed, &mut stale).await? {
+                return Ok(Written::Again(wait));
+            }
+        }
+        Err(Error::Conflict(format!("the {} is being changed", self.document.title())))
+    }
+
+    /// The resource before a change that is only of others and runs, if what a Service wants was in place then.
+    fn in_place(&self, state: &State<D>, own: Option<(&Key, &D::Wanted)>) -> Option<Written<D::Body>> {
+        let ((service, wanted), (_, change), Seen(seen)) =
+            (own?, state.operation.as_ref()?, state.seen.as_ref()?);
+        // Whose a change is that somebody else began, or whose answer was lost, is not known.
+        if change.services.is_empty() || change.services.iter().any(|(of, _)| of == service) {
+            return None;
+        }
+        if seen.as_ref().is_some_and(|body| self.document.provisioning(body).is_failed()) {
+            return None;
+        }
+        let is_refused = |address: &IpAddr| state.refused.must_wait(address);
+        let mut body = seen.clone();
+        let changes = self.document.apply(&mut body, wanted, &is_refused).ok()?;
+        (!changes && !self.document.tidy(&mut body, &is_refused)).then(|| Written::Done(seen.clone()))
+    }
+
+    /// Asks whether the last change is complete. `None` if none runs.
+    async fn ask(&self, calls: &dyn Calls, state: &mut State<D>) -> Result<Option<Duration>, Error> {
+        let Some((operation, change)) = &mut state.operation else { return Ok(None) };
+        let changed = change.services.len();
+        match operation.ask(calls, self.poll).await? {
+            Running::For(wait) => Ok(Some(wait)),
+            Running::Lost => {
+                let since = operation.began();
+                (state.operation, state.known) = (None, None);
+                state.busy.get_or_insert(since);
+                Ok(None)
+            }
+            Running::Succeeded => {
+                state.refused.retain(|address| !change.members.contains(address));
+                state.unready = 0;
+                state.not_ready.clear();
+                state.waiting.retain(|service, _| change.services.iter().all(|(of, _)| of != service));
+                (state.operation, state.known) = (None, None);
+                state.widen(changed);
+                Ok(None)
+            }
+            Running::Failed(failure) => {
+                state.known = None;
+                let change = state.operation.take().map(|(_, change)| change);
+                let services = change.as_ref().map(|change| change.services.clone()).unwrap_or_default();
+                let before = change.as_ref().and_then(|change| change.before.clone());
+                if failure.is_stale() {
+                    if state.sent != Sent::AsItIs {
+                        state.failed = change;
+                    }
+                    return Ok(self.rest(state, &services, before.as_ref(), &failure));
+                }
+                if state.sent == Sent::AsItIs {
+                    state.broken = Some((Instant::now(), Error::from(failure).to_string()));
+                    return Ok(None);
+                }
+                state.failed = change;
+                if failure.is_rejected() && self.blame(state, &services, &failure) {
+                    return Ok(None);
+                }
+                Err(failure.into())
+            }
+        }
+    }
+
+    fn stuck(&self) -> Error {
+        Error::Unavailable(format!(
+            "The {} has been changing for more than {} minutes, and Azure takes no other change meanwhile. Steerage asks again. Look at its \
+             activity log.",
+            self.document.title(),
+            STUCK.as_secs() / 60
+        ))
+    }
+
+    /// Reads the resource, if what is known is older. One whose last change failed shows what was wanted, and not what is in place: the
+    /// Services of the change have there what they had before.
+    async fn look(
+        &self,
+        calls: &dyn Calls,
+        state: &mut State<D>,
+        age: Duration,
+    ) -> Result<Written<D::Body>, Error> {
+        if let Some((body, at)) = &state.known
+            && (at.elapsed() < age || age == Duration::MAX)
+        {
+            return Ok(Written::Done(body.clone()));
+        }
+        state.known = None;
+        let get = self.document.actions().get;
+        let mut body: Option<D::Body> = read(calls, get, &self.document.path()).await?;
+        let is_busy = body.as_ref().is_some_and(|body| self.document.provisioning(body).is_busy());
+        if is_busy {
+            let since = *state.busy.get_or_insert_with(Instant::now);
+            if since.elapsed() >= STUCK {
+                return Err(self.stuck());
+            }
+            let operation = Operation::unknown(get, since, self.poll);
+            state.operation =
+                Some((operation, Change { services: Vec::new(), before: None, members: BTreeSet::new() }));
+            return Ok(Written::Again(self.poll));
+        }
+        state.busy = None;
+        if let Some(body) = &mut body {
+            self.document.check(body)?;
+            if let Some(change) =
+                state.failed.as_ref().filter(|_| self.document.provisioning(body).is_failed())
+            {
+                for (_, wanted) in &change.services {
+                    self.document.take_back(body, change.before.as_ref(), wanted);
+                }
+            }
+        }
+        state.known = Some((body.clone(), Instant::now()));
+        state.seen = Some(Seen(body.clone()));
+        Ok(Written::Done(body))
+    }
+
+    /// Writes the resource. `None` if it has to be looked at again.
+    async fn send(
+        &self,
+        calls: &dyn Calls,
+        state: &mut State<D>,
+        (present, body): (Option<D::Body>, Option<D::Body>),
+        changed: Vec<(Key, D::Wanted)>,
+        stale: &mut u32,
+    ) -> Result<Option<Duration>, Error> {
+        let etag = present.as_ref().and_then(|body| self.document.etag(body));
+        let (actions, path) = (self.document.actions(), self.document.path());
+        let Some(body) = body else { return Ok(None) };
+        let members = self.document.members(&body);
+        let (call, is_deletion) = if present.is_some() && self.document.is_empty(&body) {
+            (Call::delete(actions.delete, path, etag), true)
+        } else if present.is_some() {
+            (Call::put(actions.put, path, etag, self.document.written(body)), false)
+        } else {
+            // That it does not exist may have been read long ago: one that somebody made since is kept.
+            if read::<D::Body>(calls, actions.get, &path).await?.is_some() {
+                state.known = None;
+                return Ok(None);
+            }
+            (Call::create(actions.put, path, self.document.written(body)), false)
+        };
+        let action = call.action;
+        // The call may be abandoned before its answer comes.
+        let known = state.known.take();
+        let failure = match calls.send(call).await {
+            Ok(answer) => {
+                let services = shown(&changed);
+                tracing::info!(resource = self.document.title(), services, action, "shared resource changed");
+                let body: Option<D::Body> =
+                    if is_deletion { None } else { Some(object(action, answer.body.clone())?) };
+                let is_busy = body.as_ref().is_some_and(|body| self.document.provisioning(body).is_busy());
+                if answer.operation.is_none() && !is_busy && !answer.is_accepted {
+                    state.widen(changed.len());
+                    state.refused.retain(|address| !members.contains(address));
+                    state.waiting.retain(|service, _| changed.iter().all(|(of, _)| of != service));
+                    state.unready = 0;
+                    state.not_ready.clear();
+                    state.seen = Some(Seen(body.clone()));
+                    state.known = Some((body, Instant::now()));
+                    return Ok(None);
+                }
+                let operation = Operation::begun(action, &answer, self.poll);
+                state.operation = Some((operation, Change { services: changed, before: present, members }));
+                return Ok(Some(answer.after.unwrap_or(self.poll)));
+            }
+            Err(failure) => failure,
+        };
+        if is_deletion && failure.is_not_found() {
+            return Ok(None);
+        }
+        if failure.is_changed() && *stale < MOST_STALE {
+            *stale += 1;
+            return Ok(None);
+        }
+        if failure.is_stale() {
+            return Ok(self.rest(state, &changed, present.as_ref(), &failure));
+        }
+        if failure.is_rejected() && self.blame(state, &changed, &failure) {
+            // Nothing was changed.
+            state.known = known;
+            return Ok(None);
+        }
+        if failure.is_throttled() {
+            state.known = known;
+        }
+        Err(failure.into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Brings a load balancer in place: all changes that can be made now, and none of those that wait for them. Nothing waits: the controller
+//! calls again.
+
+use std::collections::BTreeSet;
+
+use futures::future::try_join_all;
+use steerage_model::{Ingress, IpMode};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, TargetSet};
+use steerage_provider_cloud::Refusals;
+
+use crate::desired::{Desired, Source, desired};
+use crate::diff::{Diff, takes_address_away};
+use crate::instances::{Limit, Placed, place, with_groups};
+use crate::object::{Id, Kind};
+use crate::provider::Gce;
+use crate::shared::Cleaned;
+use crate::state::{Complete, DENIED_WAIT, ServiceState};
+use crate::step::Endpoint;
+use crate::tree::{Tree, address_of};
+use crate::{marks, reasons};
+
+/// Rounds of changes whose operations end at once.
+const MAX_ROUNDS: usize = 12;
+
+impl Gce {
+    /// The outcome of a change that is not complete.
+    pub(crate) fn again(&self, entry: &ServiceState) -> Outcome {
+        Outcome { progress: Progress::Again(entry.poll(self.config.poll)), ..Outcome::done() }
+    }
+
+    /// What is wanted, with its targets.
+    pub(crate) async fn wanted(&self, lb: &LoadBalancer, refresh: bool) -> Result<(Desired, Placed), Error> {
+        let wanted = desired(lb, &self.config)?;
+        let nodes = lb.nodes();
+        let needs_all = lb.groups.first().is_some_and(|group| group.health_check.is_of_service);
+        let limit = Limit { is_internal: wanted.is_internal, needs_all, uid: &lb.owner.uid };
+        let placed = self.placed(&nodes, limit, refresh).await?;
+        let zones = self.zones().await?;
+        let wanted = with_groups(wanted, &placed, &zones, &self.config);
+        Ok((wanted, placed))
+    }
+
+    pub(crate) async fn placed(
+        &self,
+        nodes: &TargetSet,
+        limit: Limit<'_>,
+        refresh: bool,
+    ) -> Result<Placed, Error> {
+        let known = self.instances(nodes, refresh).await?;
+        Ok(place(nodes, &known, limit, &self.config))
+    }
+
+    pub(crate) async fn apply_wanted(
+        &self,
+        lb: &LoadBalancer,
+        entry: &mut ServiceState,
+        compare: Compare,
+    ) -> Result<Outcome, Error> {
+        let owner = &lb.owner;
+        // What Services share stays as long as one of them is known to need it.
+        let (mut wanted, placed) = self.wanted(lb, compare == Compare::InPlace).await?;
+        entry.refused.retain(|name| placed.nodes.contains_key(name));
+        without(&mut wanted, |endpoint| entry.refused.must_wait(&endpoint.instance));
+        entry.nodes.clone_from(&placed.nodes);
+        if !self.settle(entry).await? {
+            return Ok(self.again(entry));
+        }
+        if entry.expire_denied() {
+            entry.forget();
+        }
+        if compare == Compare::Remembered
+            && let Some(complete) = &entry.complete
+            && complete.wanted == wanted
+        {
+            let ingress = complete.ingress.clone();
+            return Ok(finished(entry, &wanted, &placed, ingress));
+        }
+        if compare == Compare::InPlace {
+            entry.forget();
+            entry.denied = None;
+        }
+        entry.complete = None;
+        if !self.shared.begin_use(self, &owner.service, wanted.shared()).await {
+            return Ok(self.again(entry));
+        }
+        for _ in 0..MAX_ROUNDS {
+            self.read_all(owner, entry).await?;
+            if let Some((old, tree)) = entry.earlier.first().cloned() {
+                let diff =
+                    Diff { config: &self.config, tree: &tree, leaves_firewalls: entry.leaves_firewalls() };
+                let steps = diff.away();
+                if steps.is_empty() {
+                    entry.earlier.remove(0);
+                } else if !self.send_all(&old, &steps, entry).await? {
+                    return Ok(self.again(entry));
+                }
+                continue;
+            }
+            self.look_for(&wanted, owner, entry).await?;
+            without(&mut wanted, |endpoint| entry.refused.must_wait(&endpoint.instance));
+            let Some(tree) = entry.known(owner) else { continue };
+            let leaves_firewalls = entry.leaves_firewalls();
+            let mut towards = placed.with_kept(wanted.clone(), tree);
+            leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
+            let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            if steps.is_empty() {
+                let Some(ingress) = ingress(&wanted, tree) else {
+                    return Err(Error::Unavailable("GCE shows no address of the load balancer".to_owned()));
+                };
+                let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
+                if !entry.pending.is_empty() {
+                    outcome.progress = self.again(entry).progress;
+                    return Ok(outcome);
+                }
+                match self.shared.clean_later(self).await? {
+                    Cleaned::Done => entry.complete = Some(Complete { wanted: wanted.clone(), ingress }),
+                    Cleaned::Pending => outcome.progress = self.again(entry).progress,
+                    Cleaned::Later(wait) => {
+                        outcome.retry_refused = Some(outcome.retry_refused.map_or(wait, |due| due.min(wait)));
+                    }
+                }
+                return Ok(outcome);
+            }
+            // The new address is published before the old one goes.
+            if takes_address_away(&steps, tree, &towards)
+                && let Some(ingress) =
+                    ingress(&wanted, tree).filter(|new| entry.announced.as_ref() != Some(new))
+            {
+                entry.announced = Some(ingress.clone());
+                return Ok(Outcome { ingress, ..self.again(entry) });
+            }
+            if !self.send_all(owner, &steps, entry).await? {
+                return Ok(self.again(entry));
+            }
+        }
+        Ok(self.again(entry))
+    }
+
+    /// Reads all of the owner that is not known.
+    pub(crate) async fn read_all(&self, owner: &Owner, entry: &mut ServiceState) -> Result<(), Error> {
+        // A deletion that was not completed did not look at endpoints.
+        if entry.known(owner).is_some_and(Tree::has_all_members) {
+            return Ok(());
+        }
+        let mut owners = self.read_owners(&owner.service, !entry.is_seen).await?;
+        let mut tree = owners.remove(owner).unwrap_or_default();
+        let groups: Vec<Id> = tree.of_kind(Kind::Group).map(|(id, _)| id.clone()).collect();
+        tree.members = self.read_members(groups.iter()).await?;
+        entry.note_read(owner, tree, owners.into_iter().collect());
+        Ok(())
+    }
+
+    /// Reads what is wanted and has another owner, or none.
+    pub(crate) async fn look_for(
+        &self,
+        wanted: &Desired,
+        owner: &Owner,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let shared: Vec<Id> =
+            wanted.shared().into_iter().filter(|id| !entry.looked_for.contains(id)).collect();
+        let Some(tree) = entry.known(owner) else { return Ok(()) };
+        let keys = wanted.frontends.iter().filter_map(|frontend| match &frontend.source {
+            Source::Own(..) => None,
+            Source::Name(name) => Some(name.clone()),
+            Source::Literal(address, _) => Some(address.to_string()),
+        });
+        let keys: BTreeSet<String> = keys.filter(|key| !tree.given.contains_key(key)).collect();
+        let found = shared.iter().map(|id| async move {
+            let found = match self.read(id).await {
+                Err(failure) if id.kind == Kind::Firewall && failure.is_denied() => None,
+                other => other?,
+            };
+            Ok::<_, Error>(found.filter(|found| marks::is_shared(&self.config.cluster, found)))
+        });
+        let found = try_join_all(found).await?;
+        let given = try_join_all(keys.iter().map(|key| self.read_address(key))).await?;
+        if let Some((_, tree)) = &mut entry.tree {
+            tree.shared
+                .extend(shared.iter().cloned().zip(found).filter_map(|(id, found)| Some((id, found?))));
+            tree.given.extend(keys.into_iter().zip(given));
+        }
+        entry.looked_for.extend(shared);
+        Ok(())
+    }
+}
+
+/// The same groups without some endpoints.
+pub(crate) fn without(wanted: &mut Desired, is_refused: impl Fn(&Endpoint) -> bool) {
+    for group in wanted.groups.values_mut() {
+        group.endpoints.retain(|endpoint| !is_refused(endpoint));
+    }
+}
+
+/// Groups whose change does not end stay as they are, and the others go on.
+fn leave_stuck(wanted: &mut Desired, tree: &Tree, is_changing: impl Fn(&Id) -> bool) {
+    for (id, group) in wanted.groups.iter_mut().filter(|(id, _)| is_changing(id)) {
+        if let Some(present) = tree.members.get(id) {
+            group.endpoints.clone_from(present);
+        }
+    }
+}
+
+/// The addresses of the forwarding rules, in the Service's order; `None` if one is not known.
+fn ingress(wanted: &Desired, tree: &Tree) -> Option<Vec<Ingress>> {
+    let of = |frontend: &crate::desired::Frontend| {
+        let rule = frontend.rules.keys().find_map(|id| tree.get(id))?;
+        let ip = Some(address_of(rule)?);
+        Some(Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) })
+    };
+    wanted.frontends.iter().map(of).collect()
+}
+
+fn finished(entry: &mut ServiceState, wanted: &Desired, placed: &Placed, ingress: Vec<Ingress>) -> Outcome {
+    let waiting: BTreeSet<String> =
+        placed.nodes.keys().filter(|name| entry.refused.must_wait(name)).cloned().collect();
+    entry.refused.retain(|name| waiting.contains(name));
+    let mut outcome = refusals(placed, entry);
+    outcome.ingress = ingress;
+    outcome.incomplete.clone_from(&wanted.incomplete);
+    if let Some((_, commands)) = &entry.denied {
+        let commands: Vec<&str> = commands.values().map(String::as_str).collect();
+        let message = format!(
+            "The credentials may not change firewall rules of the network. All else is in place, but packets may not arrive. Run, or grant \
+             compute.firewalls.*: {}",
+            commands.join(" && ")
+        );
+        outcome.incomplete = Some((reasons::FIREWALL_NOT_PERMITTED, message));
+        outcome.retry_refused = Some(DENIED_WAIT);
+    }
+    outcome
+}
+
+/// A complete outcome with the refused nodes.
+pub(crate) fn refusals(placed: &Placed, entry: &ServiceState) -> Outcome {
+    let mut refused = placed.refused.clone();
+    let mut retry_refused = (!refused.is_empty()).then_some(Refusals::<String>::FIRST_WAIT);
+    for (name, node) in placed.nodes.iter().filter(|(name, _)| entry.refused.must_wait(name)) {
+        refused.push((node.clone(), entry.refused.reason(name).unwrap_or_default().to_owned()));
+        retry_refused = Some(Refusals::<String>::FIRST_WAIT);
+    }
+    Outcome { refused, retry_refused, ..Outcome::done() }
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The provider for Google Compute Engine: passthrough network load balancers, with a regional backend service of zonal endpoint groups
+//! for each Service, and forwarding rules for each protocol on one reserved address.
+//!
+//! [`GceArgs`] holds the controller's flags, [`Config`] the validated settings, and `discover` fills flags that are not set from the
+//! metadata server. [`Gce`] is the provider. These decide and do no I/O: `desired` with `annotations`, `checks`, `options` and `peers` what
+//! is wanted, `instances` which VM is an endpoint of which group, `given` whether a requested address can be used, `diff` with `compare`
+//! and `tree` what is missing, `marks` whose a resource is. `client` makes and counts the requests, with the tokens of Google's own
+//! library; `paced` keeps to the rate that Google takes; `permissions` says which right each request needs. `provider` combines them:
+//! `observe` reads what exists, `apply` brings a load balancer in place, `send` makes changes and follows their operations, `unknown` those
+//! of which nothing is remembered, `shared` keeps what Services share, `restrict` takes sources away, `health` reads the state of
+//! endpoints, and `delete` removes everything. No other crate sees a type of GCE, and this crate uses nothing of Kubernetes.
+
+pub mod annotations;
+mod apply;
+mod checks;
+mod client;
+mod compare;
+mod config;
+mod delete;
+mod desired;
+mod diff;
+mod discover;
+mod error;
+mod firewall_command;
+mod given;
+mod health;
+mod instances;
+mod marks;
+mod object;
+mod observe;
+mod options;
+mod paced;
+pub mod peers;
+pub mod permissions;
+mod provider;
+mod reasons;
+mod restrict;
+mod send;
+mod shared;
+mod state;
+mod step;
+mod tree;
+mod unknown;
+
+use prometheus_client::registry::Registry;
+use steerage_provider_cloud::Cloud;
+pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
+
+pub use config::{Config, ConfigError, GceArgs};
+pub use provider::Gce;
+pub use reasons::REASONS;
+
+/// GCE in text, flags and metrics.
+const GCE: Cloud = Cloud { title: "GCE", name: "gce" };
+
+/// Registers the metrics of requests to GCE.
+pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
+    ApiMetrics::new(registry, GCE, [client::COMPUTE], &paced::documented_rates())
+}

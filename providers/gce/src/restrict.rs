@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Takes away the sources that a Service no longer admits while it is refused.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use steerage_model::Family;
+use steerage_provider_api::{AdmittedSources, Error, Owner, RequestedSources, intersection};
+
+use crate::desired::{Names, requested_sources};
+use crate::provider::Gce;
+use crate::state::ServiceState;
+use crate::step::Step;
+
+/// How far sources were taken away.
+pub(crate) enum Restricted {
+    /// Operations have not ended.
+    Again,
+    /// To these; `None` if there is no load balancer.
+    To(Option<AdmittedSources>),
+}
+
+impl Gce {
+    /// Returns who may connect, as it is read now.
+    pub(crate) async fn restrict(
+        &self,
+        owner: &Owner,
+        requested: &RequestedSources,
+        entry: &mut ServiceState,
+    ) -> Result<Restricted, Error> {
+        let requested = requested_sources(&requested.ranges, &requested.annotations)?;
+        if !self.settle(entry).await? {
+            return Ok(Restricted::Again);
+        }
+        let names = Names { config: &self.config, owner };
+        let (mut steps, mut admitted, mut is_there) = (Vec::new(), BTreeSet::new(), false);
+        for family in [Family::V4, Family::V6] {
+            let id = names.firewall(family);
+            let found = match self.read(&id).await {
+                Err(failure) if failure.is_denied() => {
+                    return Ok(Restricted::To(Some(AdmittedSources::Foreign)));
+                }
+                other => other?,
+            };
+            let Some(found) = found.filter(|found| self.owner(found).as_ref() == Some(owner)) else {
+                continue;
+            };
+            is_there = true;
+            let present = ranges(&found);
+            match narrowed(&present, &requested, family) {
+                None => admitted.extend(present),
+                Some(left) if left.is_empty() => steps.push(Step::Delete { id }),
+                Some(left) => {
+                    let left: Vec<String> = left.iter().map(IpNet::to_string).collect();
+                    steps.push(Step::Patch { id, changes: json!({ "sourceRanges": left }) });
+                }
+            }
+        }
+        if !steps.is_empty() {
+            for step in &steps {
+                tracing::info!(service = %owner.service, change = %step, "sources taken away");
+            }
+            // An earlier refusal may be of another right.
+            let before = entry.denied.take();
+            let sent = self.send_all(owner, &steps, entry).await;
+            entry.forget();
+            let is_denied = entry.denied.is_some();
+            if !is_denied {
+                entry.denied = before;
+                entry.expire_denied();
+            }
+            sent?;
+            if is_denied {
+                return Ok(Restricted::To(Some(AdmittedSources::Foreign)));
+            }
+            return Ok(Restricted::Again);
+        }
+        if !is_there {
+            let owners = self.read_owners(&owner.service, false).await?;
+            if !owners.contains_key(owner) {
+                return Ok(Restricted::To(None));
+            }
+        }
+        if admitted.iter().any(|range| range.prefix_len() == 0) {
+            return Ok(Restricted::To(Some(AdmittedSources::Everybody)));
+        }
+        let admitted = admitted.iter().map(IpNet::to_string).collect();
+        Ok(Restricted::To(Some(AdmittedSources::Only(admitted))))
+    }
+}
+
+/// What a rule admits.
+fn ranges(rule: &Value) -> BTreeSet<IpNet> {
+    let all = rule.get("sourceRanges").and_then(Value::as_array).into_iter().flatten();
+    all.filter_map(|range| range.as_str()?.parse().ok()).collect()
+}
+
+/// The ranges that are admitted and requested; `None` if all are.
+fn narrowed(present: &BTreeSet<IpNet>, requested: &[IpNet], family: Family) -> Option<BTreeSet<IpNet>> {
+    if requested.is_empty() {
+        return None;
+    }
+    let present: Vec<IpNet> = present.iter().copied().collect();
+    let both = intersection(&present, requested);
+    let both: BTreeSet<IpNet> = both.into_iter().filter(|range| Family::of(range.addr()) == family).collect();
+    (both != present.iter().map(IpNet::trunc).collect()).then_some(both)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn nobody_is_admitted_who_was_not() {
+        for (present, requested, expected) in [
+            (&["0.0.0.0/0"][..], &[][..], None),
+            (&["0.0.0.0/0"], &["10.0.0.0/8", "2001:db8::/32"], Some(&["10.0.0.0/8"][..])),
+            (&["10.0.0.0/8"], &["10.1.0.0/16", "192.0.2.0/24"], Some(&["10.1.0.0/16"])),
+            (&["10.0.0.0/8"], &["192.0.2.0/24"], Some(&[])),
+            (&["10.0.0.0/8"], &["0.0.0.0/0"], None),
+            (&["10.0.0.0/8"], &["2001:db8::/32"], Some(&[])),
+        ] {
+            let present = nets(present).into_iter().collect();
+            let got = narrowed(&present, &nets(requested), Family::V4);
+            assert_eq!(
+                got,
+                expected.map(|texts| nets(texts).into_iter().collect()),
+                "{present:?} {requested:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the provider remembers of a Service. No I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use steerage_model::Ingress;
+use steerage_provider_api::Owner;
+use steerage_provider_cloud::Refusals;
+use tokio::time::Instant;
+
+use crate::desired::Desired;
+use crate::object::Id;
+use crate::step::Step;
+use crate::tree::Tree;
+
+/// The longest time between two questions whether a change is complete.
+const LONGEST_POLL: Duration = Duration::from_secs(5);
+/// Where only targets follow, all is read again after this time.
+const OLD: Duration = Duration::from_mins(10);
+/// Only the resource of an operation waits longer for it.
+const STUCK: Duration = Duration::from_mins(5);
+/// After this time firewall rules are tried again that the credentials may not change.
+pub(crate) const DENIED_WAIT: Duration = Duration::from_mins(5);
+
+/// A change whose operation has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub(crate) owner: Owner,
+    pub(crate) step: Step,
+    pub(crate) is_shared: bool,
+    /// The operation's path.
+    pub(crate) operation: String,
+    pub(crate) since: Instant,
+}
+
+impl Pending {
+    /// Whether it runs for so long that only its own resource waits for it.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.since.elapsed() >= STUCK
+    }
+}
+
+/// What is complete, and what was answered then.
+#[derive(Clone, Debug)]
+pub(crate) struct Complete {
+    pub(crate) wanted: Desired,
+    pub(crate) ingress: Vec<Ingress>,
+}
+
+/// Everything that is remembered of a Service.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceState {
+    /// The owner's load balancer as it was read last, with the changes since then.
+    pub(crate) tree: Option<(Owner, Tree)>,
+    /// What is left of earlier Services of the name.
+    pub(crate) earlier: Vec<(Owner, Tree)>,
+    /// Whether all of it was read since the last change of which nothing is known.
+    pub(crate) is_verified: bool,
+    /// Whether it was read, or changed, by this process.
+    pub(crate) is_seen: bool,
+    read_at: Option<Instant>,
+    /// Shared resources that were looked for.
+    pub(crate) looked_for: BTreeSet<Id>,
+    pub(crate) pending: Vec<Pending>,
+    /// When the first of the pending changes was sent.
+    sent_at: Option<Instant>,
+    pub(crate) complete: Option<Complete>,
+    /// The addresses that were returned while those that they replace still served.
+    pub(crate) announced: Option<Vec<Ingress>>,
+    /// Since when the credentials may not change firewall rules, and the commands that would.
+    pub(crate) denied: Option<(Instant, BTreeMap<Id, String>)>,
+    /// The nodes of VMs.
+    pub(crate) nodes: BTreeMap<String, String>,
+    /// VMs that GCE refuses as endpoints.
+    pub(crate) refused: Refusals<String>,
+}
+
+impl ServiceState {
+    /// The owner's load balancer, if all of it is known.
+    pub(crate) fn known(&self, owner: &Owner) -> Option<&Tree> {
+        let known = self.tree.as_ref().filter(|(of, _)| of == owner && self.is_verified);
+        known.map(|(_, tree)| tree)
+    }
+
+    /// The tree of an owner, whether it is the present or an earlier one.
+    pub(crate) fn tree_of(&mut self, owner: &Owner) -> Option<&mut Tree> {
+        let all = self.tree.iter_mut().chain(&mut self.earlier);
+        all.into_iter().find(|(of, _)| of == owner).map(|(_, tree)| tree)
+    }
+
+    /// All was read.
+    pub(crate) fn note_read(&mut self, owner: &Owner, tree: Tree, earlier: Vec<(Owner, Tree)>) {
+        (self.tree, self.earlier) = (Some((owner.clone(), tree)), earlier);
+        (self.is_verified, self.is_seen, self.read_at) = (true, true, Some(Instant::now()));
+        self.looked_for.clear();
+    }
+
+    /// Whether it was read so long ago that somebody may have changed it.
+    pub(crate) fn is_old(&self) -> bool {
+        self.read_at.is_none_or(|at| at.elapsed() >= OLD)
+    }
+
+    /// Something may have changed that is not known: all is read again. Operations are still followed.
+    pub(crate) fn forget(&mut self) {
+        (self.tree, self.is_verified, self.complete) = (None, false, None);
+        self.earlier.clear();
+        self.looked_for.clear();
+    }
+
+    /// Changes are about to be sent. The call may be abandoned before their answers come.
+    pub(crate) fn begin(&mut self) {
+        (self.is_verified, self.is_seen, self.complete) = (false, true, None);
+    }
+
+    pub(crate) fn note_pending(&mut self, pending: Pending) {
+        self.pending.push(pending);
+        self.sent_at.get_or_insert_with(Instant::now);
+    }
+
+    /// Whether all that has not ended is left alone.
+    pub(crate) fn may_continue(&self) -> bool {
+        self.pending.iter().all(Pending::is_stuck)
+    }
+
+    /// Whether a change of the resource has not ended.
+    pub(crate) fn is_changing(&self, id: &Id) -> bool {
+        self.pending.iter().any(|pending| pending.step.id() == id)
+    }
+
+    pub(crate) fn note_settled(&mut self) {
+        if self.pending.is_empty() {
+            self.sent_at = None;
+        }
+    }
+
+    /// When to ask whether the changes are complete: soon at first.
+    pub(crate) fn poll(&self, least: Duration) -> Duration {
+        let passed = self.sent_at.map_or(Duration::ZERO, |at| at.elapsed());
+        (passed / 2).clamp(least, LONGEST_POLL.max(least))
+    }
+
+    /// The credentials may not make this change of a firewall rule. All of them wait from the last refusal on.
+    pub(crate) fn note_denied(&mut self, id: &Id, command: String) {
+        let mut commands = self.denied.take().map(|(_, commands)| commands).unwrap_or_default();
+        commands.insert(id.clone(), command);
+        self.denied = Some((Instant::now(), commands));
+    }
+
+    /// Forgets refusals after which firewall rules can be tried again: somebody may have granted the right, or made the change. True if
+    /// there were some.
+    pub(crate) fn expire_denied(&mut self) -> bool {
+        let is_over = self.denied.is_some() && !self.leaves_firewalls();
+        if is_over {
+            self.denied = None;
+        }
+        is_over
+    }
+
+    /// Whether firewall rules are left to others for now.
+    pub(crate) fn leaves_firewalls(&self) -> bool {
+        self.denied.as_ref().is_some_and(|(since, _)| since.elapsed() < DENIED_WAIT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::Key;
+
+    use super::*;
+    use crate::object::Kind;
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_operations_are_asked_for_less_often() {
+        let mut state = ServiceState::default();
+        let least = Duration::from_millis(500);
+        assert_eq!(state.poll(least), least);
+        let owner = Owner { service: Key::new("a", "b"), uid: "u".to_owned() };
+        let step = Step::Delete { id: Id::new(Kind::Address, "x") };
+        state.note_pending(Pending {
+            owner,
+            step,
+            is_shared: false,
+            operation: String::new(),
+            since: Instant::now(),
+        });
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(state.poll(least), Duration::from_secs(2));
+        tokio::time::advance(Duration::from_mins(4)).await;
+        assert_eq!(state.poll(least), LONGEST_POLL);
+        assert!(!state.may_continue());
+        tokio::time::advance(STUCK).await;
+        assert!(state.may_continue() && state.is_changing(&Id::new(Kind::Address, "x")));
+        state.pending.clear();
+        state.note_settled();
+        assert_eq!(state.poll(least), least);
+    }
+}

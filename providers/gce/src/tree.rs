@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What exists of a Service's load balancer, as it was read last, with the changes since then. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde_json::Value;
+use steerage_model::Family;
+
+use crate::compare::address;
+use crate::config::Config;
+use crate::object::{Id, Kind, relative};
+use crate::step::{Endpoint, Step};
+
+/// The resources of an owner.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Tree {
+    /// The owner's.
+    pub(crate) own: BTreeMap<Id, Value>,
+    /// Those that Services share and this one needs.
+    pub(crate) shared: BTreeMap<Id, Value>,
+    /// The endpoints of the owner's groups.
+    pub(crate) members: BTreeMap<Id, BTreeSet<Endpoint>>,
+    /// Requested addresses that were looked for, by name or address; `None` if there is none.
+    pub(crate) given: BTreeMap<String, Option<Value>>,
+}
+
+impl Tree {
+    pub(crate) fn get(&self, id: &Id) -> Option<&Value> {
+        self.own.get(id).or_else(|| self.shared.get(id))
+    }
+
+    pub(crate) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&Id, &Value)> {
+        self.own.iter().filter(move |(id, _)| id.kind == kind)
+    }
+
+    /// Whether the endpoints of all groups are known.
+    pub(crate) fn has_all_members(&self) -> bool {
+        self.of_kind(Kind::Group).all(|(id, _)| self.members.contains_key(id))
+    }
+
+    /// The paths of a backend service's backends.
+    pub(crate) fn backends(service: &Value) -> BTreeSet<String> {
+        let all = service.get("backends").and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(|backend| backend.get("group")?.as_str()).map(|url| relative(url).to_owned()).collect()
+    }
+
+    /// The paths of a backend service's health checks.
+    pub(crate) fn checks(service: &Value) -> BTreeSet<String> {
+        let all = service.get("healthChecks").and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).map(|url| relative(url).to_owned()).collect()
+    }
+
+    /// Whether a backend service of the owner has it.
+    pub(crate) fn is_used(&self, id: &Id, config: &Config) -> bool {
+        let path = id.path(config);
+        self.of_kind(Kind::BackendService)
+            .any(|(_, found)| Self::backends(found).contains(&path) || Self::checks(found).contains(&path))
+    }
+
+    /// A request succeeded. False if its result has to be read.
+    pub(crate) fn note(&mut self, step: &Step, is_shared: bool) -> bool {
+        let needs_read = |kind| matches!(kind, Kind::Address | Kind::BackendService | Kind::ForwardingRule);
+        let all = if is_shared { &mut self.shared } else { &mut self.own };
+        match step {
+            Step::Insert { id, .. } | Step::Patch { id, .. } if needs_read(id.kind) => return false,
+            Step::Insert { id, body } => {
+                all.insert(id.clone(), body.clone());
+                if id.kind == Kind::Group {
+                    self.members.entry(id.clone()).or_default();
+                }
+            }
+            Step::Patch { id, changes } => {
+                let Some(Value::Object(known)) = all.get_mut(id) else { return false };
+                known.extend(changes.as_object().cloned().unwrap_or_default());
+            }
+            Step::Delete { id } => {
+                all.remove(id);
+                self.members.remove(id);
+            }
+            Step::Attach { id, endpoints } => {
+                self.members.entry(id.clone()).or_default().extend(endpoints.iter().cloned());
+            }
+            Step::Detach { id, endpoints } => {
+                if let Some(known) = self.members.get_mut(id) {
+                    known.retain(|endpoint| !endpoints.contains(endpoint));
+                }
+            }
+        }
+        true
+    }
+}
+
+/// The address that a forwarding rule or address has, as other resources write it.
+pub(crate) fn address_of(resource: &Value) -> Option<IpAddr> {
+    let text = resource.get("IPAddress").or_else(|| resource.get("address"))?.as_str()?;
+    address(text)
+}
+
+/// An address as a forwarding rule and a firewall rule write it: GCE gives a load balancer 96 bits of IPv6.
+pub(crate) fn written(address: IpAddr) -> String {
+    match Family::of(address) {
+        Family::V4 => address.to_string(),
+        Family::V6 => format!("{address}/96"),
+    }
+}
