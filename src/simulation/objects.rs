@@ -129,7 +129,8 @@ pub(super) fn slice(service: &Key, ports: &[u16], nodes: &[String]) -> Value {
     })
 }
 
-pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
+pub(super) fn node(name: &str, provider_id: Option<String>, number: u16, is_excluded: bool) -> Value {
+    let provider_id = provider_id.unwrap_or_else(|| format!("sim:///{name}"));
     let mut labels = json!({});
     if is_excluded {
         labels[names::EXCLUDE_LABEL] = json!("");
@@ -138,7 +139,7 @@ pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
     labels["tier"] = json!(if number.is_multiple_of(2) { "web" } else { "batch" });
     json!({
         "metadata": {"name": name, "labels": labels},
-        "spec": {"providerID": format!("sim:///{name}")},
+        "spec": {"providerID": provider_id},
         "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
     })
 }
