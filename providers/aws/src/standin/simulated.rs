@@ -198,7 +198,6 @@ impl SimulatedCloud for SimulatedAws {
             (annotations::GROUP_ATTRIBUTES, "deregistration_delay.timeout_seconds=60"),
             (annotations::TAGS, "team=shop,stage=test"),
             (annotations::TAGS, "team=web"),
-            (annotations::PROXY_PROTOCOL, "*"),
         ]
     }
 
