@@ -235,7 +235,11 @@ impl Scenario {
             return;
         }
         self.uids += 1;
-        let uid = format!("uid-{}", self.uids);
+        // Clouds write UIDs as they have them: without hyphens, and with a length.
+        let uid = match world.vendor {
+            Some(_) => format!("5eed0000-0000-4000-8000-{:012}", self.uids),
+            None => format!("uid-{}", self.uids),
+        };
         let spec = service_spec(&mut world);
         world.record("Service created", &format!("{key} {uid}"));
         world.created.insert(uid.clone(), Instant::now());

@@ -335,6 +335,10 @@ fn vendors_balancer(world: &World, lb: &LoadBalancer, is_rejected: bool) -> Resu
     if is_rejected && !admits(lb, found.sources.iter()) {
         return Err(format!("sources {:?}, wanted {:?}", found.sources, lb.source_ranges));
     }
+    // It was refused before it had a port: there is nothing to publish.
+    if is_rejected && found.listeners.is_empty() {
+        return Ok(None);
+    }
     if found.address.is_empty() { Err("no address".to_owned()) } else { Ok(Some(found.address)) }
 }
 

@@ -130,6 +130,8 @@ pub(super) fn slice(service: &Key, ports: &[u16], nodes: &[String]) -> Value {
 }
 
 pub(super) fn node(name: &str, provider_id: Option<String>, number: u16, is_excluded: bool) -> Value {
+    // A vendor's cloud may give the addresses of documentation to load balancers.
+    let network = if provider_id.is_some() { "10.240.0" } else { "192.0.2" };
     let provider_id = provider_id.unwrap_or_else(|| format!("sim:///{name}"));
     let mut labels = json!({});
     if is_excluded {
@@ -140,7 +142,7 @@ pub(super) fn node(name: &str, provider_id: Option<String>, number: u16, is_excl
     json!({
         "metadata": {"name": name, "labels": labels},
         "spec": {"providerID": provider_id},
-        "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
+        "status": {"addresses": [{"type": "InternalIP", "address": format!("{network}.{number}")}]},
     })
 }
 

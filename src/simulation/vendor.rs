@@ -20,12 +20,16 @@ use super::world::{ProcessId, SharedWorld};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Vendor {
     Aws,
+    #[cfg(feature = "azure")]
+    Azure,
 }
 
 impl Vendor {
     pub(super) fn cloud(self, seed: u64) -> Arc<dyn SimulatedCloud> {
         match self {
             Self::Aws => Arc::new(steerage_provider_aws::SimulatedAws::new(seed)),
+            #[cfg(feature = "azure")]
+            Self::Azure => Arc::new(steerage_provider_azure::SimulatedAzure::new()),
         }
     }
 }

@@ -34,9 +34,15 @@ mod provider;
 mod public_ips;
 mod reasons;
 mod retire;
-#[cfg(test)]
+#[cfg(any(test, feature = "stand-in"))]
+#[cfg_attr(
+    not(test),
+    allow(dead_code, clippy::unwrap_used, clippy::panic, reason = "only tests use it, those of this crate all of it")
+)]
 mod scripted;
 mod shared;
+#[cfg(any(test, feature = "stand-in"))]
+mod simulated;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -45,6 +51,8 @@ mod types;
 
 use prometheus_client::registry::Registry;
 use steerage_provider_cloud::Cloud;
+#[cfg(any(test, feature = "stand-in"))]
+pub use simulated::SimulatedAzure;
 pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 
 pub use config::{AzureArgs, Config, ConfigError};
