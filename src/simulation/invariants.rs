@@ -235,15 +235,15 @@ pub(super) fn wanted(world: &World) -> Vec<Wanted> {
         if is_refused {
             service.annotations.remove(annotations::STEERING);
         }
-        let is_rejected =
-            is_refused || refused.is_some_and(|(name, value)| service.annotations.get(name) == Some(&value.to_owned()));
+        let is_rejected = is_refused
+            || refused.is_some_and(|(name, value)| service.annotations.get(name) == Some(&value.to_owned()));
         let snapshot = index.snapshot(&owner_of(&service), &config).expect("listed");
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");
         let labels = plan::node_labels(&service, &config).expect("a valid annotation");
         let Snapshot { endpoints, nodes, .. } = &snapshot;
         let targets = plan::targets(&service, endpoints, nodes, steering, labels.as_ref(), &config);
-        let lb = lb.with_nodes(targets.set);
+        let lb = plan::with_last_resort(lb.with_nodes(targets.set.clone()), &targets, &config);
         all.push(Wanted { service, lb, is_rejected });
     }
     all
@@ -316,13 +316,19 @@ pub(super) fn at_end(shared: &SharedWorld, expected: Option<&CloudSnapshot>) -> 
 fn differences(found: &CloudSnapshot, expected: &CloudSnapshot, rejected: &[&str]) -> Vec<String> {
     let of = |all: &CloudSnapshot, others: &CloudSnapshot| -> Vec<String> {
         let differs = |name: &String, content: &String| {
-            others.get(name) != Some(content) && !rejected.iter().any(|uid| content.contains(&format!("\"{uid}\"")))
+            let other = others.get(name);
+            let is_of = |content: &String, uid: &str| content.contains(&format!("\"{uid}\""));
+            let is_rejected =
+                |uid: &&str| is_of(content, uid) || other.is_some_and(|content| is_of(content, uid));
+            other != Some(content) && !rejected.iter().any(is_rejected)
         };
         let lines = all.iter().filter(|(name, content)| differs(name, content));
         lines.map(|(name, content)| format!("{name}: {content}")).collect()
     };
     let (surplus, missing) = (of(found, expected), of(expected, found));
-    let list = |what: &str, lines: Vec<String>| lines.into_iter().map(|line| format!("{what} {line}")).collect::<Vec<_>>();
+    let list = |what: &str, lines: Vec<String>| {
+        lines.into_iter().map(|line| format!("{what} {line}")).collect::<Vec<_>>()
+    };
     [list("the cloud has", surplus), list("wanted is", missing)].concat()
 }
 

@@ -74,7 +74,9 @@ impl Running {
         let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
         let provider: Arc<dyn Provider> = match (vendor, kind) {
             (Some(cloud), _) => cloud.provider(Arc::new(CloudLink { world: world.clone(), process: id })),
-            (None, ProviderKind::Edge) => Arc::new(EdgeProvider::new(&client, &watches.dispensable(), NAMESPACE)),
+            (None, ProviderKind::Edge) => {
+                Arc::new(EdgeProvider::new(&client, &watches.dispensable(), NAMESPACE))
+            }
             _ => Arc::new(SimulatedProvider::new(world, id)),
         };
         let identity = world.lock().identity(id).to_owned();

@@ -37,7 +37,12 @@ mod retire;
 #[cfg(any(test, feature = "stand-in"))]
 #[cfg_attr(
     not(test),
-    allow(dead_code, clippy::unwrap_used, clippy::panic, reason = "only tests use it, those of this crate all of it")
+    allow(
+        dead_code,
+        clippy::unwrap_used,
+        clippy::panic,
+        reason = "only tests use it, those of this crate all of it"
+    )
 )]
 mod scripted;
 mod shared;
@@ -50,9 +55,9 @@ mod token;
 mod types;
 
 use prometheus_client::registry::Registry;
-use steerage_provider_cloud::Cloud;
 #[cfg(any(test, feature = "stand-in"))]
 pub use simulated::SimulatedAzure;
+use steerage_provider_cloud::Cloud;
 pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 
 pub use config::{AzureArgs, Config, ConfigError};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::FutureExt as _;
 use http::{Method, Response};
+use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Map, Value, json};
 use steerage_model::Key;
 use steerage_provider_api::{Capabilities, Owner, Provider};
@@ -18,9 +19,9 @@ use steerage_provider_conformance::simulated::{
     CarriedCall, Direct, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
+use crate::annotations;
 use crate::client::{Answer, Call, Calls};
 use crate::config::Config;
-use crate::annotations;
 use crate::error::{CallError, Result};
 use crate::marks::{self, Mark};
 use crate::paced::Paced;
@@ -71,7 +72,8 @@ impl Calls for Linked {
             Ok(answer) => answer.unwrap_or_else(|| Err(broken())),
             Err(NoAnswer::Broken) => Err(broken()),
             Err(NoAnswer::Refused) => {
-                let mut refused = Response::new(json!({ "error": { "code": "TooManyRequests" } }).to_string());
+                let mut refused =
+                    Response::new(json!({ "error": { "code": "TooManyRequests" } }).to_string());
                 *refused.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
                 Err(CallError::answered(action, &refused))
             }
@@ -91,9 +93,25 @@ fn uid_of(part: &Value) -> Option<String> {
     owner_of(&mark).map(|owner| owner.uid)
 }
 
+/// The UIDs of the Services that have or use a part of a load balancer, or, without one, the load balancer.
+fn users(balancer: &Value, part: &Value) -> String {
+    if let Some(uid) = uid_of(part) {
+        return format!(" of \"{uid}\"");
+    }
+    let id = part["id"].to_string();
+    let uses = |rule: &&Value| {
+        let of = &rule["properties"];
+        part.is_null()
+            || ["backendAddressPool", "probe"].iter().any(|field| of[field]["id"].to_string() == id)
+    };
+    let uids: BTreeSet<String> =
+        parts(balancer, "loadBalancingRules").filter(uses).filter_map(uid_of).collect();
+    uids.iter().map(|uid| format!(" of \"{uid}\"")).collect()
+}
+
 /// Without what depends on history: versions, states and the numbers of priority.
 fn plain(value: &Value) -> Value {
-    const LEFT_OUT: [&str; 6] = ["etag", "id", "priority", "provisioningState", "ipAddress", "privateIPAddress"];
+    const LEFT_OUT: [&str; 5] = ["etag", "id", "priority", "provisioningState", "privateIPAddress"];
     match value {
         Value::Object(all) => {
             let is_reference = all.len() == 1 && all.contains_key("id");
@@ -147,7 +165,8 @@ impl SimulatedAzure {
                 };
                 let mark = part["name"].as_str().and_then(|name| Mark::read(&config().cluster, name));
                 let owner = mark.and_then(|mark| owner_of(&mark));
-                if let (Some(id), Some(owner), Some(address)) = (part["id"].as_str(), owner, address.as_str()) {
+                if let (Some(id), Some(owner), Some(address)) = (part["id"].as_str(), owner, address.as_str())
+                {
                     found.insert(id.to_ascii_lowercase(), (owner, address.to_owned()));
                 }
             }
@@ -170,7 +189,8 @@ impl SimulatedAzure {
                 for destination in strings(of, "destinationAddressPrefix", "destinationAddressPrefixes") {
                     let address = destination.trim_end_matches("/32").to_owned();
                     let owner = owners.get(&address).cloned().unwrap_or(address);
-                    let what = format!("{} {} {ports:?} {source} to \"{owner}\"", of["access"], of["protocol"]);
+                    let what =
+                        format!("{} {} {ports:?} {source} to \"{owner}\"", of["access"], of["protocol"]);
                     all.push((what.clone(), what));
                 }
             }
@@ -196,7 +216,9 @@ impl SimulatedCloud for SimulatedAzure {
     }
 
     fn provider_id(&self, node: &str) -> String {
-        format!("azure:///subscriptions/sub/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/{node}")
+        format!(
+            "azure:///subscriptions/sub/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/{node}"
+        )
     }
 
     fn set_machine(&self, _: &str, _: bool) {}
@@ -226,7 +248,11 @@ impl SimulatedCloud for SimulatedAzure {
                 let to = strings(of, "destinationAddressPrefix", "destinationAddressPrefixes");
                 if of["access"] == "Allow" && to.iter().any(is_for) {
                     let from = strings(of, "sourceAddressPrefix", "sourceAddressPrefixes");
-                    seen.sources.extend(from.iter().filter_map(|range| range.parse().ok()));
+                    let range = |from: &String| match from.as_str() {
+                        "*" | "Internet" => Some(IpNet::V4(Ipv4Net::default())),
+                        range => range.parse().ok(),
+                    };
+                    seen.sources.extend(from.iter().filter_map(range));
                 }
             }
         }
@@ -239,7 +265,8 @@ impl SimulatedCloud for SimulatedAzure {
                 for part in parts(&balancer, "backendAddressPools") {
                     if part["id"].as_str().is_some_and(|id| id.eq_ignore_ascii_case(&pool)) {
                         let members = part["properties"]["loadBalancerBackendAddresses"].as_array();
-                        let names = members.into_iter().flatten().filter_map(|member| member["name"].as_str());
+                        let names =
+                            members.into_iter().flatten().filter_map(|member| member["name"].as_str());
                         nodes.extend(names.map(str::to_owned));
                     }
                 }
@@ -254,14 +281,17 @@ impl SimulatedCloud for SimulatedAzure {
     fn snapshot(&self) -> Snapshot {
         let owners = self.frontends().into_values().map(|(owner, address)| (address, owner.uid)).collect();
         let mut all: Snapshot = self.admitted(&owners).into_iter().collect();
-        for body in self.0.all("publicIPAddresses") {
+        for mut body in self.0.all("publicIPAddresses") {
+            if let Some(properties) = body["properties"].as_object_mut() {
+                properties.remove("ipAddress");
+            }
             all.insert(format!("public IP {}", body["name"]), plain(&body).to_string());
         }
         for mut body in self.0.all("loadBalancers") {
-            let name = body["name"].to_string();
+            let (name, of_all) = (body["name"].to_string(), users(&body, &Value::Null));
             for kind in PARTS {
                 for part in parts(&body, kind) {
-                    let of = uid_of(part).map(|uid| format!(" of \"{uid}\"")).unwrap_or_default();
+                    let of = users(&body, part);
                     all.insert(format!("{kind} {name} {}", part["name"]), format!("{}{of}", plain(part)));
                 }
             }
@@ -272,7 +302,7 @@ impl SimulatedCloud for SimulatedAzure {
             if let Some(tags) = body["tags"].as_object_mut() {
                 tags.retain(|tag, _| !tag.starts_with(marks::LIST));
             }
-            all.insert(format!("load balancer {name}"), plain(&body).to_string());
+            all.insert(format!("load balancer {name}"), format!("{}{of_all}", plain(&body)));
         }
         all
     }

@@ -239,11 +239,13 @@ impl SimulatedCloud for SimulatedAws {
                 number /= from.len().max(1);
                 chosen
             };
-            let kind = choose(&["target", "gone target", "health check", "listener", "rule"].map(str::to_owned));
+            let kind =
+                choose(&["target", "gone target", "health check", "listener", "rule"].map(str::to_owned));
             let groups = Self::owned_groups(cloud);
             what = match kind.as_deref() {
                 Some("rule") => {
-                    let owned = cloud.security_groups.iter().filter(|(_, found)| owner_of(&found.tags).is_some());
+                    let owned =
+                        cloud.security_groups.iter().filter(|(_, found)| owner_of(&found.tags).is_some());
                     let ids: Vec<String> = owned.map(|(id, _)| id.clone()).collect();
                     let found = choose(&ids).and_then(|id| cloud.security_groups.get_mut(&id));
                     found.map(|found| {
