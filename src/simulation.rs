@@ -105,7 +105,7 @@ fn equal_seeds_have_equal_histories() {
         let (first, second) = (run(seed).expect("passes"), run(seed).expect("passes"));
         assert_eq!(first, second, "seed {seed}");
     }
-    for seed in 0..3 {
+    for seed in 0..2 {
         let run = || run_with(seed, ProviderKind::Vendor(Vendor::Aws)).expect("passes");
         assert_eq!(run(), run(), "seed {seed} on AWS");
     }

@@ -83,8 +83,8 @@ impl Calls for Linked {
 
 /// The Service whose mark it is: one of the simulation's, since no part of a load balancer says its name.
 fn owner_of(mark: &Mark) -> Option<Owner> {
-    let services = (0..16).map(|number| Key::new("shop", format!("web-{number}")));
-    services.into_iter().find_map(|service| mark.owner(&config().cluster, &service))
+    let mut services = (0..16).map(|number| Key::new("shop", format!("web-{number}")));
+    services.find_map(|service| mark.owner(&config().cluster, &service))
 }
 
 /// The UID in the name of a part, as Kubernetes writes it.
