@@ -151,8 +151,13 @@ impl Proxy {
     /// Simulates a provider that crashes at the call with number `at`: cuts that call, and all later calls before they reach the
     /// backend.
     pub fn crash_at(&self, at: usize, point: CutPoint) {
-        self.inject(at, Span::Once, Fault::Cut(point));
-        self.inject(at + 1, Span::Onward, Fault::Cut(CutPoint::Before));
+        self.inject(at, Span::Crash, Fault::Cut(point));
+    }
+
+    /// The same at the write with number `at`. A provider that crashes at a read leaves what one leaves that crashed after the write
+    /// before it, so that no other crashes need to be tried.
+    pub fn crash_at_write(&self, at: usize, point: CutPoint) {
+        self.inject_where(|call| call.write, at, Span::Crash, Fault::Cut(point));
     }
 
     /// Whether a fault was injected into a call since the last reset.

@@ -23,6 +23,8 @@ pub enum Span {
     Once,
     /// One call and all later ones.
     Onward,
+    /// One call; all later ones, whether they match or not, are cut before the backend receives them.
+    Crash,
 }
 
 /// A response from the proxy instead of the backend.
@@ -62,6 +64,7 @@ struct Rule {
 pub(super) struct Script {
     rules: Vec<Rule>,
     fault_fired: bool,
+    crashed: bool,
 }
 
 impl Script {
@@ -70,6 +73,9 @@ impl Script {
     }
 
     pub(super) fn next_fault(&mut self, call: &Call) -> Option<Fault> {
+        if self.crashed {
+            return Some(Fault::Cut(CutPoint::Before));
+        }
         let mut fault = None;
         for rule in &mut self.rules {
             if !(rule.matches)(call) {
@@ -77,11 +83,12 @@ impl Script {
             }
             rule.seen += 1;
             let now = match rule.span {
-                Span::Once => rule.seen == rule.at,
+                Span::Once | Span::Crash => rule.seen == rule.at,
                 Span::Onward => rule.seen >= rule.at,
             };
             if now && fault.is_none() {
                 fault = Some(rule.fault.clone());
+                self.crashed = rule.span == Span::Crash;
             }
         }
         self.fault_fired |= fault.is_some();
@@ -112,6 +119,16 @@ mod tests {
         assert!(script.fault_fired());
         assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
         assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
+    }
+
+    #[test]
+    fn nothing_reaches_the_backend_after_a_crash() {
+        let mut script = Script::default();
+        script.add(Box::new(|c| c.name == "b"), 1, Span::Crash, Fault::Cut(CutPoint::After));
+        assert_eq!(script.next_fault(&call("a")), None);
+        assert_eq!(script.next_fault(&call("b")), Some(Fault::Cut(CutPoint::After)));
+        assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
+        assert_eq!(script.next_fault(&call("b")), Some(Fault::Cut(CutPoint::Before)));
     }
 
     #[test]
