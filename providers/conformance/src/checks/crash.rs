@@ -110,16 +110,11 @@ async fn survives_cut<H: Harness>(
             provider = harness.fresh().await?;
             proxy.crash_at_write(call, point);
         }
-        Recovery::Same => proxy.inject(call, Span::Once, Fault::Cut(point)),
+        Recovery::Same => proxy.inject_distinct(call, Span::Once, Fault::Cut(point)),
     }
     let outcome = to.reach(&provider).await;
-    let fault_fired = proxy.fault_fired();
-    let calls = match recovery {
-        Recovery::Fresh => proxy.writes(),
-        Recovery::Same => proxy.calls(),
-    };
-    let cut = calls.get(call - 1).map_or("none", |c| &c.name).to_owned();
-    if !fault_fired {
+    let faulty = proxy.faulty();
+    if faulty.is_none() {
         outcome.context("no call was cut")?;
     }
     proxy.reset();
@@ -127,6 +122,7 @@ async fn survives_cut<H: Harness>(
         drop(provider);
         provider = harness.fresh().await?;
     }
+    let cut = faulty.as_deref().unwrap_or("no call");
     to.reach(&provider).await.with_context(|| format!("{cut} was cut"))?;
     ensure_same(&format!("{cut} was cut"), expected, &harness.snapshot().await?)?;
     let owners = match to {
@@ -137,5 +133,5 @@ async fn survives_cut<H: Harness>(
     ensure!(found == owners, "{cut} was cut: owned() is {found:?}, not {owners:?}");
     Goal::Absent(to.owner().clone()).reach(&provider).await?;
     ensure_same("deleted afterwards", empty, &harness.snapshot().await?)?;
-    Ok(fault_fired)
+    Ok(faulty.is_some())
 }

@@ -29,21 +29,21 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
             proxy.crash_at_write(write, CutPoint::After);
             // The crash makes this fail; the check is about what it leaves behind.
             let outcome = converge_remembered(&provider, &new).await;
-            let (fault_fired, calls) = (proxy.fault_fired(), proxy.calls());
+            let (faulty, calls) = (proxy.faulty(), proxy.calls());
             proxy.reset();
             let (olds, news) = (names(&old.nodes().targets), names(&new.nodes().targets));
             for (group, now) in harness.targets(&owner).await? {
                 ensure!(
                     now.is_superset(&olds) || now.is_superset(&news),
                     "from {olds:?} to {news:?}, after write {write}, {}: {now:?} in {group} is neither all the old nor all the new",
-                    calls.iter().filter(|c| c.write).nth(write - 1).map_or("none", |c| &c.name)
+                    faulty.as_deref().unwrap_or("none")
                 );
             }
             let stay: BTreeSet<_> = olds.intersection(&news).cloned().collect();
             for named in calls.iter().filter_map(|c| harness.nodes_in(c)) {
                 ensure!(named.is_disjoint(&stay), "{stay:?} stay, but a call names {named:?}");
             }
-            if !fault_fired {
+            if faulty.is_none() {
                 outcome.context("no call was cut")?;
                 ensure!(write > 1, "the targets changed without a write");
                 ensure_targets(harness, &owner, &new.nodes().targets).await?;

@@ -160,9 +160,20 @@ impl Proxy {
         self.inject_where(|call| call.write, at, Span::Crash, Fault::Cut(point));
     }
 
+    /// Like [`Proxy::inject`], but does not count reads that repeat one since the last write: a provider that waits for a change makes more
+    /// of them the slower its backend is.
+    pub fn inject_distinct(&self, at: usize, span: Span, fault: Fault) {
+        lock(&self.state).script.add(script::not_repeated(), at, span, fault);
+    }
+
     /// Whether a fault was injected into a call since the last reset.
     pub fn fault_fired(&self) -> bool {
-        lock(&self.state).script.fault_fired()
+        self.faulty().is_some()
+    }
+
+    /// The name of the first call with a fault since the last reset.
+    pub fn faulty(&self) -> Option<String> {
+        lock(&self.state).script.faulty().map(str::to_owned)
     }
 }
 
