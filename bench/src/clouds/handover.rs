@@ -109,6 +109,26 @@ impl Handover {
         self.world.cloud.annotations()
     }
 
+    /// Changes a Service: `kubectl patch`.
+    ///
+    /// # Errors
+    /// If the API server refuses it.
+    pub fn patch(&self, service: &str, change: &Value) -> Result<()> {
+        self.kubectl(&["patch", "service", service, "--type=merge", "-p", &change.to_string()]).map(drop)
+    }
+
+    /// Waits until the vendor's controller let the Service go: no finalizer, and no address.
+    ///
+    /// # Errors
+    /// If it does not within the time.
+    pub fn let_go(&self, service: &str, limit: Duration) -> Result<()> {
+        until(&format!("{service} without finalizers"), limit, || {
+            let path = "jsonpath={.metadata.finalizers}{.status.loadBalancer.ingress}";
+            let left = self.kubectl(&["get", "service", service, "--ignore-not-found", "-o", path])?;
+            Ok(left.is_empty().then_some(()))
+        })
+    }
+
     /// Runs kubectl, and returns its output.
     ///
     /// # Errors

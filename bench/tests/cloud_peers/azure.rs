@@ -135,8 +135,8 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
     let ours = balancer(bed, &own_name)?;
     assert_ne!(ours, theirs);
 
-    // The old one goes, and the new one gets the public IP as soon as it is free.
-    bed.kubectl(&["delete", "service", old, "--wait=false"])?;
+    // cloud-provider-azure removes its frontend, and the new Service gets the public IP as soon as it is free.
+    bed.patch(old, &json!({"spec": {"type": "ClusterIP"}}))?;
     let annotation = format!("{NAME}={name}");
     gap(bed, || is_used(bed, name), || bed.kubectl(&["annotate", "service", &new, &annotation]).map(drop))?;
     until("the address in the Service's status", PATIENCE, || {
@@ -147,10 +147,7 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
         let all = bed.stand_in().snapshot()?;
         Ok((!all.contains_key(&format!("publicIPAddresses/{own_name}"))).then_some(()))
     })?;
-    until("the end of the old Service", LATER, || {
-        let left = bed.kubectl(&["get", "service", old, "--ignore-not-found", "-o", "name"])?;
-        Ok(left.is_empty().then_some(()))
-    })?;
+    bed.let_go(old, LATER)?;
     bed.stand_in().clear_faults()?;
 
     // Nothing of cloud-provider-azure's is left, and nothing of the user's is lost.
@@ -167,8 +164,11 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
 
     // The way back.
     bed.kubectl(&["delete", "service", &new, "--wait=false"])?;
-    let annotations = json!({ NAME: name });
-    gap(bed, || is_used(bed, name), || bed.create(1, &annotations, &Value::Null).map(drop))?;
+    let back = json!({
+        "metadata": {"annotations": {NAME: name}},
+        "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
+    });
+    gap(bed, || is_used(bed, name), || bed.patch(old, &back))?;
     assert_eq!(bed.address(old, PATIENCE)?, address);
     bed.kubectl(&["wait", "--for=delete", &format!("service/{new}"), "--timeout=60s"])?;
     assert_eq!(balancer(bed, name)?, theirs);

@@ -116,8 +116,8 @@ fn address_moves_from_cloud_peer_and_back() -> Result<()> {
     description(&bed, &own)?;
     assert_eq!(description(&bed, &address)?, by_peer);
 
-    // Steps 3 and 4: the old one goes, and the new one gets the address as soon as it is free.
-    bed.kubectl(&["delete", "service", &old, "--wait=false"])?;
+    // Steps 3 and 4: glbc removes its load balancer, and the new one gets the address as soon as it is free.
+    bed.patch(&old, &json!({"spec": {"type": "ClusterIP"}}))?;
     let annotate = || bed.kubectl(&["annotate", "service", &new, ADDRESSES]).map(drop);
     gap(&bed, || is_used(&bed), annotate)?;
     until("the address in the Service's status", PATIENCE, || {
@@ -126,7 +126,7 @@ fn address_moves_from_cloud_peer_and_back() -> Result<()> {
     let by_ours = description(&bed, &address)?;
     assert_ne!(by_ours, by_peer);
     until("the release of the first address", PATIENCE, || Ok((rules(&bed, &own)? == json!([])).then_some(())))?;
-    bed.kubectl(&["wait", "--for=delete", &format!("service/{old}"), "--timeout=60s"])?;
+    bed.let_go(&old, PATIENCE)?;
 
     // Nothing of glbc's is left, and nothing of the user's is lost.
     gone(&bed, &theirs)?;
@@ -141,8 +141,8 @@ fn address_moves_from_cloud_peer_and_back() -> Result<()> {
     // The way back.
     let ours = without(without(bed.stand_in().snapshot()?, &users), &reservation);
     bed.kubectl(&["delete", "service", &new, "--wait=false"])?;
-    let fields = json!({"loadBalancerIP": address});
-    gap(&bed, || is_used(&bed), || bed.create(1, &bed.annotations(), &fields).map(drop))?;
+    let back = json!({"spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local", "loadBalancerIP": address}});
+    gap(&bed, || is_used(&bed), || bed.patch(&old, &back))?;
     assert_eq!(bed.address(&old, PATIENCE)?, address);
     gone(&bed, &ours)?;
     assert_eq!(description(&bed, &address)?, by_peer);
@@ -172,5 +172,38 @@ fn address_of_cloud_peer_is_refused_until_it_is_free() -> Result<()> {
     gap(&bed, || is_used(&bed), || bed.kubectl(&["annotate", "service", &new, "retry=1"]).map(drop))?;
     assert_eq!(bed.address(&new, PATIENCE)?, address);
     description(&bed, &address)?;
+    bed.end()
+}
+
+/// One and the same Service: its class can be set while its type changes.
+#[test]
+fn service_of_cloud_peer_keeps_name_and_cluster_ip() -> Result<()> {
+    requires!(Ok(()); KubeApiserver, Clouds, Program("setpriv"), Program("kubectl"), Program("glbc"));
+    let mut bed = Handover::gce(&controller())?;
+    let web = bed.create(1, &bed.annotations(), &Value::Null)?;
+    let address = bed.address(&web, PATIENCE)?;
+    let theirs = bed.stand_in().snapshot()?;
+    let by_peer = description(&bed, &address)?;
+    let cluster_ip = bed.kubectl(&["get", "service", &web, "-o", "jsonpath={.spec.clusterIP}"])?;
+    reserve(&bed, &address)?;
+
+    bed.patch(&web, &json!({"spec": {"type": "ClusterIP"}}))?;
+    let (key, name) = ADDRESSES.split_once('=').context("no value")?;
+    let taken = json!({
+        "metadata": {"annotations": {key: name}},
+        "spec": {"type": "LoadBalancer", "loadBalancerClass": CLASS, "externalTrafficPolicy": "Local"},
+    });
+    let take = || {
+        bed.let_go(&web, PATIENCE)?;
+        bed.patch(&web, &taken)
+    };
+    gap(&bed, || is_used(&bed), take)?;
+    assert_eq!(bed.address(&web, PATIENCE)?, address);
+    assert_ne!(description(&bed, &address)?, by_peer);
+    assert_eq!(bed.kubectl(&["get", "service", &web, "-o", "jsonpath={.spec.clusterIP}"])?, cluster_ip);
+    gone(&bed, &theirs)?;
+    leaves_alone(&mut bed, |bed| {
+        Ok(json!([reserved(bed)?, rules(bed, &address)?, bed.address(&web, PATIENCE)?]))
+    })?;
     bed.end()
 }
