@@ -55,8 +55,7 @@ impl Handover {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         ensure!(controller.exists(), "{} is missing", controller.display());
-        let folder =
-            std::env::temp_dir().join(format!("steerage-handover-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("steerage-handover-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder)?;
         let programs = Programs {
             vendor,

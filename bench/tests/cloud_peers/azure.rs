@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use steerage_bench::clouds::handover::{Handover, until};
 use steerage_requirements::requires;
 
-use super::{LATER, PATIENCE, controller, gap, leaves_alone};
+use super::{LATER, PATIENCE, controller, gap, leaves_alone, published};
 
 const CLASS: &str = "steerage.dev/azure";
 const NAME: &str = "service.beta.kubernetes.io/azure-pip-name";
@@ -46,7 +46,8 @@ fn remove_tags(bed: &Handover, name: &str) -> Result<()> {
 
 /// The resource lock of the guide: Azure refuses the deletion.
 fn lock(bed: &Handover, name: &str) -> Result<()> {
-    let message = format!("The scope '{name}' cannot perform delete operation because following scope(s) are locked.");
+    let message =
+        format!("The scope '{name}' cannot perform delete operation because following scope(s) are locked.");
     bed.stand_in().inject(&json!({
         "call": "publicIPAddresses.delete", "path": name, "times": 0, "status": 409, "reason": "ScopeLocked",
         "message": message,
@@ -94,7 +95,7 @@ fn plant(bed: &Handover) -> Result<Value> {
     let rule = json!({"properties": {
         "priority": 200, "direction": "Inbound", "access": "Allow", "protocol": "Tcp",
         "sourcePortRange": "*", "sourceAddressPrefix": "192.0.2.0/24", "destinationAddressPrefix": "*",
-        "destinationPortRange": "22", "name": "ssh",
+        "destinationPortRange": "22",
     }, "name": "ssh"});
     let path = "networkSecurityGroups/nodes";
     let mut group = bed.stand_in().network("GET", path, None)?;
@@ -109,7 +110,11 @@ fn users(bed: &Handover) -> Result<Value> {
     let group = bed.stand_in().network("GET", "networkSecurityGroups/nodes", None)?;
     let rule = parts(&group, "securityRules").find(|rule| rule["name"] == "ssh").cloned();
     let rule = rule.map(|rule| rule["properties"].clone()).context("the user's rule is gone")?;
-    Ok(json!([all.get(USERS).context("the user's public IP is gone")?, rule["priority"], rule["destinationPortRange"]]))
+    Ok(json!([
+        all.get(USERS).context("the user's public IP is gone")?,
+        rule["priority"],
+        rule["destinationPortRange"]
+    ]))
 }
 
 /// The Service of the vendor's controller, its address, and the public IP's name, without the tags that say whose it is.
@@ -121,7 +126,7 @@ fn detached(bed: &Handover) -> Result<(String, String, String)> {
     Ok((old, address, name))
 }
 
-/// From the second Service on: the same with a lock, and after the wait without one.
+/// From the second Service on: with a lock, and after the wait without one.
 fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> Result<()> {
     let before = users(bed)?;
     let theirs = balancer(bed, name)?;
@@ -138,10 +143,14 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
     // cloud-provider-azure removes its frontend, and the new Service gets the public IP as soon as it is free.
     bed.patch(old, &json!({"spec": {"type": "ClusterIP"}}))?;
     let annotation = format!("{NAME}={name}");
-    gap(bed, || is_used(bed, name), || bed.kubectl(&["annotate", "service", &new, &annotation]).map(drop))?;
-    until("the address in the Service's status", PATIENCE, || {
-        Ok((bed.address(&new, PATIENCE)? == address).then_some(()))
-    })?;
+    let serves = || Ok(is_used(bed, name)? && !admitting(bed, address)?.is_empty());
+    gap(
+        bed,
+        || is_used(bed, name),
+        serves,
+        || bed.kubectl(&["annotate", "service", &new, &annotation]).map(drop),
+    )?;
+    published(bed, &new, address)?;
     assert_eq!(balancer(bed, name)?, ours);
     until("the end of the first public IP", PATIENCE, || {
         let all = bed.stand_in().snapshot()?;
@@ -168,7 +177,8 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
         "metadata": {"annotations": {NAME: name}},
         "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
     });
-    gap(bed, || is_used(bed, name), || bed.patch(old, &back))?;
+    let serves = || Ok(is_used(bed, name)? && !admitting(bed, address)?.is_empty());
+    gap(bed, || is_used(bed, name), serves, || bed.patch(old, &back))?;
     assert_eq!(bed.address(old, PATIENCE)?, address);
     bed.kubectl(&["wait", "--for=delete", &format!("service/{new}"), "--timeout=60s"])?;
     assert_eq!(balancer(bed, name)?, theirs);

@@ -31,16 +31,28 @@ fn controller() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_steerage-bench")).with_file_name("steerage")
 }
 
-/// The time until something no longer uses an address and until something does again, with `act` between. Prints it, with the writes of
-/// both controllers meanwhile.
-fn gap(bed: &Handover, is_used: impl Fn() -> Result<bool>, act: impl FnOnce() -> Result<()>) -> Result<()> {
+/// Waits until nothing has the address, acts, and waits until something serves it. Prints the time, with the writes of both controllers
+/// meanwhile.
+fn gap(
+    bed: &Handover,
+    is_used: impl Fn() -> Result<bool>,
+    serves: impl Fn() -> Result<bool>,
+    act: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     until("a free address", PATIENCE, || Ok((!is_used()?).then_some(())))?;
     bed.reset_calls();
     let begun = Instant::now();
     act()?;
-    until("an address that is used again", PATIENCE, || Ok(is_used()?.then_some(())))?;
-    eprintln!("no load balancer had the address for {:?}; writes: {:?}", begun.elapsed(), bed.writes());
+    until("an address that is served again", PATIENCE, || Ok(serves()?.then_some(())))?;
+    eprintln!("nothing served the free address for {:?}; writes: {:?}", begun.elapsed(), bed.writes());
     Ok(())
+}
+
+/// Waits until a Service publishes this address.
+fn published(bed: &Handover, service: &str, address: &str) -> Result<()> {
+    until(&format!("{address} of {service}"), PATIENCE, || {
+        Ok((bed.address(service, PATIENCE)? == address).then_some(()))
+    })
 }
 
 /// The vendor's controller sees changes of nodes and starts again, and nothing changes in what `look` shows.
