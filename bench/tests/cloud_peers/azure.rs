@@ -58,8 +58,18 @@ fn parts<'a>(resource: &'a Value, kind: &str) -> impl Iterator<Item = &'a Value>
     resource["properties"][kind].as_array().into_iter().flatten()
 }
 
-/// The load balancer that serves the public IP on port 80 by a pool with the machine of the endpoints.
+/// Waits for a load balancer that serves the public IP on port 80 by a pool with the machine of the endpoints. Its name.
 fn balancer(bed: &Handover, name: &str) -> Result<String> {
+    let mut last = None;
+    let found = until("a complete load balancer", PATIENCE, || {
+        let found = serving(bed, name);
+        last = found.as_ref().err().map(|error| format!("{error:#}"));
+        Ok(found.ok())
+    });
+    found.with_context(|| last.unwrap_or_default())
+}
+
+fn serving(bed: &Handover, name: &str) -> Result<String> {
     let ip = bed.stand_in().network("GET", &format!("publicIPAddresses/{name}"), None)?;
     let user = ip["properties"]["ipConfiguration"]["id"].as_str().context("nothing has the public IP")?;
     let (balancer, frontend) = user.split_once("/frontendIPConfigurations/").context("no frontend")?;
@@ -167,7 +177,7 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
     assert_eq!(users(bed)?, before);
     leaves_alone(bed, |bed| {
         let ip = bed.stand_in().network("GET", &format!("publicIPAddresses/{name}"), None)?;
-        let is_ours = balancer(bed, name)? == ours;
+        let is_ours = serving(bed, name)? == ours;
         Ok(json!([ip["tags"], ip["properties"]["ipAddress"], is_ours, bed.address(&new, PATIENCE)?]))
     })?;
 
