@@ -34,8 +34,8 @@ use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
 
 /// Seconds for which a backend that ends continues to serve: longer than Octavia's checks take to find that a node has no ready
-/// endpoint.
-const LINGER: u32 = 10;
+/// endpoint, and than Octavia needs for the changes of two pools on a busy machine.
+const LINGER: u32 = 20;
 
 /// A backend that takes connections only with a header of the PROXY protocol, and tells what the header says.
 fn behind_proxy(name: &str, app: &str, node: &str) -> Result<Pod> {
