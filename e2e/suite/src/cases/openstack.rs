@@ -187,7 +187,7 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         create(&test, &in_openstack(mode, mode).steered(mode)).await?;
     }
     let mut clients = Vec::new();
-    let promises = [Promise::ExceptInFlight, Promise::None];
+    let promises = [Promise::ExceptInFlightAtAmphora, Promise::None];
     for ((mode, promise), host) in MODES.into_iter().zip(promises).zip(test.suite.clients()) {
         let address = wait_address(&test, mode, PORT).await?;
         wait_answer(Tcp, address).await?;

@@ -22,9 +22,11 @@ pub(super) enum Promise {
     /// Not one packet. Slow answers are reported and allowed.
     NothingLost,
     /// Nothing but what is on its way when a flow ends: requests that come while an exiting backend closes its connections, and answers
-    /// by datagram on a flow that the load balancer ends. The lab's NLB passes such an answer on untranslated; its amphora, which it is
-    /// sent to, drops it: at most one for each of the client's sockets.
+    /// by datagram on a flow that the load balancer ends. That of the lab passes such an answer on untranslated.
     ExceptInFlight,
+    /// The same at an amphora: answers are sent to it, and it drops those of a flow that it has ended, at most one for each of the
+    /// client's sockets.
+    ExceptInFlightAtAmphora,
     /// Anything: it is only reported.
     None,
 }
@@ -33,7 +35,7 @@ impl Promise {
     /// Whether it was kept.
     fn is_kept(self, measured: &Measurement) -> bool {
         let unanswered = measured.counts().get(&LossKind::DatagramUnanswered).copied().unwrap_or(0);
-        let in_flight = self == Self::ExceptInFlight && unanswered <= ASKERS as usize;
+        let in_flight = self == Self::ExceptInFlightAtAmphora && unanswered <= ASKERS as usize;
         let excused = |kind| kind == LossKind::DatagramUnanswered && in_flight;
         measured.losses.iter().all(|loss| self.allows(loss.kind) || excused(loss.kind))
     }
@@ -42,7 +44,7 @@ impl Promise {
     fn allows(self, kind: LossKind) -> bool {
         match self {
             Self::NothingLost => kind.is_slow(),
-            Self::ExceptInFlight => {
+            Self::ExceptInFlight | Self::ExceptInFlightAtAmphora => {
                 use LossKind::{BytesMissing, UnexpectedReset, WrongSource};
                 kind.is_slow() || matches!(kind, UnexpectedReset | BytesMissing | WrongSource)
             }
