@@ -1,21 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Two edge hosts on one link: one has the VIPs, and no connection is lost when the other takes over.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steerage_requirements::requires;
 
 use crate::testbed::net::Load;
 use crate::testbed::{TestBed, eventually, sh};
 
+/// The kernel of a killed host keeps its VIPs for longer: three times of 5s, less the one that may have passed since the last refresh.
+const SHORTEST_LIFETIME: Duration = Duration::from_secs(10);
+
+/// The first host is active. The second one may have taken over on a machine where the first had no core for three heartbeats.
 fn two_hosts() -> TestBed {
-    let mut testbed = TestBed::new(2, 3);
-    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
-    testbed.start_ready(0);
-    testbed.start_ready(1);
-    testbed.wait_until_served_by(&[0, 1, 2]);
-    assert!(testbed.has_vips(0) && !testbed.has_vips(1), "the first host is active");
-    testbed
+    let attempts = std::iter::repeat_with(|| {
+        let mut testbed = TestBed::new(2, 3);
+        testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+        testbed.start_ready(0);
+        testbed.start_ready(1);
+        testbed.wait_until_served_by(&[0, 1, 2]);
+        testbed
+    });
+    let is_right = |testbed: &TestBed| testbed.has_vips(0) && !testbed.has_vips(1);
+    attempts.take(5).find(is_right).expect("the host that started first is active")
 }
 
 #[test]
@@ -24,10 +31,12 @@ fn standby_takes_over_from_a_killed_host_without_loss() {
     let mut testbed = two_hosts();
     let load = Load::start(&testbed.client(), 20);
     std::thread::sleep(Duration::from_millis(500));
+    let killed = Instant::now();
     testbed.kill(0);
     eventually("the standby holds the addresses", || testbed.has_vips(1));
     std::thread::sleep(Duration::from_secs(1));
-    assert!(testbed.has_vips(0), "the kernel of the killed host still answers");
+    let has_vips = testbed.has_vips(0);
+    assert!(has_vips || killed.elapsed() > SHORTEST_LIFETIME, "the kernel of the killed host still answers");
     testbed.start_ready(0);
     eventually("the returning host removes its VIPs", || !testbed.has_vips(0));
     assert!(testbed.has_vips(1));
