@@ -277,18 +277,23 @@ fn health_notices_how_long_planning_takes() {
     agent.list(service(), &[At::Pod1]);
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
-    for input in endless(1, 400) {
-        agent.send(input);
-    }
-    let mut longest = Duration::ZERO;
-    let end = Instant::now() + SOON;
-    while agent.metrics.reduced_services.get() == 0 {
-        assert!(Instant::now() < end, "never planned");
-        longest = longest.max(agent.proxy_health.busy_for());
-    }
+    let (planned, mut longest) = (|| agent.metrics.reduced_services.get(), Duration::ZERO);
+    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine. One of several, since this thread may
+    // have no core for as long.
+    let is_noticed = |number| {
+        let before = planned();
+        for input in endless(number, 400) {
+            agent.send(input);
+        }
+        let end = Instant::now() + SOON;
+        while planned() == before {
+            assert!(Instant::now() < end, "never planned");
+            longest = longest.max(agent.proxy_health.busy_for());
+        }
+        longest > Duration::from_millis(50)
+    };
+    assert!((1..=10).any(is_noticed), "{longest:?}");
     println!("planned for {longest:?}");
-    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine.
-    assert!(longest > Duration::from_millis(50), "{longest:?}");
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
 }
 
