@@ -63,7 +63,14 @@ fn kill_at_any_time_loses_no_connection() {
         assert_eq!(handles(&scene), before, "no rule was ever written anew");
         // Everything is programmed, and unchanged parts were not written.
         let generation = || scene.world.run(At::Node, || Nft::open().unwrap().generation().unwrap());
-        let reached = generation();
+        eventually("the last endpoints are served", || {
+            scene.world.ask(At::Client, front(), Protocol::Tcp).is_ok_and(|(who, _)| who == "pod2")
+        });
+        let mut reached = generation();
+        eventually("all is written", || {
+            std::thread::sleep(Duration::from_millis(200));
+            std::mem::replace(&mut reached, generation()) == reached
+        });
         drop(agent);
         let agent = scene.started("node");
         assert_eq!(
