@@ -56,6 +56,11 @@ impl<T: ?Sized, E: Clone> Recent<T, E> {
         *last = Some((Instant::now(), found.clone()));
         found
     }
+
+    /// The value as it was last read, however long ago that was. Waits for a read that is made now.
+    pub async fn last(&self) -> Option<Arc<T>> {
+        self.last.lock().await.as_ref().and_then(|(_, found)| found.clone().ok())
+    }
 }
 
 #[cfg(test)]

@@ -25,9 +25,11 @@ use crate::config::{Config, ConfigError};
 use crate::diff::{Diff, attached, detached};
 use crate::error::CallError;
 use crate::instances::{Instance, Instances, Limit, unknown_zones};
+use crate::leftovers::Leftovers;
 use crate::marks;
 use crate::object::{Id, Kind, last, relative};
-use crate::observe::Found;
+use crate::observe::{Inventory, JoinedKinds};
+use crate::operations::Operations;
 use crate::paced::Paced;
 use crate::restrict::Restricted;
 use crate::shared::Shared;
@@ -40,7 +42,7 @@ const INSTANCES_AGE: Duration = Duration::from_mins(10);
 /// The shortest time between two reads of a zone that does not have a node's VM.
 const INSTANCES_PAUSE: Duration = Duration::from_secs(10);
 /// How long a list of everything serves the first looks at Services.
-const INVENTORY_AGE: Duration = Duration::from_secs(30);
+pub(crate) const INVENTORY_AGE: Duration = Duration::from_secs(30);
 
 /// The provider for GCE.
 pub struct Gce {
@@ -52,9 +54,13 @@ pub struct Gce {
     zones: Recent<Vec<String>, Error>,
     /// The VMs by zone, and when each zone was read.
     instances: Mutex<(Instances, BTreeMap<String, Instant>)>,
-    pub(crate) inventory: Recent<Found, Error>,
+    pub(crate) inventory: Recent<Inventory, Error>,
+    pub(crate) operations: Operations,
     /// Reads of what Services have.
     pub(crate) joined: Joined<(Id, Value), CallError>,
+    pub(crate) joined_kinds: JoinedKinds,
+    /// Lists that show what deletions left.
+    pub(crate) leftovers: Leftovers,
 }
 
 impl Gce {
@@ -80,6 +86,7 @@ impl Gce {
 
     pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
         Self {
+            operations: Operations::new(config.poll),
             config,
             calls,
             services: Keyed::default(),
@@ -89,6 +96,8 @@ impl Gce {
             instances: Mutex::default(),
             inventory: Recent::new(INVENTORY_AGE),
             joined: Joined::default(),
+            joined_kinds: JoinedKinds::default(),
+            leftovers: Leftovers::default(),
         }
     }
 
@@ -316,9 +325,13 @@ impl Provider for Gce {
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        let found = self.list_all(None).await?;
+        // Not while an operation may make what the list would lack: the first looks at Services use it.
+        let all = match self.settle_unknown().await? {
+            true => self.inventory().await?,
+            false => Arc::new(Inventory { began: Instant::now(), found: self.list_all(None).await? }),
+        };
         let owners: BTreeSet<Owner> =
-            found.iter().filter_map(|(_, found)| marks::owner(&self.config.cluster, found)).collect();
+            all.found.iter().filter_map(|(_, found)| marks::owner(&self.config.cluster, found)).collect();
         Ok(owners.into_iter().collect())
     }
 
