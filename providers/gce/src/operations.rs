@@ -193,7 +193,9 @@ impl Operations {
         let mut alone: BTreeSet<String> = own.iter().cloned().collect();
         let mut failed = BTreeMap::new();
         let lists = batch.iter().filter(|(_, paths)| paths.len() > 1).flat_map(|(project, paths)| {
-            paths.chunks(AT_ONCE).map(move |paths| async move { (paths, listed(calls, project, paths).await) })
+            paths
+                .chunks(AT_ONCE)
+                .map(move |paths| async move { (paths, listed(calls, project, paths).await) })
         });
         for (paths, listed) in join_all(lists).await {
             match listed {

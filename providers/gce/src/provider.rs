@@ -17,7 +17,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent, annotation};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::apply::refusals;
 use crate::client::{Call, Calls, Client, items, list};
@@ -41,6 +41,8 @@ use crate::unknown::Unknown;
 const INSTANCES_AGE: Duration = Duration::from_mins(10);
 /// The shortest time between two reads of a zone that does not have a node's VM.
 const INSTANCES_PAUSE: Duration = Duration::from_secs(10);
+/// The longest wait for the read of another Service.
+const INSTANCES_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a list of everything serves the first looks at Services.
 pub(crate) const INVENTORY_AGE: Duration = Duration::from_secs(30);
 
@@ -54,6 +56,8 @@ pub struct Gce {
     zones: Recent<Vec<String>, Error>,
     /// The VMs by zone, and when each zone was read.
     instances: Mutex<(Instances, BTreeMap<String, Instant>)>,
+    /// Held by who reads them: one read serves all Services that need it.
+    reading_instances: tokio::sync::Mutex<()>,
     pub(crate) inventory: Recent<Inventory, Error>,
     pub(crate) operations: Operations,
     /// Reads of what Services have.
@@ -94,6 +98,7 @@ impl Gce {
             unknown: Unknown::default(),
             zones: Recent::new(Duration::from_hours(24)),
             instances: Mutex::default(),
+            reading_instances: tokio::sync::Mutex::default(),
             inventory: Recent::new(INVENTORY_AGE),
             joined: Joined::default(),
             joined_kinds: JoinedKinds::default(),
@@ -137,18 +142,12 @@ impl Gce {
 
     /// The VMs, as far as the nodes need them. Reads the zones of unknown ones, and if `refresh`, those that were read long ago.
     pub(crate) async fn instances(&self, nodes: &TargetSet, refresh: bool) -> Result<Instances, Error> {
-        let zones: Vec<String> = {
-            let known = self.known_instances();
-            let (instances, read_at) = &*known;
-            let since = |zone: &String| read_at.get(zone).map(Instant::elapsed);
-            let mut zones = unknown_zones(nodes, instances, &self.config);
-            zones.retain(|zone| since(zone).is_none_or(|age| age >= INSTANCES_PAUSE));
-            let old = |zone: &&String| since(zone).is_none_or(|age| age >= INSTANCES_AGE);
-            // Or that are known to be others by now.
-            let is_due = |zone: &&String| refresh || !read_at.contains_key(*zone);
-            zones.extend(instances.keys().filter(is_due).filter(old).cloned());
-            zones.into_iter().collect()
-        };
+        if self.zones_to_read(nodes, refresh).is_empty() {
+            return Ok(self.known_instances().0.clone());
+        }
+        // Who waits for long for another one reads alone.
+        let _turn = timeout(INSTANCES_PATIENCE, self.reading_instances.lock()).await;
+        let zones = self.zones_to_read(nodes, refresh);
         let read = zones.iter().map(|zone| async move {
             let path = format!("projects/{}/zones/{zone}/instances", self.config.project);
             let mut call = Call::get("instances.list", path);
@@ -182,6 +181,20 @@ impl Gce {
             Some(error) if readable.is_empty() => Err(error),
             _ => Ok(readable),
         }
+    }
+
+    /// The zones of VMs that are not known, and if `refresh`, those that were read long ago.
+    fn zones_to_read(&self, nodes: &TargetSet, refresh: bool) -> Vec<String> {
+        let known = self.known_instances();
+        let (instances, read_at) = &*known;
+        let since = |zone: &String| read_at.get(zone).map(Instant::elapsed);
+        let mut zones = unknown_zones(nodes, instances, &self.config);
+        zones.retain(|zone| since(zone).is_none_or(|age| age >= INSTANCES_PAUSE));
+        let old = |zone: &&String| since(zone).is_none_or(|age| age >= INSTANCES_AGE);
+        // Or that are known to be others by now.
+        let is_due = |zone: &&String| refresh || !read_at.contains_key(*zone);
+        zones.extend(instances.keys().filter(is_due).filter(old).cloned());
+        zones.into_iter().collect()
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
