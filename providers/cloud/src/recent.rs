@@ -88,6 +88,7 @@ mod tests {
         assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(1)));
         assert_eq!(reads.get(), 2);
         tokio::time::advance(age).await;
+        assert_eq!((recent.last().await, reads.get()), (Some(Arc::new(1)), 2));
         assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(2)));
     }
 

@@ -326,6 +326,21 @@ mod tests {
     }
 
     #[test]
+    fn places_that_cannot_be_read_are_told() {
+        let answer = json!({
+            "unreachables": ["projects/p/zones/r-a"],
+            "items": {
+                "zones/r-b": { "groups": [{ "name": "g" }] },
+                "zones/r-c": { "warning": { "code": "UNREACHABLE" } },
+                "zones/r-d": { "warning": { "code": "NO_RESULTS_ON_PAGE" } },
+            }
+        });
+        let page = by_scope(answer, "groups");
+        assert_eq!(page.found, [("zones/r-b".to_owned(), json!({ "name": "g" }))]);
+        assert_eq!(page.unreachable, ["projects/p/zones/r-a", "zones/r-c"]);
+    }
+
+    #[test]
     fn methods_are_sorted() {
         assert!(COMPUTE.actions.is_sorted_by(|a, b| a < b));
     }

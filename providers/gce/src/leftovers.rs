@@ -66,3 +66,56 @@ impl Gce {
         Ok(Arc::new(Inventory { began, found }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use async_trait::async_trait;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::client::{Call, Calls};
+    use crate::config::Config;
+    use crate::config::tests::config;
+
+    /// Nothing is there. Notes the filters of lists.
+    #[derive(Default)]
+    struct Empty(Mutex<Vec<String>>);
+
+    #[async_trait]
+    impl Calls for Empty {
+        async fn send(&self, call: Call) -> crate::error::Result<Value> {
+            self.0.lock().unwrap().push(call.query[0].1.clone());
+            Ok(json!({}))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_deletion_reads_at_once_and_those_of_the_next_seconds_have_one_list() {
+        let calls = Arc::new(Empty::default());
+        let gce = Gce::over(Config { poll: Duration::from_millis(500), ..config() }, calls.clone());
+        // The Services of whose resources lists were made.
+        let listed = || {
+            let filters = std::mem::take(&mut *calls.0.lock().unwrap());
+            (filters.len(), filters.iter().filter(|filter| filter.contains("shop/")).count())
+        };
+        let [a, b, c] = ["a", "b", "c"].map(|name| Key::new("shop", name));
+        let start = Instant::now();
+        assert!(gce.list_since(&a, start, false).await.unwrap().is_some());
+        assert_eq!(listed(), (6, 6), "its own");
+        for service in [&b, &c] {
+            assert!(gce.list_since(service, Instant::now(), false).await.unwrap().is_none());
+        }
+        let asked = Instant::now();
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(gce.list_since(&b, asked, false).await.unwrap().is_some());
+        assert!(gce.list_since(&c, asked, false).await.unwrap().is_some());
+        assert_eq!(listed(), (6, 0), "one of all for both");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(gce.list_since(&c, Instant::now(), true).await.unwrap().is_none(), "that list is too old");
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(gce.list_since(&a, Instant::now(), true).await.unwrap().is_some());
+        assert_eq!(listed(), (6, 0), "one that needs all lists all");
+    }
+}

@@ -201,3 +201,40 @@ fn endpoint(found: &Value) -> Option<Endpoint> {
     let address = text("ipAddress").unwrap_or_default().to_owned();
     Some(Endpoint { instance: last(text("instance")?).to_owned(), address })
 }
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use serde_json::json;
+
+    use super::*;
+    use crate::client::Calls;
+    use crate::config::tests::config;
+
+    /// Cannot read this place.
+    struct Partial(&'static str);
+
+    #[async_trait]
+    impl Calls for Partial {
+        async fn send(&self, _: Call) -> Result<Value> {
+            Ok(json!({ "items": { self.0: { "warning": { "code": "UNREACHABLE" } } } }))
+        }
+    }
+
+    /// What is in a zone that GCE cannot read is not gone.
+    #[tokio::test]
+    async fn list_without_a_place_of_the_region_fails() {
+        let region = config().region;
+        for (place, is_needed) in [
+            (format!("zones/{region}-b"), true),
+            (format!("regions/{region}"), true),
+            ("global".to_owned(), true),
+            (format!("zones/{region}x-b"), false),
+            ("regions/elsewhere".to_owned(), false),
+        ] {
+            let gce = Gce::over(config(), Arc::new(Partial(place.clone().leak())));
+            let listed = gce.list_kind(Kind::Group, None).await;
+            assert_eq!(listed.is_err(), is_needed, "{place}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 //! the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub struct Gce {
     /// Held by who reads them: one read serves all Services that need it.
     reading_instances: tokio::sync::Mutex<()>,
     pub(crate) inventory: Recent<Inventory, Error>,
+    /// Whether this process changed nothing yet, and did not list the owners.
+    pub(crate) is_new: AtomicBool,
     pub(crate) operations: Operations,
     /// Reads of what Services have.
     pub(crate) joined: Joined<(Id, Value), CallError>,
@@ -100,6 +103,7 @@ impl Gce {
             instances: Mutex::default(),
             reading_instances: tokio::sync::Mutex::default(),
             inventory: Recent::new(INVENTORY_AGE),
+            is_new: AtomicBool::new(true),
             joined: Joined::default(),
             joined_kinds: JoinedKinds::default(),
             leftovers: Leftovers::default(),
@@ -338,11 +342,14 @@ impl Provider for Gce {
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        // Not while an operation may make what the list would lack: the first looks at Services use it.
-        let all = match self.settle_unknown().await? {
-            true => self.inventory().await?,
-            false => Arc::new(Inventory { began: Instant::now(), found: self.list_all(None).await? }),
+        // The first looks at Services use this list, so no operation may still make what it lacks.
+        let is_new = self.is_new.load(Ordering::Relaxed) && self.settle_unknown().await?;
+        let all = if is_new {
+            self.inventory().await?
+        } else {
+            Arc::new(Inventory { began: Instant::now(), found: self.list_all(None).await? })
         };
+        self.is_new.store(false, Ordering::Relaxed);
         let owners: BTreeSet<Owner> =
             all.found.iter().filter_map(|(_, found)| marks::owner(&self.config.cluster, found)).collect();
         Ok(owners.into_iter().collect())

@@ -3,6 +3,7 @@
 //! nothing is known of operations; comparing what exists finds what they did.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -44,6 +45,7 @@ impl Gce {
         }
         let was_verified = entry.is_verified;
         entry.begin();
+        self.is_new.store(false, Ordering::Relaxed);
         let mut failed = None;
         for steps in steps.chunks(AT_ONCE) {
             let expected = self.unknown.expect_answers();

@@ -415,6 +415,26 @@ mod tests {
         }
     }
 
+    /// Otherwise each deletion of many Services would look for what it need not find.
+    #[tokio::test(start_paused = true)]
+    async fn end_of_a_service_matters_only_if_it_was_the_last_one_or_is_not_known() {
+        let (gce, _) = denying(String::new());
+        assert!(gce.shared.is_dirty().await, "a process that ended may have left something");
+        assert!(gce.shared.clean(&gce, None).await.unwrap() && !gce.shared.is_dirty().await);
+        let [a, b, unknown] = ["a", "b", "c"].map(|name| Key::new("shop", name));
+        for service in [&a, &b] {
+            let check = BTreeSet::from([Id::new(Kind::HealthCheck, "check")]);
+            assert!(gce.shared.begin_use(&gce, service, check).await);
+        }
+        gce.shared.end_use(&a).await;
+        assert!(!gce.shared.is_dirty().await);
+        gce.shared.end_use(&b).await;
+        assert!(gce.shared.is_dirty().await);
+        assert!(gce.shared.clean(&gce, None).await.unwrap() && !gce.shared.is_dirty().await);
+        gce.shared.end_use(&unknown).await;
+        assert!(gce.shared.is_dirty().await);
+    }
+
     /// The deletion of one that it does not need runs, and fails.
     #[tokio::test(start_paused = true)]
     async fn service_waits_only_for_the_deletion_of_what_it_needs() {

@@ -2,14 +2,9 @@
 //! How many calls the life of Services costs. The numbers are in docs/performance.md beside those of Google's own controller: they must
 //! not creep up.
 
-#![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
-
-mod cloud;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cloud::Cloud;
 use futures::future::join_all;
 use serde_json::json;
 use steerage_model::Protocol;
@@ -17,6 +12,8 @@ use steerage_provider_api::{Compare, GroupKey, Listener, LoadBalancer, Progress,
 use steerage_provider_conformance::{Harness as _, converge, converge_deleted, fixture};
 use steerage_provider_gce::{ApiMetrics, Config, Gce};
 use steerage_requirements::requires;
+
+use crate::cloud::Cloud;
 
 /// Operations have ended when they are first asked for.
 const POLL: Duration = Duration::from_millis(400);
@@ -127,6 +124,8 @@ async fn many_services_share_their_reads() {
     };
     let (total, counts) = calls(&cloud);
     assert_eq!(writes(&counts), 7 * SERVICES + 2, "{counts:?}");
+    assert_eq!(first.owned().await.unwrap().len(), SERVICES, "not the list of the first looks");
+    calls(&cloud);
     assert!(total <= 12 * SERVICES, "creation: {total} {counts:?}");
 
     let second = provider(&cloud);
