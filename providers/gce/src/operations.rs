@@ -39,7 +39,7 @@ pub(crate) enum Progress {
 
 #[derive(Debug)]
 struct Followed {
-    /// The method that started it.
+    /// The method that started it; empty if that is not known.
     action: &'static str,
     since: Instant,
     /// When it has probably ended.
@@ -73,16 +73,19 @@ impl Known {
         let since = Instant::now();
         let first = since + usual.min(LONGEST_FIRST).max(least);
         let followed = Followed { action, since, first, due: first, end: None };
-        self.by_path.insert(path.to_owned(), followed);
+        // Another one may follow it already.
+        self.by_path.entry(path.to_owned()).or_insert(followed);
     }
 
     fn note(&mut self, path: &str, operation: Value, least: Duration) {
         let Some(followed) = self.by_path.get_mut(path) else { return };
         if operation.get("status").and_then(Value::as_str) == Some("DONE") {
             let took = took(&operation).unwrap_or_else(|| followed.since.elapsed());
-            // Rather late than twice.
-            let usual = self.usual.entry(followed.action).or_default();
-            *usual = took.max((*usual * 4 + took) / 5);
+            if !followed.action.is_empty() {
+                // Rather late than twice.
+                let usual = self.usual.entry(followed.action).or_default();
+                *usual = took.max((*usual * 4 + took) / 5);
+            }
             followed.end = Some(Progress::Ended(operation));
             return;
         }

@@ -321,7 +321,7 @@ mod tests {
     use steerage_model::Key;
 
     use super::*;
-    use crate::client::Calls;
+    use crate::client::{Call, Calls};
     use crate::config::tests::config;
 
     /// Refuses requests with the VM `bad`, and says so or not.

@@ -92,6 +92,10 @@ impl Gce {
             let expected = self.unknown.expect_answers();
             let found = self.running_operations().await?;
             expected.received();
+            for path in &found {
+                // It ran a moment ago.
+                self.operations.begin(path, "");
+            }
             let now = Instant::now();
             note_found(&mut pending, found, now);
         }
