@@ -13,7 +13,7 @@ use steerage_provider_cloud::Refusals;
 use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
 use crate::instances::{Limit, Placed, place, with_groups};
-use crate::known::Claim;
+use crate::known::{Claim, Content};
 use crate::object::{Id, Kind};
 use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
@@ -228,7 +228,7 @@ impl Gce {
         let is_first_look = entry.is_first_look;
         let found = shared.iter().map(|id| async move {
             let known = if is_first_look { self.known_shared(id).await } else { None };
-            if let Some(known) = known {
+            if let Some(Content(known)) = known {
                 return Ok(known);
             }
             let found = match self.read_joined(id).await {
@@ -251,14 +251,14 @@ impl Gce {
 
 impl Gce {
     /// What is known of a shared resource for a first look; `None` if it has to be read.
-    async fn known_shared(&self, id: &Id) -> Option<Option<Value>> {
+    async fn known_shared(&self, id: &Id) -> Option<Content> {
         let list = self.inventory.last().await;
         if let Some(content) = self.shared.content(id, list.as_ref().map(|list| list.began)) {
             return Some(content);
         }
         let list = list.filter(|list| list.began.elapsed() < INVENTORY_AGE)?;
         let found = list.found.iter().find(|(of, _)| of == id).map(|(_, found)| found);
-        Some(found.filter(|found| marks::is_shared(&self.config.cluster, found)).cloned())
+        Some(Content(found.filter(|found| marks::is_shared(&self.config.cluster, found)).cloned()))
     }
 }
 

@@ -197,7 +197,7 @@ pub(crate) async fn list<T>(
 }
 
 /// The items of an ordinary list.
-#[expect(clippy::unnecessary_wraps, reason = "an aggregated list can fail")]
+#[allow(clippy::unnecessary_wraps, reason = "an aggregated list can fail")]
 pub(crate) fn items(mut answer: Value) -> Result<Vec<Value>> {
     Ok(match answer.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => items,

@@ -25,6 +25,10 @@ enum Known {
     MadeBy(Key),
 }
 
+/// The content of a resource; `None` if it does not exist.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Content(pub(crate) Option<Value>);
+
 /// What is known, by resource.
 #[derive(Debug, Default)]
 pub(crate) struct KnownShared(Mutex<BTreeMap<Id, (Instant, Known)>>);
@@ -56,12 +60,12 @@ impl KnownShared {
     }
 
     /// Its content, if it is newer than the list that began to be read then, or than half a minute.
-    pub(crate) fn content(&self, id: &Id, listed: Option<Instant>) -> Option<Option<Value>> {
+    pub(crate) fn content(&self, id: &Id, listed: Option<Instant>) -> Option<Content> {
         match self.lock().get(id)? {
             (at, Known::Content(content))
                 if at.elapsed() < AGE || listed.is_some_and(|listed| *at >= listed) =>
             {
-                Some(content.clone())
+                Some(Content(content.clone()))
             }
             _ => None,
         }
@@ -115,12 +119,12 @@ mod tests {
         let before = Instant::now();
         tokio::time::advance(Duration::from_secs(1)).await;
         known.note(&id, None);
-        assert_eq!(known.content(&id, None), Some(None));
+        assert_eq!(known.content(&id, None), Some(Content(None)));
         tokio::time::advance(AGE).await;
         assert_eq!(known.content(&id, None), None);
         assert_eq!(
             (known.content(&id, Some(before)), known.content(&id, Some(Instant::now()))),
-            (Some(None), None)
+            (Some(Content(None)), None)
         );
     }
 }

@@ -12,7 +12,7 @@ use steerage_provider_api::{Error, Owner};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::known::{Claim, KnownShared};
+use crate::known::{Claim, Content, KnownShared};
 use crate::marks;
 use crate::object::{Id, Kind};
 use crate::observe::Inventory;
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// Its content, if it is known newer than by the list that began to be read then.
-    pub(crate) fn content(&self, id: &Id, listed: Option<Instant>) -> Option<Option<Value>> {
+    pub(crate) fn content(&self, id: &Id, listed: Option<Instant>) -> Option<Content> {
         self.known.content(id, listed)
     }
 

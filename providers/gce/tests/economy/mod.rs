@@ -18,6 +18,9 @@ use crate::cloud::Cloud;
 /// Operations have ended when they are first asked for.
 const POLL: Duration = Duration::from_millis(400);
 
+/// Services at once.
+const SERVICES: usize = 20;
+
 async fn start() -> Cloud {
     Cloud::start_with(json!({ "anonymous": true, "delay": 0.02 })).await.unwrap()
 }
@@ -112,7 +115,6 @@ async fn life_of_one_service_costs_few_calls() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_services_share_their_reads() {
     requires!(Clouds);
-    const SERVICES: usize = 20;
     let cloud = start().await;
     let first = provider(&cloud);
     let all: Vec<LoadBalancer> = (0..SERVICES).map(|number| web(&cloud, &format!("web-{number}"))).collect();
