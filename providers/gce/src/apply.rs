@@ -252,11 +252,11 @@ impl Gce {
 impl Gce {
     /// What is known of a shared resource for a first look; `None` if it has to be read.
     async fn known_shared(&self, id: &Id) -> Option<Content> {
-        let list = self.inventory.last().await;
+        let list = self.inventory.last().await.filter(|list| list.began.elapsed() < INVENTORY_AGE);
         if let Some(content) = self.shared.content(id, list.as_ref().map(|list| list.began)) {
             return Some(content);
         }
-        let list = list.filter(|list| list.began.elapsed() < INVENTORY_AGE)?;
+        let list = list?;
         let found = list.found.iter().find(|(of, _)| of == id).map(|(_, found)| found);
         Some(Content(found.filter(|found| marks::is_shared(&self.config.cluster, found)).cloned()))
     }
