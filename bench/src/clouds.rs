@@ -9,6 +9,7 @@ mod aws;
 mod azure;
 mod cloud;
 mod gce;
+pub mod handover;
 mod objects;
 mod openstack;
 mod phases;
@@ -80,6 +81,7 @@ impl Flags {
                 controller: controller.clone(),
                 peer: peer.clone().map_or_else(|| host::prepared(vendor.peer_program()), Ok)?,
                 folder: folder.clone(),
+                serves_unset_class: true,
             };
             for who in &subjects {
                 let file = if *who == Who::Ours { &programs.controller } else { &programs.peer };

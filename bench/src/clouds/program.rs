@@ -21,6 +21,8 @@ pub(super) struct Programs {
     pub(super) controller: PathBuf,
     pub(super) peer: PathBuf,
     pub(super) folder: PathBuf,
+    /// Whether Steerage serves Services without a class.
+    pub(super) serves_unset_class: bool,
 }
 
 /// A running program.
@@ -30,7 +32,7 @@ pub(super) struct Program {
 }
 
 impl Programs {
-    /// Starts a program. Both manage Services without a class, and everything that is not named here or by the cloud has its default.
+    /// Starts a program. The peer manages Services without a class, and everything that is not named here or by the cloud has its default.
     pub(super) fn start(&self, who: Who, world: &World, number: usize) -> Result<Program> {
         let mut command = Command::new("setpriv");
         // The program ends with the driver, even if that is killed.
@@ -38,7 +40,10 @@ impl Programs {
         let start = Start { kubeconfig: world.kubeconfig(), folder: &self.folder };
         match who {
             Who::Ours => {
-                command.arg(&self.controller).args(["--serve-unset-class", "--namespace", "default"]);
+                command.arg(&self.controller).args(["--namespace", "default"]);
+                if self.serves_unset_class {
+                    command.arg("--serve-unset-class");
+                }
                 command.args(["--admin-address", "127.0.0.1:0"]);
                 command.args(["--leader-elect-identity", &format!("bench-{number}")]);
                 command.arg("--kubeconfig").arg(start.kubeconfig);

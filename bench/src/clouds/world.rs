@@ -77,10 +77,15 @@ impl World {
         self.server.kubeconfig()
     }
 
+    /// The node with all endpoints.
+    pub(super) fn holder(&self) -> &Member {
+        &self.members[self.holder]
+    }
+
     /// Creates Services, each with an endpoint on the first node.
     pub(super) fn create_services(&mut self, count: u32) -> Result<()> {
         self.services = count;
-        let node = &self.members[self.holder].name;
+        let node = &self.holder().name;
         let annotations = &self.cloud.annotations();
         self.each(|services, slices, number| async move {
             create(&slices, objects::slice(number, node)).await?;
@@ -106,7 +111,7 @@ impl World {
     /// Moves the endpoint of every Service to the second node.
     pub(super) fn move_endpoints(&mut self) -> Result<()> {
         self.holder = 1;
-        let node = &self.members[self.holder].name;
+        let node = &self.holder().name;
         self.each(|_, slices, number| async move {
             let change = Patch::Merge(json!({"endpoints": objects::endpoints(number, node)}));
             slices.patch_metadata(&objects::service_name(number), &PatchParams::default(), &change).await?;

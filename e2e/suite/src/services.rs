@@ -103,6 +103,11 @@ impl Vips {
         };
         SocketAddr::new(address, port)
     }
+
+    /// The addresses of both families.
+    pub fn both(self) -> [IpAddr; 2] {
+        [self.ipv4, self.ipv6]
+    }
 }
 
 /// The host name in a Service's status.

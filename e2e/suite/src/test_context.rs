@@ -13,6 +13,7 @@ use kube::{Api, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_edge_api::{EdgeLoadBalancer, TargetState};
+use steerage_model::Family;
 
 use crate::cluster::Host;
 use crate::edge;
@@ -65,27 +66,27 @@ impl TestContext {
     /// Makes a Service and returns its addresses when all four ways to it answer: both families, TCP and UDP.
     pub async fn serve(&self, spec: &ServiceBuilder) -> Result<(Service, Vips)> {
         let (service, vips) = self.expose(spec).await?;
-        self.wait_programmed(&service.name_any(), vips).await?;
+        self.wait_programmed(&service.name_any(), &vips.both()).await?;
         self.wait_answers(vips, PORT).await?;
         Ok((service, vips))
     }
 
-    /// Waits until every node has rules for this Service at these addresses. kube-proxy takes up to a second; until then rules of an
-    /// earlier case's Service with the same addresses may answer.
-    pub async fn wait_programmed(&self, service: &str, vips: Vips) -> Result<()> {
+    /// Waits until every node has rules for this Service at these addresses. kube-proxy takes up to a second after they are published;
+    /// until then rules of an earlier case's Service with the same addresses may answer, and a load balancer that keeps the address as
+    /// destination sends connections to nodes that do not know it: such a connection is never translated.
+    pub async fn wait_programmed(&self, service: &str, addresses: &[IpAddr]) -> Result<()> {
         for node in self.nodes() {
             // The agent's rules have addresses but no names.
-            let ours = |family: &str, address: IpAddr| {
-                let rules = self.rules(&node, &["table", family, "steerage"]);
+            let ours = |address: &IpAddr| {
+                let rules = self.rules(&node, &["table", nft_family(*address), "steerage"]);
                 rules.is_ok_and(|rules| rules.contains(&address.to_string()))
             };
             until(
-                format!("rules of {} for {service} at {vips:?}", node.name),
+                format!("rules of {} for {service} at {addresses:?}", node.name),
                 TIMEOUT,
                 async || -> Result<()> {
                     ensure!(
-                        self.has_kube_proxy_rules(&node, service, vips)?
-                            || (ours("ip", vips.ipv4) && ours("ip6", vips.ipv6)),
+                        self.has_kube_proxy_rules(&node, service, addresses)? || addresses.iter().all(ours),
                         "no rules have its name and addresses"
                     );
                     Ok(())
@@ -98,11 +99,11 @@ impl TestContext {
 
     /// Whether kube-proxy has rules for a Service at these addresses on this node: its chains carry the Service's name. It has them
     /// before the Service has addresses, and then waits up to a second. It writes one family after the other.
-    fn has_kube_proxy_rules(&self, node: &Host, service: &str, vips: Vips) -> Result<bool> {
+    fn has_kube_proxy_rules(&self, node: &Host, service: &str, addresses: &[IpAddr]) -> Result<bool> {
         let name = format!("{}/{service}/", self.namespace);
-        for (family, vip) in [("ip", vips.ipv4), ("ip6", vips.ipv6)] {
-            let rules = self.rules(node, &["ruleset", family])?;
-            if !(rules.contains(&name) && rules.contains(&format!("{vip} "))) {
+        for address in addresses {
+            let rules = self.rules(node, &["ruleset", nft_family(*address)])?;
+            if !(rules.contains(&name) && rules.contains(&format!("{address} "))) {
                 return Ok(false);
             }
         }
@@ -116,7 +117,7 @@ impl TestContext {
 
     /// Returns when both families answer over TCP and UDP.
     pub async fn wait_answers(&self, vips: Vips, port: u16) -> Result<()> {
-        for family in [steerage_model::Family::V4, steerage_model::Family::V6] {
+        for family in [Family::V4, Family::V6] {
             let to = vips.at(family, port);
             until(format!("an answer of {to} over TCP"), TIMEOUT, async || net::page(to, "/hostname").await)
                 .await?;
@@ -305,5 +306,13 @@ impl TestContext {
             namespaces.delete(&self.namespace, &DeleteParams::default()).await?;
         }
         Ok(())
+    }
+}
+
+/// nftables' name of an address' family.
+fn nft_family(address: IpAddr) -> &'static str {
+    match Family::of(address) {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
     }
 }

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kube::ResourceExt as _;
 use serde_json::json;
 use steerage_model::Protocol::{Tcp, Udp};
 use tokio::net::TcpStream;
@@ -17,7 +16,7 @@ use super::in_aws::{
     wait_nothing_left, wait_state, wait_targets,
 };
 use super::in_cloud::{
-    ask_on, create, drain_and_update, port, wait_answer, wait_ended, wait_served_by, wait_silence,
+    ask_on, create, drain_and_update, port, wait_answer, wait_served_by, wait_settled, wait_silence,
 };
 use super::source_address::seen_by_backend;
 use super::under_load::Promise;
@@ -147,7 +146,8 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
         let to = Target { address, datagrams, backends: format!("{mode}-") };
         clients.push((Client { host, to, what: format!("AWS, {mode}") }, promise));
     }
-    drain_and_update(&test, clients, async || wait_settled(&test).await).await
+    let health = |uid: &str| look(&test, |aws| aws.health(uid));
+    drain_and_update(&test, clients, async || wait_settled(&test, "healthy", health).await).await
 }
 
 /// The last case: after it, AWS has nothing of any case.
@@ -166,22 +166,4 @@ pub(super) async fn load_balancer_follows_its_service_and_leaves_nothing(
     test.wait_deleted("cycle").await?;
     wait_nothing_left(&test).await?;
     wait_silence(moved).await
-}
-
-/// Waits until no backend is ending, and exactly the nodes with one are healthy.
-async fn wait_settled(test: &TestContext) -> Result<()> {
-    wait_ended(test).await?;
-    for mode in MODES {
-        let uid = test.service(mode).await?.uid().context("a Service without UID")?;
-        until(format!("healthy nodes of {mode}"), TIMEOUT, async || -> Result<()> {
-            let pods = test.pods(mode).await?;
-            let nodes = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
-            let seen = look(test, |aws| aws.health(&uid))?;
-            let healthy = seen.iter().all(|group| group.get("healthy") == Some(&nodes));
-            ensure!(healthy, "backends on {nodes:?}, {seen:?}");
-            Ok(())
-        })
-        .await?;
-    }
-    Ok(())
 }

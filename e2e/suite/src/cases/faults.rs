@@ -215,7 +215,7 @@ async fn expose(
         let addresses = format!("10.77.200.{last},fd77::c8{last:02x}");
         let spec = ServiceBuilder::new(mode, app).steered(mode).annotated(names::ADDRESSES, &addresses);
         let (_, vips) = test.expose(&adapt(spec)).await?;
-        test.wait_programmed(mode, vips).await?;
+        test.wait_programmed(mode, &vips.both()).await?;
         test.wait_answers(vips, PORT).await?;
         let address = vips.at(family, PORT);
         let to = Target { address, datagrams: address, backends: format!("{app}-") };

@@ -75,7 +75,7 @@ async fn measure_one(test: &TestContext, event: Event, forwards: bool, interval:
         .annotated("steerage.dev/health-check-interval", QUICK)
         .annotated(names::ADDRESSES, &format!("10.77.200.{last},fd77::c8{last:02x}"));
     let (_, vips) = test.expose(&spec).await?;
-    test.wait_programmed(&name, vips).await?;
+    test.wait_programmed(&name, &vips.both()).await?;
     test.wait_answers(vips, PORT).await?;
     let pods = test.pods(&name).await?;
     let ready = pods.iter().filter(|pod| has_condition(pod, "Ready"));

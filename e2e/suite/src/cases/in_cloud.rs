@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Services behind a cloud's load balancers: what their cases share.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -144,6 +144,29 @@ pub(super) async fn drain_and_update(
     };
     let clients = clients.into_iter().map(|(client, _)| client).collect();
     under_load(test, "rolling update of 3 pods", Promise::None, clients, update).await
+}
+
+/// Waits until no backend is ending, and in each group or pool of targets that `health` shows of a Service's UID, exactly the nodes with a
+/// backend are in this state.
+pub(super) async fn wait_settled(
+    test: &TestContext,
+    state: &str,
+    health: impl Fn(&str) -> Result<Vec<BTreeMap<String, BTreeSet<String>>>>,
+) -> Result<()> {
+    wait_ended(test).await?;
+    for mode in MODES {
+        let uid = test.service(mode).await?.uid().context("a Service without UID")?;
+        until(format!("healthy nodes of {mode}"), TIMEOUT, async || -> Result<()> {
+            let pods = test.pods(mode).await?;
+            let nodes = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone()).collect();
+            let seen = health(&uid)?;
+            let healthy = seen.iter().all(|group| group.get(state) == Some(&nodes));
+            ensure!(healthy, "backends on {nodes:?}, {seen:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
 }
 
 /// Waits until no backend is ending.

@@ -44,7 +44,7 @@ pub(super) fn look<T>(test: &TestContext, at: impl FnOnce(&Passthrough) -> Resul
     block_in_place(|| at(&cloud))
 }
 
-/// The address of a Service once it is published, with a port.
+/// The address of a Service once it is published and every node has rules for it, with a port.
 pub(super) async fn wait_address(
     test: &TestContext,
     name: &str,
@@ -56,7 +56,9 @@ pub(super) async fn wait_address(
         let found = published(&service).into_iter().find(|ip| Family::of(*ip) == family);
         found.with_context(|| format!("{:?}; conditions {}", published(&service), conditions(&service)))
     });
-    Ok(SocketAddr::new(address.await?, port))
+    let address = address.await?;
+    test.wait_programmed(name, &[address]).await?;
+    Ok(SocketAddr::new(address, port))
 }
 
 /// Waits until exactly these nodes are targets.

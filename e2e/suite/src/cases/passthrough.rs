@@ -119,6 +119,7 @@ pub(super) async fn internal_load_balancer_keeps_the_clients_address(test: Arc<T
         found.into_iter().find(|ip| !nodes.contains(ip)).context("none")
     })
     .await?;
+    test.wait_programmed("inside", &[outside]).await?;
     wait_answer(Tcp, SocketAddr::new(outside, PORT)).await?;
     wait_silence(inside).await
 }

@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Between two datagrams that each come from a socket of their own.
 const DATAGRAM_EVERY: Duration = Duration::from_millis(20);
 /// Sockets that send one datagram after the other.
-const ASKERS: u32 = 5;
+pub const ASKERS: u32 = 5;
 /// Time limit of an answer by datagram; then its socket is closed.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// From the load's start to the event.

@@ -2,10 +2,12 @@
 //! The meter's tests of itself on a path through a cloud's load balancer: client, load balancer, node, pod. Faults are rules on the
 //! interface where answers to the client leave: that of a node, or of a load balancer that is a proxy.
 
+use std::ops::RangeInclusive;
+
 use anyhow::{Result, ensure};
 
 use super::fault::{Fault, Hook};
-use super::{AT_ONCE, FEW, connections, datagrams, expect};
+use super::{ANSWER, AT_ONCE, FEW, connections, datagrams, drop_packets, expect};
 use crate::meter::client::Observed;
 use crate::meter::load::Client;
 use crate::meter::loss::{LossKind, Measurement};
@@ -24,18 +26,20 @@ pub(super) fn test_all(test: &TestContext, client: &Client) -> Result<()> {
     })?;
     // Client and server send again after the same second: either may be the first.
     let late = [LossKind::SynRetransmitted, LossKind::SlowHandshake];
-    reports_one_dropped(test, client, "one SYN-ACK dropped", "tcp flags & (syn|ack) == (syn|ack)", &late)?;
+    let fits = "tcp flags & (syn|ack) == (syn|ack)";
+    reports_one_lost(test, client, "one SYN-ACK dropped", fits, 4..=4, &late)?;
     let late = [LossKind::SlowAnswer, LossKind::AnswerRetransmitted];
-    reports_one_dropped(test, client, "one answer dropped", "ip length > 70", &late)
+    reports_one_lost(test, client, "one answer dropped twice", ANSWER, 4..=5, &late)
 }
 
-/// Drops the fifth packet that fits, of those that the first node sends to the client, from a VIP, a node port or for a pod, or a proxy in its
-/// place.
-fn reports_one_dropped(
+/// Drops packets with these numbers, of those that fit and that the first node, or a proxy in its place, sends to the client: from a
+/// VIP, a node port or a pod.
+fn reports_one_lost(
     test: &TestContext,
     client: &Client,
     what: &str,
     fits: &str,
+    numbers: RangeInclusive<usize>,
     kinds: &[LossKind],
 ) -> Result<()> {
     let to = client.host.ipv4;
@@ -46,13 +50,16 @@ fn reports_one_dropped(
         let first = test.nodes().into_iter().take(1).collect();
         (first, format!("{{ {port}, {HTTP}, 30000-32767 }}"))
     };
-    let rules = [format!("ip daddr {to} tcp sport {ports} {fits} numgen inc mod 1000000 == 4 counter drop")];
+    let rules = [format!("ip daddr {to} tcp sport {ports} {fits} {}", drop_packets(numbers.clone()))];
     expect(test, what, kinds, || {
         let fault = Fault::inject(test, host.clone(), &[(Hook::Egress, &rules)])?;
         let measured = measured(client, async || connections(&client.to, FEW, 1).await)?;
         let dropped = fault.end()?;
-        ensure!(dropped == 1, "the rule dropped {dropped} packets of {FEW} connections");
-        Ok((measured, dropped))
+        ensure!(
+            dropped == numbers.clone().count(),
+            "the rule dropped {dropped} packets of {FEW} connections, not those of {numbers:?}"
+        );
+        Ok((measured, 1))
     })
 }
 

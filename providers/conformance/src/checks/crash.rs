@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Crashes of the provider, and lost connections, at every single call.
+//! Crashes of the provider at every single write, and lost connections at every single call.
 
 use anyhow::{Context as _, ensure};
 
@@ -12,10 +12,20 @@ const MAX_CALLS: usize = 500;
 /// The instance that continues after the fault.
 #[derive(Clone, Copy, Debug)]
 enum Recovery {
-    /// A new instance, as after a crash at the cut call.
+    /// A new instance, as after a crash at the cut write.
     Fresh,
     /// The same instance, as after a lost connection.
     Same,
+}
+
+impl Recovery {
+    /// What is cut.
+    fn of(self) -> &'static str {
+        match self {
+            Self::Fresh => "write",
+            Self::Same => "call",
+        }
+    }
 }
 
 /// Creates a load balancer.
@@ -48,7 +58,7 @@ pub async fn deletion_survives_crash_at_any_call<H: Harness>(harness: &H) -> any
     survives_every_cut(harness, Some(&from), &Goal::Absent(owner)).await
 }
 
-/// Checks that the goal is reached after a cut of any call, with the same result as without a cut.
+/// Checks that the goal is reached after a crash at any write and a cut of any call, with the same result as without.
 async fn survives_every_cut<H: Harness>(harness: &H, from: Option<&Goal>, to: &Goal) -> anyhow::Result<()> {
     let empty = harness.snapshot().await?;
     let provider = harness.fresh().await?;
@@ -65,7 +75,12 @@ async fn survives_every_cut<H: Harness>(harness: &H, from: Option<&Goal>, to: &G
     ] {
         let mut call = 1;
         while survives_cut(harness, from, to, (&empty, &expected), call, point, recovery).await.with_context(
-            || format!("call {call} cut {point:?} it reached the backend, {recovery:?} instance continues"),
+            || {
+                format!(
+                    "{} {call} cut {point:?} it reached the backend, {recovery:?} instance continues",
+                    recovery.of()
+                )
+            },
         )? {
             call += 1;
             ensure!(call < MAX_CALLS, "more than {MAX_CALLS} calls");
@@ -74,7 +89,7 @@ async fn survives_every_cut<H: Harness>(harness: &H, from: Option<&Goal>, to: &G
     Ok(())
 }
 
-/// Cuts one call. Returns false if the goal needs fewer calls than that.
+/// Cuts one write or call. Returns false if the goal needs fewer than that.
 async fn survives_cut<H: Harness>(
     harness: &H,
     from: Option<&Goal>,
@@ -93,14 +108,13 @@ async fn survives_cut<H: Harness>(
     match recovery {
         Recovery::Fresh => {
             provider = harness.fresh().await?;
-            proxy.crash_at(call, point);
+            proxy.crash_at_write(call, point);
         }
-        Recovery::Same => proxy.inject(call, Span::Once, Fault::Cut(point)),
+        Recovery::Same => proxy.inject_distinct(call, Span::Once, Fault::Cut(point)),
     }
     let outcome = to.reach(&provider).await;
-    let fault_fired = proxy.fault_fired();
-    let cut = proxy.calls().get(call - 1).map_or("none", |c| &c.name).to_owned();
-    if !fault_fired {
+    let faulty = proxy.faulty();
+    if faulty.is_none() {
         outcome.context("no call was cut")?;
     }
     proxy.reset();
@@ -108,6 +122,7 @@ async fn survives_cut<H: Harness>(
         drop(provider);
         provider = harness.fresh().await?;
     }
+    let cut = faulty.as_deref().unwrap_or("no call");
     to.reach(&provider).await.with_context(|| format!("{cut} was cut"))?;
     ensure_same(&format!("{cut} was cut"), expected, &harness.snapshot().await?)?;
     let owners = match to {
@@ -118,5 +133,5 @@ async fn survives_cut<H: Harness>(
     ensure!(found == owners, "{cut} was cut: owned() is {found:?}, not {owners:?}");
     Goal::Absent(to.owner().clone()).reach(&provider).await?;
     ensure_same("deleted afterwards", empty, &harness.snapshot().await?)?;
-    Ok(fault_fired)
+    Ok(faulty.is_some())
 }

@@ -28,14 +28,14 @@ pub async fn owned_lists_all_owners<H: Harness>(harness: &H) -> anyhow::Result<(
     ensure_same("at the end", &empty, &harness.snapshot().await?)
 }
 
-/// After a crash at any call, an owner with objects is listed, and its objects can be deleted.
+/// After a crash at any write, an owner with objects is listed, and its objects can be deleted.
 async fn partial_owners_are_listed<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("owned-half", 1);
     let made = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0]));
     let before = harness.snapshot().await?;
-    for call in 1.. {
+    for write in 1.. {
         harness.proxy().reset();
-        harness.proxy().crash_at(call, CutPoint::After);
+        harness.proxy().crash_at_write(write, CutPoint::After);
         let _ = made.reach(&harness.fresh().await?).await;
         let fault_fired = harness.proxy().fault_fired();
         harness.proxy().reset();
@@ -43,10 +43,14 @@ async fn partial_owners_are_listed<H: Harness>(harness: &H) -> anyhow::Result<()
         let found = owned(harness).await?.contains(&owner);
         ensure!(
             found || !left,
-            "crashed after call {call}: objects exist, but owned() does not list the owner"
+            "crashed after write {write}: objects exist, but owned() does not list the owner"
         );
         converge_deleted(&harness.fresh().await?, &owner).await?;
-        ensure_same(&format!("crashed after call {call} and deleted"), &before, &harness.snapshot().await?)?;
+        ensure_same(
+            &format!("crashed after write {write} and deleted"),
+            &before,
+            &harness.snapshot().await?,
+        )?;
         if !fault_fired {
             break;
         }

@@ -12,7 +12,7 @@ use steerage_provider_api::{
 use crate::converge::{Goal, converge_restricted, converge_targets, ensure_same};
 use crate::{CutPoint, Harness, converge, converge_remembered, fixture};
 
-/// After every call of a change, all old or all new targets are registered, and the group is never empty. Calls that carry a
+/// After every write of a change, all old or all new targets are registered, and the group is never empty. Calls that carry a
 /// difference do not name targets that stay.
 pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("add-first", 1);
@@ -21,31 +21,31 @@ pub async fn new_targets_are_added_before_old_are_removed<H: Harness>(harness: &
         [(&[0, 1][..], &[1, 2][..]), (&[0, 1], &[2, 3]), (&[0], &[0, 1, 2, 3]), (&[0, 1, 2], &[1])]
     {
         let [old, new] = [from, to].map(|indices| fixture::with_targets(harness, &lb, indices));
-        for call in 1.. {
+        for write in 1.. {
             let provider = harness.fresh().await?;
             converge(&provider, &old).await?;
             let proxy = harness.proxy();
             proxy.reset();
-            proxy.crash_at(call, CutPoint::After);
+            proxy.crash_at_write(write, CutPoint::After);
             // The crash makes this fail; the check is about what it leaves behind.
             let outcome = converge_remembered(&provider, &new).await;
-            let (fault_fired, calls) = (proxy.fault_fired(), proxy.calls());
+            let (faulty, calls) = (proxy.faulty(), proxy.calls());
             proxy.reset();
             let (olds, news) = (names(&old.nodes().targets), names(&new.nodes().targets));
             for (group, now) in harness.targets(&owner).await? {
                 ensure!(
                     now.is_superset(&olds) || now.is_superset(&news),
-                    "from {olds:?} to {news:?}, after call {call}, {}: {now:?} in {group} is neither all the old nor all the new",
-                    calls.get(call - 1).map_or("none", |c| &c.name)
+                    "from {olds:?} to {news:?}, after write {write}, {}: {now:?} in {group} is neither all the old nor all the new",
+                    faulty.as_deref().unwrap_or("none")
                 );
             }
             let stay: BTreeSet<_> = olds.intersection(&news).cloned().collect();
             for named in calls.iter().filter_map(|c| harness.nodes_in(c)) {
                 ensure!(named.is_disjoint(&stay), "{stay:?} stay, but a call names {named:?}");
             }
-            if !fault_fired {
+            if faulty.is_none() {
                 outcome.context("no call was cut")?;
-                ensure!(call > 1, "the targets changed without a call");
+                ensure!(write > 1, "the targets changed without a write");
                 ensure_targets(harness, &owner, &new.nodes().targets).await?;
                 break;
             }

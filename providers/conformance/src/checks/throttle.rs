@@ -41,7 +41,7 @@ async fn throttled<H: Harness>(
 ) -> anyhow::Result<bool> {
     let proxy = harness.proxy();
     proxy.reset();
-    proxy.inject(call, Span::Onward, Fault::Respond(harness.throttle()));
+    proxy.inject_distinct(call, Span::Rest, Fault::Respond(harness.throttle()));
     let outcome = goal.reach(provider).await;
     let fault_fired = proxy.fault_fired();
     proxy.reset();

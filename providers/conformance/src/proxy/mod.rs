@@ -151,13 +151,29 @@ impl Proxy {
     /// Simulates a provider that crashes at the call with number `at`: cuts that call, and all later calls before they reach the
     /// backend.
     pub fn crash_at(&self, at: usize, point: CutPoint) {
-        self.inject(at, Span::Once, Fault::Cut(point));
-        self.inject(at + 1, Span::Onward, Fault::Cut(CutPoint::Before));
+        self.inject(at, Span::Crash, Fault::Cut(point));
+    }
+
+    /// The same at the write with number `at`. A provider that crashes at a read leaves what one leaves that crashed after the write
+    /// before it, so that no other crashes need to be tried.
+    pub fn crash_at_write(&self, at: usize, point: CutPoint) {
+        self.inject_where(|call| call.write, at, Span::Crash, Fault::Cut(point));
+    }
+
+    /// Like [`Proxy::inject`], but does not count reads that repeat one since the last write: a provider that waits for a change makes more
+    /// of them the slower its backend is.
+    pub fn inject_distinct(&self, at: usize, span: Span, fault: Fault) {
+        lock(&self.state).script.add(script::not_repeated(), at, span, fault);
     }
 
     /// Whether a fault was injected into a call since the last reset.
     pub fn fault_fired(&self) -> bool {
-        lock(&self.state).script.fault_fired()
+        self.faulty().is_some()
+    }
+
+    /// The name of the first call with a fault since the last reset.
+    pub fn faulty(&self) -> Option<String> {
+        lock(&self.state).script.faulty().map(str::to_owned)
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The faults to inject. Pure. The proxy asks once for every counted call.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,6 +25,10 @@ pub enum Span {
     Once,
     /// One call and all later ones.
     Onward,
+    /// One call and, whether they match or not, all later ones.
+    Rest,
+    /// One call; all later ones, whether they match or not, are cut before the backend receives them.
+    Crash,
 }
 
 /// A response from the proxy instead of the backend.
@@ -47,7 +53,7 @@ pub enum Fault {
     Delay(Duration),
 }
 
-type Matches = Box<dyn Fn(&Call) -> bool + Send + Sync>;
+pub(super) type Matches = Box<dyn Fn(&Call) -> bool + Send + Sync>;
 
 struct Rule {
     matches: Matches,
@@ -61,7 +67,10 @@ struct Rule {
 #[derive(Default)]
 pub(super) struct Script {
     rules: Vec<Rule>,
-    fault_fired: bool,
+    /// The name of the first call with a fault.
+    faulty: Option<String>,
+    /// That of all later calls.
+    rest: Option<Fault>,
 }
 
 impl Script {
@@ -70,6 +79,9 @@ impl Script {
     }
 
     pub(super) fn next_fault(&mut self, call: &Call) -> Option<Fault> {
+        if self.rest.is_some() {
+            return self.rest.clone();
+        }
         let mut fault = None;
         for rule in &mut self.rules {
             if !(rule.matches)(call) {
@@ -77,20 +89,40 @@ impl Script {
             }
             rule.seen += 1;
             let now = match rule.span {
-                Span::Once => rule.seen == rule.at,
+                Span::Once | Span::Rest | Span::Crash => rule.seen == rule.at,
                 Span::Onward => rule.seen >= rule.at,
             };
             if now && fault.is_none() {
                 fault = Some(rule.fault.clone());
+                self.rest = match rule.span {
+                    Span::Once | Span::Onward => None,
+                    Span::Rest => fault.clone(),
+                    Span::Crash => Some(Fault::Cut(CutPoint::Before)),
+                };
             }
         }
-        self.fault_fired |= fault.is_some();
+        if fault.is_some() {
+            self.faulty.get_or_insert_with(|| call.name.clone());
+        }
         fault
     }
 
-    pub(super) fn fault_fired(&self) -> bool {
-        self.fault_fired
+    pub(super) fn faulty(&self) -> Option<&str> {
+        self.faulty.as_deref()
     }
+}
+
+/// Matches all calls but reads that were made since the last write already: those of a provider that waits for a change.
+pub(super) fn not_repeated() -> Matches {
+    let seen = Mutex::new(HashSet::new());
+    Box::new(move |call| {
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if call.write {
+            seen.clear();
+            return true;
+        }
+        seen.insert((call.name.clone(), call.target.clone(), call.body.clone()))
+    })
 }
 
 #[cfg(test)]
@@ -107,11 +139,48 @@ mod tests {
         script.add(Box::new(|_| true), 2, Span::Once, Fault::Cut(CutPoint::After));
         script.add(Box::new(|_| true), 3, Span::Onward, Fault::Cut(CutPoint::Before));
         assert_eq!(script.next_fault(&call("a")), None);
-        assert!(!script.fault_fired());
+        assert_eq!(script.faulty(), None);
         assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::After)));
-        assert!(script.fault_fired());
+        assert_eq!(script.faulty(), Some("a"));
         assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
         assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
+    }
+
+    #[test]
+    fn nothing_reaches_the_backend_after_a_crash() {
+        let mut script = Script::default();
+        script.add(Box::new(|c| c.name == "b"), 1, Span::Crash, Fault::Cut(CutPoint::After));
+        assert_eq!(script.next_fault(&call("a")), None);
+        assert_eq!(script.next_fault(&call("b")), Some(Fault::Cut(CutPoint::After)));
+        assert_eq!(script.next_fault(&call("a")), Some(Fault::Cut(CutPoint::Before)));
+        assert_eq!(script.next_fault(&call("b")), Some(Fault::Cut(CutPoint::Before)));
+    }
+
+    #[test]
+    fn rest_meets_the_same_fault() {
+        let mut script = Script::default();
+        let fault = Fault::Delay(Duration::from_secs(1));
+        script.add(Box::new(|c| c.name == "b"), 1, Span::Rest, fault.clone());
+        assert_eq!(script.next_fault(&call("a")), None);
+        assert_eq!(script.next_fault(&call("b")), Some(fault.clone()));
+        assert_eq!(script.next_fault(&call("a")), Some(fault));
+    }
+
+    #[test]
+    fn read_that_repeats_one_since_the_last_write_is_not_counted() {
+        let read = |name| Call { write: false, ..call(name) };
+        let counts = not_repeated();
+        for (call, is_counted) in [
+            (read("a"), true),
+            (read("a"), false),
+            (read("b"), true),
+            (read("a"), false),
+            (call("b"), true),
+            (call("b"), true),
+            (read("a"), true),
+        ] {
+            assert_eq!(counts(&call), is_counted, "{call:?}");
+        }
     }
 
     #[test]
