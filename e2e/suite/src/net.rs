@@ -12,7 +12,7 @@ use tokio::time::timeout;
 /// Time limit of an answer, for a caller that asks again.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit of an answer, for a caller that asks once: hosts may have no core for some seconds.
-const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub const ONLY_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An answer over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,8 @@ pub async fn get_from(port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
     get_within(ONLY_ANSWER_TIMEOUT, port, to, path).await
 }
 
-async fn get_within(limit: Duration, port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
+/// GET over a connection of its own within this time, from a source port if it is not 0.
+pub async fn get_within(limit: Duration, port: u16, to: SocketAddr, path: &str) -> Result<Answer> {
     let work = async {
         let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         if port != 0 {

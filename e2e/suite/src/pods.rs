@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use steerage_model::Family;
 
-use crate::net::{encode, get};
+use crate::net::{self, encode};
 use crate::wait::{TIMEOUT, until};
 
 const IMAGE: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";
@@ -120,15 +120,30 @@ struct Dialled {
     errors: Vec<String>,
 }
 
-/// Lets a pod send `request` over `http` or `udp`; returns the answer.
+/// Lets a pod send `request` over `http` or `udp`; returns the answer. For a caller that asks again, or expects none.
 pub async fn dial(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> Result<String> {
+    dial_within(net::ANSWER_TIMEOUT, pod, protocol, to, request).await
+}
+
+/// The same, for a caller that asks once.
+pub async fn dial_once(pod: &Pod, protocol: &str, to: SocketAddr, request: &str) -> Result<String> {
+    dial_within(net::ONLY_ANSWER_TIMEOUT, pod, protocol, to, request).await
+}
+
+async fn dial_within(
+    limit: Duration,
+    pod: &Pod,
+    protocol: &str,
+    to: SocketAddr,
+    request: &str,
+) -> Result<String> {
     let path = format!(
         "/dial?protocol={protocol}&host={}&port={}&tries=1&request={}",
         encode(&to.ip().to_string()),
         to.port(),
         encode(request)
     );
-    let answer = get(control(pod)?, &path).await?;
+    let answer = net::get_within(limit, 0, control(pod)?, &path).await?;
     let dialled: Dialled =
         serde_json::from_str(&answer.body).with_context(|| format!("/dial answers {}", answer.body))?;
     ensure!(dialled.errors.is_empty(), "pod {} asks {to}: {:?}", pod.name_any(), dialled.errors);

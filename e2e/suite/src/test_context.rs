@@ -79,7 +79,7 @@ impl TestContext {
             // The agent's rules have addresses but no names.
             let ours = |address: &IpAddr| {
                 let rules = self.rules(&node, &["table", nft_family(*address), "steerage"]);
-                rules.is_ok_and(|rules| rules.contains(&address.to_string()))
+                rules.is_ok_and(|rules| has_address(&rules, *address))
             };
             until(
                 format!("rules of {} for {service} at {addresses:?}", node.name),
@@ -103,7 +103,7 @@ impl TestContext {
         let name = format!("{}/{service}/", self.namespace);
         for address in addresses {
             let rules = self.rules(node, &["ruleset", nft_family(*address)])?;
-            if !(rules.contains(&name) && rules.contains(&format!("{address} "))) {
+            if !(rules.contains(&name) && has_address(&rules, *address)) {
                 return Ok(false);
             }
         }
@@ -307,6 +307,12 @@ impl TestContext {
         }
         Ok(())
     }
+}
+
+/// Whether a listing of rules or interfaces has this address, and not only one that begins or ends like it.
+pub fn has_address(listing: &str, address: IpAddr) -> bool {
+    let address = address.to_string();
+    listing.split(|c: char| !c.is_ascii_hexdigit() && c != '.' && c != ':').any(|word| word == address)
 }
 
 /// nftables' name of an address' family.

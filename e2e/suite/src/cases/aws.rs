@@ -99,6 +99,8 @@ pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<Te
     let nodes = test.nodes();
     let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     let [first, second, ..] = all[..] else { bail!("this takes two nodes") };
+    // Deletions of other cases' Services write for a while, with pauses.
+    wait_nothing_left(&test).await.context("of other cases")?;
     let one = test.backend("one", "web", first, true, 0).await?;
     let two = test.backend("two", "web", second, false, 0).await?;
     let ports = [port(Tcp, PORT), port(Udp, PORT), port(Tcp, 81)].to_vec();

@@ -33,8 +33,8 @@ const CHECK_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthche
 const CHECK_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
 const CHECK_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";
 const PODS: &str = "pods";
-/// Seconds for which a backend that ends continues to serve.
-const LINGER: u32 = 5;
+/// Seconds for which a backend that ends continues to serve: longer than controller and AWS need on a busy machine.
+const LINGER: u32 = 15;
 
 /// One policy with checks by connections, the other with checks over HTTP. Nodes forward nothing, so that they need no ports.
 pub(super) async fn clients_address_is_kept_under_both_policies(test: Arc<TestContext>) -> Result<()> {

@@ -113,7 +113,8 @@ pub(super) async fn unknown_steering_is_rejected(test: Arc<TestContext>) -> Resu
 
 /// Another program listens on the port on every node: the service proxy warns, and no target is healthy.
 pub(super) async fn busy_health_check_port_is_reported(test: Arc<TestContext>) -> Result<()> {
-    const PORT: u16 = 31_999;
+    // Of the ports that the API server gives to no Service by itself, unless all others are taken.
+    const PORT: u16 = 30_079;
     let mut busy = Vec::new();
     for node in test.nodes() {
         for address in ["[::]", "0.0.0.0"] {

@@ -70,15 +70,16 @@ pub(super) async fn wait_served_by(to: SocketAddr, pods: &[&str]) -> Result<()> 
     .await
 }
 
-/// That one client is answered by one backend, over both protocols.
+/// That one client is answered by one backend, over both protocols. All targets have to be healthy: a load balancer without a memory
+/// distributes clients anew when one becomes so.
 pub(super) async fn ensure_sticky(to: SocketAddr) -> Result<()> {
     for protocol in [Tcp, Udp] {
         wait_answer(protocol, to).await?;
         let mut seen = BTreeSet::new();
         for _ in 0..ANSWERS {
             seen.insert(match protocol {
-                Udp => net::ask(to, "hostname").await?,
-                _ => net::page(to, "/hostname").await?,
+                Udp => net::ask_from(0, to, "hostname").await?,
+                _ => net::only_page(to, "/hostname").await?,
             });
         }
         ensure!(seen.len() == 1, "{protocol}: {seen:?} answer one client");
@@ -101,11 +102,13 @@ pub(super) async fn wait_no_writes(cloud: &str, writes: impl AsyncFn() -> Result
 
 /// Kills the controllers' containers, and waits until others run.
 pub(super) async fn restart_controllers(test: &TestContext) -> Result<()> {
-    for pod in system::pods(&test.suite, system::CONTROLLER).await? {
-        system::kill_container(&test.suite, &pod)?;
+    // As they are before: one may have restarted before the next one is killed.
+    let pods = system::pods(&test.suite, system::CONTROLLER).await?;
+    for pod in &pods {
+        system::kill_container(&test.suite, pod)?;
     }
-    for pod in system::pods(&test.suite, system::CONTROLLER).await? {
-        system::wait_restarted(&test.suite, system::CONTROLLER, &pod).await?;
+    for pod in &pods {
+        system::wait_restarted(&test.suite, system::CONTROLLER, pod).await?;
     }
     Ok(())
 }
@@ -114,7 +117,7 @@ pub(super) async fn restart_controllers(test: &TestContext) -> Result<()> {
 pub(super) async fn ask_on(stream: &mut TcpStream) -> Result<String> {
     stream.write_all(b"GET /hostname HTTP/1.1\r\nHost: lab\r\n\r\n").await?;
     let mut answer = [0; 1024];
-    let length = timeout(net::ANSWER_TIMEOUT, stream.read(&mut answer)).await.context("no answer")??;
+    let length = timeout(net::ONLY_ANSWER_TIMEOUT, stream.read(&mut answer)).await.context("no answer")??;
     let text = String::from_utf8_lossy(&answer[..length]);
     let (_, body) = text.split_once("\r\n\r\n").with_context(|| format!("the answer is {text:?}"))?;
     Ok(body.trim().to_owned())

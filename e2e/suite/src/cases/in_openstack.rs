@@ -3,12 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use steerage_model::Family;
 use tokio::task::block_in_place;
-use tokio::time::sleep;
 
 use super::in_cloud;
 use crate::openstack::OpenStack;
@@ -90,18 +88,35 @@ pub(super) async fn wait_no_writes(test: &TestContext) -> Result<u64> {
     in_cloud::wait_no_writes("OpenStack", async || look(test, OpenStack::writes)).await
 }
 
-/// Waits until there are more writes than so many, and none follows at once.
-pub(super) async fn wait_written(test: &TestContext, before: u64) -> Result<()> {
-    until("writes to OpenStack", TIMEOUT, async || -> Result<()> {
-        let some = look(test, OpenStack::writes)?;
-        ensure!(some > before, "none");
-        // Longer than a change takes.
-        sleep(Duration::from_millis(1200)).await;
-        let now = look(test, OpenStack::writes)?;
-        ensure!(now == some, "{some} writes, {now} a moment later");
+/// Waits until the parts of OpenStack's load balancers are so, and none of them is being changed.
+pub(super) async fn wait_parts(test: &TestContext, fit: impl Fn(Parts<'_>) -> bool) -> Result<()> {
+    until("what OpenStack has", TIMEOUT, async || -> Result<()> {
+        let shown = look(test, OpenStack::snapshot)?;
+        ensure!(!shown.contains("PENDING") && fit(Parts(&shown)), "{shown}");
         Ok(())
     })
     .await
+}
+
+/// The parts of load balancers, a line each.
+#[derive(Clone, Copy)]
+pub(super) struct Parts<'a>(&'a str);
+
+impl Parts<'_> {
+    /// How many parts of a kind there are.
+    pub(super) fn count(self, kind: &str) -> usize {
+        self.count_with(kind, "")
+    }
+
+    /// How many of them have this text.
+    pub(super) fn count_with(self, kind: &str, text: &str) -> usize {
+        self.0.lines().filter(|line| line.starts_with(kind) && line.contains(text)).count()
+    }
+
+    /// Whether each of them has this text.
+    pub(super) fn all_have(self, kind: &str, text: &str) -> bool {
+        self.count(kind) > 0 && self.count_with(kind, text) == self.count(kind)
+    }
 }
 
 /// Waits until OpenStack has nothing of any Service.

@@ -106,6 +106,9 @@ pub(super) async fn policy_change_reaches_a_running_service(test: Arc<TestContex
 pub(super) async fn client_ip_affinity_keeps_the_backend(test: Arc<TestContext>) -> Result<()> {
     let spec = ServiceBuilder::new("affinity", ECHO).with("sessionAffinity", "ClientIP");
     let (_, vips) = test.serve(&spec).await?;
+    // A client has another target when one becomes healthy.
+    let nodes = test.nodes();
+    test.wait_healthy("affinity", &nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>()).await?;
     for family in [V4, V6] {
         let mut seen = BTreeSet::new();
         for _ in 0..15 {

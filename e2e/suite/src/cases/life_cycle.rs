@@ -17,7 +17,7 @@ use crate::net;
 use crate::services::{CLASS, PORT, ServiceBuilder, Vips, conditions, published};
 use crate::suite::ECHO;
 use crate::system;
-use crate::test_context::TestContext;
+use crate::test_context::{TestContext, has_address};
 use crate::wait::{TIMEOUT, until};
 
 pub(super) async fn load_balancer_follows_its_service_until_deletion(test: Arc<TestContext>) -> Result<()> {
@@ -82,7 +82,7 @@ async fn wait_silence(vips: Vips, port: u16) -> Result<()> {
 /// and are ignored.
 async fn wait_no_trace(test: &TestContext, vips: &[Vips]) -> Result<()> {
     let hosts = test.suite.cluster(|cluster| [cluster.nodes(), cluster.edges()].concat());
-    let words: Vec<_> = vips.iter().flat_map(|vips| [vips.ipv4.to_string(), vips.ipv6.to_string()]).collect();
+    let vips: Vec<_> = vips.iter().flat_map(|vips| vips.both()).collect();
     for host in hosts {
         for command in [["nft", "list", "ruleset"], ["ip", "-o", "address"]] {
             until(
@@ -90,11 +90,10 @@ async fn wait_no_trace(test: &TestContext, vips: &[Vips]) -> Result<()> {
                 TIMEOUT,
                 async || -> Result<()> {
                     let text = test.suite.cluster(|cluster| cluster.exec(&host.name, &command))?;
-                    let whole = |c: char| !c.is_ascii_hexdigit() && c != '.' && c != ':';
                     let found = text
                         .lines()
                         .filter(|line| !line.contains(" expires "))
-                        .find(|line| line.split(whole).any(|word| words.iter().any(|vip| vip == word)));
+                        .find(|line| vips.iter().any(|vip| has_address(line, *vip)));
                     ensure!(found.is_none(), "{found:?}");
                     Ok(())
                 },

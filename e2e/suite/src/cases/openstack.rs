@@ -17,8 +17,8 @@ use super::in_cloud::{
     wait_settled, wait_silence,
 };
 use super::in_openstack::{
-    CLIENT_TIMEOUT, INTERNAL, LB_METHOD, PROXY_PROTOCOL, in_openstack, look, openstack, wait_address,
-    wait_address_that, wait_members, wait_no_writes, wait_nothing_left, wait_status, wait_written,
+    CLIENT_TIMEOUT, INTERNAL, LB_METHOD, PROXY_PROTOCOL, Parts, in_openstack, look, openstack, wait_address,
+    wait_address_that, wait_members, wait_no_writes, wait_nothing_left, wait_parts, wait_status,
 };
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
@@ -103,7 +103,9 @@ pub(super) async fn source_ranges_and_affinity_follow_the_service(test: Arc<Test
     let fenced = in_openstack("fenced", ECHO).with("ports", ports);
     create(&test, &fenced.with("loadBalancerSourceRanges", range(&other)).steered("api")).await?;
     let sticky = in_openstack("sticky", ECHO).with("sessionAffinity", "ClientIP");
-    create(&test, &sticky.steered("api")).await?;
+    let sticky = create(&test, &sticky.steered("api")).await?;
+    let nodes = test.nodes();
+    let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
 
     let fenced = wait_address(&test, "fenced", PORT).await?;
     let of_other = async || test.suite.inside(&other, async move || net::page(fenced, "/hostname").await);
@@ -117,6 +119,7 @@ pub(super) async fn source_ranges_and_affinity_follow_the_service(test: Arc<Test
     let outside = of_other().await;
     ensure!(outside.is_err(), "a client that is no longer in the source ranges is answered: {outside:?}");
 
+    wait_status(&test, &sticky, "ONLINE", &all).await?;
     ensure_sticky(wait_address(&test, "sticky", PORT).await?).await
 }
 
@@ -198,41 +201,56 @@ pub(super) async fn node_drain_and_rolling_update_are_measured(test: Arc<TestCon
     drain_and_update(&test, clients, async || wait_settled(&test, "ONLINE", health).await).await
 }
 
+type Fit = fn(Parts<'_>) -> bool;
+
 /// What a running Service may change without loss: each change replaces the configuration of its load balancer.
 pub(super) async fn changes_of_a_live_service_lose_nothing(test: Arc<TestContext>) -> Result<()> {
     // One node has no backend.
     deployments::make(&test, &["web"], 2, End::Ready(1)).await?;
     let both = [port(Tcp, PORT), port(Udp, PORT)].to_vec();
-    create(&test, &in_openstack("web", "web").with("ports", both.clone()).steered("api")).await?;
+    let uid = create(&test, &in_openstack("web", "web").with("ports", both.clone()).steered("api")).await?;
     let address = wait_address(&test, "web", PORT).await?;
     wait_answer(Tcp, address).await?;
     wait_answer(Udp, address).await?;
     let more = [&both[..], &[port(Tcp, 81), port(Udp, 81)]].concat();
     let annotated =
         |key: &str, value: serde_json::Value| json!({ "metadata": { "annotations": { key: value } } });
-    // A change to policy Local is none of them: kube-proxy obeys it at once, and the load balancer a second later.
-    let changes = [
-        json!({ "spec": { "ports": more } }),
-        json!({ "spec": { "ports": both } }),
-        json!({ "spec": { "loadBalancerSourceRanges": ["10.78.0.0/16"] } }),
-        json!({ "spec": { "loadBalancerSourceRanges": null } }),
-        json!({ "spec": { "sessionAffinity": "ClientIP" } }),
-        json!({ "spec": { "sessionAffinity": "None" } }),
-        annotated(LB_METHOD, "LEAST_CONNECTIONS".into()),
-        annotated(CLIENT_TIMEOUT, "60000".into()),
-        json!({ "spec": { "externalTrafficPolicy": "Cluster" } }),
+    // Each with what is there once it is complete.
+    let changes: [(_, Fit); 8] = [
+        (json!({ "spec": { "ports": more } }), |parts| parts.count("listener ") == 4),
+        (json!({ "spec": { "ports": both } }), |parts| parts.count("listener ") == 2),
+        (json!({ "spec": { "loadBalancerSourceRanges": ["10.78.0.0/16"] } }), |parts| {
+            parts.all_have("listener ", "10.78.0.0/16")
+        }),
+        (json!({ "spec": { "loadBalancerSourceRanges": null } }), |parts| {
+            parts.count_with("listener ", "10.78.0.0/16") == 0
+        }),
+        (json!({ "spec": { "sessionAffinity": "ClientIP" } }), |parts| {
+            parts.all_have("pool ", "'SOURCE_IP'")
+        }),
+        (json!({ "spec": { "sessionAffinity": "None" } }), |parts| {
+            parts.count_with("pool ", "'SOURCE_IP'") == 0
+        }),
+        (annotated(LB_METHOD, "LEAST_CONNECTIONS".into()), |parts| {
+            parts.all_have("pool ", "'LEAST_CONNECTIONS'")
+        }),
+        (annotated(CLIENT_TIMEOUT, "60000".into()), |parts| parts.count_with("listener ", " 60000,") > 0),
     ];
+    let nodes = test.nodes();
+    let nodes: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     let [host, _] = test.suite.clients();
     let to = Target { address, datagrams: address, backends: "web-".to_owned() };
     let client = Client { host, to, what: "OpenStack, api".to_owned() };
-    let event = format!("{} changes of a Service", changes.len());
+    let event = format!("{} changes of a Service", changes.len() + 1);
     let change = async || {
-        for change in changes {
-            let before = look(&test, OpenStack::writes)?;
+        for (change, fit) in changes {
             test.patch("web", change.clone()).await?;
-            wait_written(&test, before).await.with_context(|| change.to_string())?;
+            wait_parts(&test, fit).await.with_context(|| change.to_string())?;
         }
-        Ok(())
+        // A change to policy Local is none of them: kube-proxy obeys it at once, and the load balancer a second later.
+        test.patch("web", json!({ "spec": { "externalTrafficPolicy": "Cluster" } })).await?;
+        wait_members(&test, &uid, &nodes).await?;
+        wait_parts(&test, |_| true).await
     };
     under_load(&test, &event, Promise::NothingLost, vec![client], change).await
 }

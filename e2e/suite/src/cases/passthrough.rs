@@ -97,8 +97,12 @@ pub(super) async fn source_ranges_and_affinity_follow_the_service(test: Arc<Test
         .await?;
     }
 
+    let nodes = test.nodes();
+    let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     for family in [V4, V6] {
-        ensure_sticky(wait_address(&test, "sticky", family, PORT).await?).await?;
+        let to = wait_address(&test, "sticky", family, PORT).await?;
+        wait_healthy(&test, to, &all).await?;
+        ensure_sticky(to).await?;
     }
     Ok(())
 }

@@ -232,12 +232,14 @@ pub async fn hold(to: &Target, pause: Duration, stop: &impl Fn() -> bool) -> Res
         }
         let mut byte = [0];
         tokio::select! {
-            () = sleep(pause) => {}
+            // What came during the pause counts, also if the pause is over when it is seen.
+            biased;
             read = open.stream.read(&mut byte) => match read {
                 Ok(0) => open.record.ending = Ending::ClosedByServer,
                 Ok(_) => open.record.ending = Ending::BytesChanged,
                 Err(error) => outcome = Ok(Err(error)),
-            }
+            },
+            () = sleep(pause) => {}
         }
     }
     Ok(open.end(outcome))
