@@ -103,6 +103,9 @@ impl Gce {
             self.look_for(&wanted, owner, entry).await?;
             without(&mut wanted, |endpoint| entry.refused.must_wait(&endpoint.instance));
             let Some(tree) = entry.known(owner) else { continue };
+            if tree.uses_other_checks(wanted.checks.keys(), &self.config) {
+                self.shared.note_moving(&owner.service).await;
+            }
             let leaves_firewalls = entry.leaves_firewalls();
             let mut towards = placed.with_kept(wanted.clone(), tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
@@ -121,6 +124,7 @@ impl Gce {
                     outcome.progress = self.again(entry).progress;
                     return Ok(outcome);
                 }
+                self.shared.end_moving(&owner.service).await;
                 match self.shared.clean_later(self).await? {
                     Cleaned::Done => entry.complete = Some(Complete { wanted: wanted.clone(), ingress }),
                     Cleaned::Pending => outcome.progress = self.again(entry).progress,

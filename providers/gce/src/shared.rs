@@ -30,6 +30,9 @@ const OLD_LIST: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct Users {
     by_service: BTreeMap<Key, BTreeSet<Id>>,
+    /// The Services whose load balancers may still refer to something else than they need now. Until they do not, no list shows that it
+    /// is not needed.
+    moving: BTreeSet<Key>,
     /// Since when something may not be needed any more.
     dirty_since: Option<Instant>,
     /// What the deletion goes by: a list, without what was deleted since.
@@ -60,6 +63,7 @@ impl Default for Shared {
     fn default() -> Self {
         let users = Users {
             by_service: BTreeMap::new(),
+            moving: BTreeSet::new(),
             dirty_since: Some(Instant::now()),
             list: None,
             deleting: BTreeSet::new(),
@@ -102,18 +106,32 @@ impl Shared {
         }
         let before = users.by_service.insert(service.clone(), ids.clone());
         if before.is_some_and(|before| before != ids) {
-            users.note_dirty();
+            users.moving.insert(service.clone());
         }
         true
+    }
+
+    /// The Service's load balancer refers to something that the Service does not need any more.
+    pub(crate) async fn note_moving(&self, service: &Key) {
+        self.users.lock().await.moving.insert(service.clone());
+    }
+
+    /// The Service's load balancer refers only to what the Service needs.
+    pub(crate) async fn end_moving(&self, service: &Key) {
+        let mut users = self.users.lock().await;
+        if users.moving.remove(service) {
+            users.note_dirty();
+        }
     }
 
     /// The Service needs nothing any more, and nothing in place refers to what it needed.
     pub(crate) async fn end_use(&self, service: &Key) {
         let mut users = self.users.lock().await;
         let before = users.by_service.remove(service);
+        let was_moving = users.moving.remove(service);
         let is_needed = |id: &Id| users.by_service.values().any(|ids| ids.contains(id));
         // What a Service used is not known if it was not applied by this process.
-        if before.is_none_or(|before| !before.iter().all(is_needed)) {
+        if was_moving || before.is_none_or(|before| !before.iter().all(is_needed)) {
             users.note_dirty();
         }
     }
@@ -202,10 +220,17 @@ impl Users {
         if users.state.expire_denied() {
             users.note_dirty();
         }
+        // What somebody uses after all: it is left alone, and the others are deleted one by one.
+        let mut in_use = BTreeSet::new();
+        let mut is_one_by_one = false;
         while let Some(since) = users.dirty_since {
             let list = users.list_since(gce, since, recent).await?;
             let mut steps = unneeded(gce, &users.by_service, &list.found);
             steps.retain(|step| step.id().kind != Kind::Firewall || !users.state.leaves_firewalls());
+            steps.retain(|step| !in_use.contains(step.id()));
+            if is_one_by_one {
+                steps.truncate(1);
+            }
             if steps.is_empty() {
                 users.dirty_since = None;
                 users.abandon(&gce.shared.known);
@@ -226,11 +251,13 @@ impl Users {
             match sent {
                 Ok(true) => users.note_deleted(&gce.shared.known),
                 Ok(false) => return Ok(false),
-                // Somebody uses it after all.
                 Err(Error::Unavailable(message))
                     if message.contains("InUse") || message.contains("IN_USE") =>
                 {
-                    users.dirty_since = None;
+                    if let [step] = &steps[..] {
+                        in_use.insert(step.id().clone());
+                    }
+                    is_one_by_one = true;
                     users.abandon(&gce.shared.known);
                 }
                 Err(error) => return Err(error),
@@ -327,130 +354,4 @@ fn port_of_check(check: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use async_trait::async_trait;
-    use http::{Method, Response};
-    use serde_json::json;
-    use steerage_provider_api::{Error, Provider as _};
-
-    use super::*;
-    use crate::client::{Call, Calls};
-    use crate::config::tests::config;
-    use crate::error::CallError;
-    use crate::state::{DENIED_WAIT, Pending};
-
-    /// A network with one firewall rule, which the credentials may not delete.
-    struct Denying {
-        description: String,
-        deletions: AtomicUsize,
-    }
-
-    /// An API that does not answer.
-    struct Down;
-
-    #[async_trait]
-    impl Calls for Down {
-        async fn send(&self, call: Call) -> crate::error::Result<Value> {
-            Err(CallError::unusable(call.action, "down"))
-        }
-    }
-
-    #[test]
-    fn endless_deletion_names_the_resource_and_the_command() {
-        let told = unended(&[Step::Delete { id: Id::new(Kind::HealthCheck, "old") }], "p").to_string();
-        assert!(told.contains("health check old."), "{told}");
-        assert!(told.contains("gcloud compute operations list --project=p"), "{told}");
-    }
-
-    #[tokio::test]
-    async fn failed_cleaning_is_not_the_failure_of_a_service_that_is_complete() {
-        let gce = Gce::over(config(), Arc::new(Down));
-        assert!(matches!(gce.shared.clean_later(&gce).await, Ok(Cleaned::Later(FAILED_WAIT))));
-        assert!(gce.shared.is_dirty().await, "it is tried again");
-        assert!(gce.shared.clean(&gce, None).await.is_err(), "the last Service waits for it");
-    }
-
-    #[async_trait]
-    impl Calls for Denying {
-        async fn send(&self, call: Call) -> crate::error::Result<Value> {
-            if call.method == Method::DELETE {
-                // The test ends also if it is sent without a pause.
-                assert!(self.deletions.fetch_add(1, Ordering::Relaxed) < 20);
-                return Err(CallError::answered(
-                    call.action,
-                    &Response::builder().status(403).body("").unwrap(),
-                ));
-            }
-            let rule = json!({ "name": "st-rule", "description": self.description });
-            Ok(if call.action == "firewalls.list" { json!({ "items": [rule] }) } else { json!({}) })
-        }
-    }
-
-    fn denying(description: String) -> (Gce, Arc<Denying>) {
-        let calls = Arc::new(Denying { description, deletions: AtomicUsize::new(0) });
-        (Gce::over(config(), calls.clone()), calls)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn denied_deletion_is_one_request_after_each_wait() {
-        let (gce, calls) = denying(marks::of_shared(&config().cluster));
-        for expected in 1..4 {
-            for _ in 0..3 {
-                assert!(gce.shared.clean(&gce, None).await.unwrap(), "nobody waits for it");
-                assert_eq!(calls.deletions.load(Ordering::Relaxed), expected);
-            }
-            tokio::time::advance(DENIED_WAIT).await;
-        }
-        let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
-        let (gce, calls) = denying(marks::of_owner(&config().cluster, &owner));
-        for expected in 1..4 {
-            for _ in 0..3 {
-                let error = gce.delete(&owner).await.unwrap_err();
-                assert!(matches!(error, Error::Denied(_)), "{error}");
-                assert_eq!(calls.deletions.load(Ordering::Relaxed), expected);
-            }
-            tokio::time::advance(DENIED_WAIT).await;
-        }
-    }
-
-    /// Otherwise each deletion of many Services would look for what it need not find.
-    #[tokio::test(start_paused = true)]
-    async fn end_of_a_service_matters_only_if_it_was_the_last_one_or_is_not_known() {
-        let (gce, _) = denying(String::new());
-        assert!(gce.shared.is_dirty().await, "a process that ended may have left something");
-        assert!(gce.shared.clean(&gce, None).await.unwrap() && !gce.shared.is_dirty().await);
-        let [a, b, unknown] = ["a", "b", "c"].map(|name| Key::new("shop", name));
-        for service in [&a, &b] {
-            let check = BTreeSet::from([Id::new(Kind::HealthCheck, "check")]);
-            assert!(gce.shared.begin_use(&gce, service, check).await);
-        }
-        gce.shared.end_use(&a).await;
-        assert!(!gce.shared.is_dirty().await);
-        gce.shared.end_use(&b).await;
-        assert!(gce.shared.is_dirty().await);
-        assert!(gce.shared.clean(&gce, None).await.unwrap() && !gce.shared.is_dirty().await);
-        gce.shared.end_use(&unknown).await;
-        assert!(gce.shared.is_dirty().await);
-    }
-
-    /// The deletion of one that it does not need runs, and fails.
-    #[tokio::test(start_paused = true)]
-    async fn service_waits_only_for_the_deletion_of_what_it_needs() {
-        let (gce, _) = denying(marks::of_shared(&config().cluster));
-        let [old, needed] = ["old", "needed"].map(|name| Id::new(Kind::HealthCheck, name));
-        let pending = Pending {
-            owner: nobody(),
-            step: Step::Delete { id: old.clone() },
-            is_shared: true,
-            // It is answered as one that runs.
-            operation: "projects/p/regions/r/operations/o".to_owned(),
-            since: Instant::now(),
-        };
-        gce.shared.users.lock().await.state.note_pending(pending);
-        let [mine, other] = ["a", "b"].map(|name| Key::new("shop", name));
-        assert!(gce.shared.begin_use(&gce, &mine, BTreeSet::from([needed])).await);
-        assert!(!gce.shared.begin_use(&gce, &other, BTreeSet::from([old])).await);
-    }
-}
+mod tests;

@@ -62,6 +62,12 @@ impl Tree {
         all.filter_map(Value::as_str).map(|url| relative(url).to_owned()).collect()
     }
 
+    /// Whether a backend service of the owner has a health check that is none of these.
+    pub(crate) fn uses_other_checks<'a>(&self, ids: impl Iterator<Item = &'a Id>, config: &Config) -> bool {
+        let wanted: BTreeSet<String> = ids.map(|id| id.path(config)).collect();
+        self.of_kind(Kind::BackendService).any(|(_, found)| !Self::checks(found).is_subset(&wanted))
+    }
+
     /// Whether a backend service of the owner has it.
     pub(crate) fn is_used(&self, id: &Id, config: &Config) -> bool {
         let path = id.path(config);
