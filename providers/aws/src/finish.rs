@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use steerage_model::Ingress;
-use steerage_provider_api::{Compare, Error, Outcome, Progress};
+use steerage_provider_api::{Compare, Error, Outcome, Owner, Progress};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -18,6 +18,7 @@ use crate::observe::Resources;
 use crate::provider::{Aws, RELEASE_POLL};
 use crate::refused_listeners::Refused;
 use crate::registered::{HOLD_POLL, MAX_HOLD};
+use crate::security_group_sync::again_after;
 use crate::state::ServiceState;
 use crate::target_id::TargetId;
 use crate::targets::{self, Limits, SharedRefusals};
@@ -90,6 +91,29 @@ impl Aws {
             exceeded.report(&mut outcome);
         }
         Ok(outcome)
+    }
+
+    /// The hostname of a load balancer whose Service is refused now. It may have been refused before the load balancer was active: clients
+    /// use that one all the same. A failure only puts it off.
+    pub(crate) async fn publish_kept(&self, owner: &Owner, entry: &mut ServiceState, outcome: &mut Outcome) {
+        let Some((_, resources)) = entry.resources.as_mut().filter(|(of, _)| of == owner) else { return };
+        if resources.balancer.is_none() || resources.listeners.is_empty() {
+            return;
+        }
+        match self.ingress(resources).await {
+            Ok(Some(ingress)) => {
+                entry.is_published = true;
+                outcome.ingress = ingress;
+            }
+            Ok(None) => again_after(outcome, self.config.activation_poll),
+            Err(error) => {
+                tracing::debug!(service = %owner.service, %error, "load balancer not published yet; retrying");
+                // Of one that AWS could not create, nothing more comes.
+                if !matches!(error, Error::Invalid { .. }) {
+                    again_after(outcome, self.config.activation_poll);
+                }
+            }
+        }
     }
 
     /// The hostname to publish; `None` until the load balancer is active, because resolvers cache for long that a name does not

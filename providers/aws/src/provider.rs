@@ -487,6 +487,7 @@ impl Provider for Aws {
             for wait in held.into_iter().chain(again) {
                 again_after(&mut outcome, wait);
             }
+            self.publish_kept(owner, entry, &mut outcome).await;
             Ok(Outcome { refused, ..outcome })
         };
         caller::for_owner(owner, Box::pin(call)).await

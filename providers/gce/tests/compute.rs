@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // test code; the lint's own exception does not see helpers outside of test functions
 
 mod cloud;
+mod economy;
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -45,6 +45,29 @@ fn reads(cloud: &StandIn) -> usize {
     cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count()
 }
 
+/// The Service is refused while AWS still creates its load balancer, which is kept: clients need its name.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_of_a_refused_service_is_published_when_it_is_active() {
+    let cloud = unlimited();
+    let aws = provider(&cloud);
+    let lb = wanted(&[(80, 30080)], &[0, 1]);
+    let made = apply_now(&aws, &lb, Compare::Remembered).await.unwrap();
+    assert!(made.ingress.is_empty() && made.progress != Progress::Done, "{made:?}");
+    let targets = GroupTargets { nodes: Some(own_set(&[0, 2])), ..GroupTargets::default() };
+    let kept = loop {
+        let kept = aws.set_targets(&lb.owner, &targets).await.unwrap();
+        match kept.progress {
+            Progress::Done => break kept,
+            Progress::Again(after) => tokio::time::sleep(after).await,
+        }
+    };
+    assert!(kept.ingress.first().is_some_and(|ingress| ingress.hostname.is_some()), "{kept:?}");
+    // It stays so, without another read.
+    reads(&cloud);
+    let again = aws.set_targets(&lb.owner, &targets).await.unwrap();
+    assert_eq!((again.ingress, reads(&cloud)), (kept.ingress, 0));
+}
+
 /// The user names a certificate that does not exist, and patches the ports again and again. The earlier ports serve meanwhile, if there
 /// are any.
 #[tokio::test(start_paused = true)]
