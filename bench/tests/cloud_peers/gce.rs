@@ -82,10 +82,17 @@ fn plant(bed: &Handover) -> Result<Resources> {
     bed.stand_in().snapshot()
 }
 
-/// Step 1: `gcloud compute addresses create web --region=REGION --addresses=ADDRESS`.
+/// Step 1: `gcloud compute addresses create web --region=REGION --addresses=ADDRESS`. While glbc works on the load balancer, it reserves the
+/// address itself.
 fn reserve(bed: &Handover, address: &str) -> Result<()> {
     let body = json!({"name": "web", "address": address});
-    bed.stand_in().compute("POST", &region(bed, "addresses"), Some(&body)).map(drop)
+    until("the reservation of an address", PATIENCE, || {
+        match bed.stand_in().compute("POST", &region(bed, "addresses"), Some(&body)) {
+            Err(error) if error.to_string().contains("already reserved") => Ok(None),
+            other => other.map(Some),
+        }
+    })
+    .map(drop)
 }
 
 /// Waits until nothing is left of these resources.
