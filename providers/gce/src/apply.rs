@@ -198,7 +198,7 @@ impl Gce {
         if entry.known(owner).is_some_and(Tree::has_all_members) {
             return Ok(());
         }
-        let is_first_look = !entry.is_seen;
+        let is_first_look = !entry.is_seen && !self.has_just_ended(&owner.service);
         let mut owners = self.read_owners(&owner.service, is_first_look).await?;
         let mut tree = owners.remove(owner).unwrap_or_default();
         // The list says how many endpoints each group has.
@@ -231,7 +231,7 @@ impl Gce {
         let keys: BTreeSet<String> = keys.filter(|key| !tree.given.contains_key(key)).collect();
         let is_first_look = entry.is_first_look;
         let found = shared.iter().map(|id| async move {
-            let known = if is_first_look { self.known_shared(id).await } else { None };
+            let known = if is_first_look { self.known_shared(id) } else { None };
             if let Some(Content(known)) = known {
                 return Ok(known);
             }
@@ -255,8 +255,8 @@ impl Gce {
 
 impl Gce {
     /// What is known of a shared resource for a first look; `None` if it has to be read.
-    async fn known_shared(&self, id: &Id) -> Option<Content> {
-        let list = self.inventory.last().await.filter(|list| list.began.elapsed() < INVENTORY_AGE);
+    fn known_shared(&self, id: &Id) -> Option<Content> {
+        let list = self.inventory.last().filter(|list| list.began.elapsed() < INVENTORY_AGE);
         if let Some(content) = self.shared.content(id, list.as_ref().map(|list| list.began)) {
             return Some(content);
         }

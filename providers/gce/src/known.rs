@@ -14,8 +14,8 @@ use crate::object::Id;
 
 /// Others may have changed it after this time.
 const AGE: Duration = Duration::from_secs(30);
-/// The others wait no longer for the Service that makes one.
-const LONGEST_CREATION: Duration = Duration::from_mins(1);
+/// The others wait no longer for the Service that makes one. Then one of them makes it, and GCE says if it exists.
+const LONGEST_CREATION: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 enum Known {

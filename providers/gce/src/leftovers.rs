@@ -63,7 +63,7 @@ impl Gce {
     async fn list_now(&self, service: &Key, is_for_all: bool) -> Result<Arc<Inventory>, Error> {
         let began = Instant::now();
         let found = self.list_all((!is_for_all).then_some(service)).await?;
-        Ok(Arc::new(Inventory { began, found }))
+        Ok(Arc::new(Inventory { began, has_shared: is_for_all, found }))
     }
 }
 

@@ -23,11 +23,13 @@ use crate::tree::Tree;
 /// Resources with what they are.
 pub(crate) type Found = Vec<(Id, Value)>;
 
-/// All that the cluster has, at one time.
+/// All that the cluster has, or a Service of it, at one time.
 #[derive(Debug)]
 pub(crate) struct Inventory {
     /// When it began to be read: it has all that was there before.
     pub(crate) began: Instant,
+    /// Whether it has all that Services share, and all that refers to that.
+    pub(crate) has_shared: bool,
     pub(crate) found: Found,
 }
 
@@ -102,7 +104,7 @@ impl Gce {
     pub(crate) async fn inventory(&self) -> Result<Arc<Inventory>, Error> {
         let read = async {
             let began = Instant::now();
-            Ok::<_, Error>(Arc::new(Inventory { began, found: self.list_all(None).await? }))
+            Ok::<_, Error>(Arc::new(Inventory { began, has_shared: true, found: self.list_all(None).await? }))
         };
         self.inventory.get(steerage_provider_cloud::AfterFailure::Retry, read).await
     }

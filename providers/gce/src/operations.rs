@@ -20,6 +20,8 @@ use crate::object::relative;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The longest time until the first question.
 const LONGEST_FIRST: Duration = Duration::from_secs(10);
+/// The same for changes of endpoints: until they have ended, no other change of endpoints is sent.
+const LONGEST_FIRST_OF_ENDPOINTS: Duration = Duration::from_secs(3);
 /// Operations of one list: their names are in its URL.
 const AT_ONCE: usize = 50;
 /// Who waits longer for the list of another one asks alone.
@@ -71,7 +73,7 @@ impl Known {
     fn begin(&mut self, path: &str, action: &'static str, least: Duration) {
         let usual = self.usual.get(action).copied().unwrap_or_default();
         let since = Instant::now();
-        let first = since + usual.min(LONGEST_FIRST).max(least);
+        let first = since + usual.max(least);
         let followed = Followed { action, since, first, due: first, end: None };
         // Another one may follow it already.
         self.by_path.entry(path.to_owned()).or_insert(followed);
@@ -82,9 +84,10 @@ impl Known {
         if operation.get("status").and_then(Value::as_str) == Some("DONE") {
             let took = took(&operation).unwrap_or_else(|| followed.since.elapsed());
             if !followed.action.is_empty() {
-                // Rather late than twice.
+                // Rather late than twice. Of one that takes long, little is left after a few that do not.
+                let took = took.min(longest_first(followed.action));
                 let usual = self.usual.entry(followed.action).or_default();
-                *usual = took.max((*usual * 4 + took) / 5);
+                *usual = took.max((*usual + took) / 2);
             }
             followed.end = Some(Progress::Ended(operation));
             return;
@@ -92,6 +95,13 @@ impl Known {
         let now = Instant::now();
         let pause = (followed.since.elapsed() / 2).clamp(least, LONGEST_PAUSE.max(least));
         followed.due = if followed.first > now { followed.first } else { now + pause };
+    }
+
+    /// It could not be asked for.
+    fn postpone(&mut self, path: &str, least: Duration) {
+        if let Some(followed) = self.by_path.get_mut(path) {
+            followed.due = Instant::now() + least;
+        }
     }
 
     fn is_due(&self, path: &str) -> bool {
@@ -137,6 +147,14 @@ impl Operations {
     /// Nobody follows the operation any more.
     pub(crate) fn forget(&self, path: &str) {
         self.lock().by_path.remove(path);
+    }
+
+    /// The same for one that was found running. Who started it may follow it still.
+    pub(crate) fn forget_found(&self, path: &str) {
+        let mut known = self.lock();
+        if known.by_path.get(path).is_some_and(|followed| followed.action.is_empty()) {
+            known.by_path.remove(path);
+        }
     }
 
     /// When to ask for one of these.
@@ -208,8 +226,8 @@ impl Operations {
                         self.lock().note(&path, operation, self.least);
                     }
                 }
-                // Each can be read without a list.
-                Err(failure) if failure.is_denied() || failure.is_rejected() => {}
+                // Each can be read without a list, which fails where any place of the project does.
+                Err(failure) if !failure.is_throttled() => {}
                 Err(failure) => {
                     for path in paths.iter().filter(|path| alone.remove(*path)) {
                         failed.insert(path.clone(), failure.clone());
@@ -235,8 +253,17 @@ impl Operations {
                 }
             }
         }
+        for path in failed.keys() {
+            self.lock().postpone(path, self.least);
+        }
         failed
     }
+}
+
+fn longest_first(action: &str) -> Duration {
+    let is_of_endpoints =
+        action.starts_with("networkEndpointGroups.") && action.ends_with("NetworkEndpoints");
+    if is_of_endpoints { LONGEST_FIRST_OF_ENDPOINTS } else { LONGEST_FIRST }
 }
 
 /// The operations of a project with these paths, wherever they are.

@@ -68,6 +68,8 @@ pub struct Gce {
     pub(crate) joined_kinds: JoinedKinds,
     /// Lists that show what deletions left.
     pub(crate) leftovers: Leftovers,
+    /// When the last deletions were complete: the list for first looks may be older.
+    ended: Mutex<BTreeMap<Key, Instant>>,
 }
 
 impl Gce {
@@ -107,6 +109,7 @@ impl Gce {
             joined: Joined::default(),
             joined_kinds: JoinedKinds::default(),
             leftovers: Leftovers::default(),
+            ended: Mutex::default(),
         }
     }
 
@@ -199,6 +202,18 @@ impl Gce {
         let is_due = |zone: &&String| refresh || !read_at.contains_key(*zone);
         zones.extend(instances.keys().filter(is_due).filter(old).cloned());
         zones.into_iter().collect()
+    }
+
+    fn note_ended(&self, service: &Key) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.retain(|_, at| at.elapsed() < INVENTORY_AGE);
+        ended.insert(service.clone(), Instant::now());
+    }
+
+    /// Whether the list for first looks may show what was deleted of the Service since.
+    pub(crate) fn has_just_ended(&self, service: &Key) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.get(service).is_some_and(|at| at.elapsed() < INVENTORY_AGE)
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -336,6 +351,7 @@ impl Provider for Gce {
         let result = self.delete_all(owner, &mut entry).await;
         let result = noted(result, &mut entry);
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
+            self.note_ended(&owner.service);
             self.services.remove(&owner.service);
         }
         result
@@ -347,7 +363,8 @@ impl Provider for Gce {
         let all = if is_new {
             self.inventory().await?
         } else {
-            Arc::new(Inventory { began: Instant::now(), found: self.list_all(None).await? })
+            let began = Instant::now();
+            Arc::new(Inventory { began, has_shared: true, found: self.list_all(None).await? })
         };
         self.is_new.store(false, Ordering::Relaxed);
         let owners: BTreeSet<Owner> =

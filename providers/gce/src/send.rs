@@ -138,7 +138,13 @@ impl Gce {
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));
         }
-        let Some(tree) = entry.tree_of(owner) else { return Ok(()) };
+        let Some(tree) = entry.tree_of(owner) else {
+            // What came of it is not known here, and the others wait for it no longer.
+            if is_shared {
+                self.shared.forget_known(step.id());
+            }
+            return Ok(());
+        };
         if tree.note(step, is_shared) {
             if is_shared {
                 self.shared.note_known(step.id(), tree.shared.get(step.id()).cloned());
@@ -264,6 +270,11 @@ impl Gce {
                     continue;
                 }
                 Some(Ok(Progress::Unknown)) => {
+                    // It may run all the same.
+                    self.unknown.note();
+                    if *is_shared {
+                        self.shared.forget_known(step.id());
+                    }
                     entry.forget();
                     Ok(())
                 }

@@ -273,9 +273,9 @@ impl Users {
         since: Instant,
         recent: Option<&Arc<Inventory>>,
     ) -> Result<Arc<Inventory>, Error> {
-        let inventory = gce.inventory.last().await;
+        let inventory = gce.inventory.last();
         let known = [self.list.as_ref(), recent, inventory.as_ref()];
-        match known.into_iter().flatten().find(|list| list.began >= since) {
+        match known.into_iter().flatten().find(|list| list.has_shared && list.began >= since) {
             Some(list) => Ok(Arc::clone(list)),
             None => shared_list(gce).await,
         }
@@ -296,7 +296,7 @@ impl Users {
         }
         if let Some(list) = &mut self.list {
             let found = list.found.iter().filter(|(id, _)| !gone.contains(id)).cloned().collect();
-            *list = Arc::new(Inventory { began: list.began, found });
+            *list = Arc::new(Inventory { found, ..**list });
         }
     }
 }
@@ -320,7 +320,7 @@ async fn shared_list(gce: &Gce) -> Result<Arc<Inventory>, Error> {
         }
     });
     let found = futures::future::try_join_all(kinds).await?;
-    Ok(Arc::new(Inventory { began, found: found.into_iter().flatten().collect() }))
+    Ok(Arc::new(Inventory { began, has_shared: true, found: found.into_iter().flatten().collect() }))
 }
 
 fn unneeded(gce: &Gce, users: &BTreeMap<Key, BTreeSet<Id>>, list: &[(Id, Value)]) -> Vec<Step> {

@@ -100,14 +100,14 @@ impl Gce {
             note_found(&mut pending, found, now);
         }
         for (path, _) in pending.iter().filter(|(_, since)| !must_wait(**since)) {
-            self.operations.forget(path);
+            self.operations.forget_found(path);
         }
         let waiting: Vec<String> =
             pending.iter().filter(|(_, since)| must_wait(**since)).map(|(path, _)| path.clone()).collect();
         for (path, progress) in self.operations.ask(&*self.calls, &waiting).await {
             if progress? != Progress::Running {
                 pending.remove(&path);
-                self.operations.forget(&path);
+                self.operations.forget_found(&path);
             }
         }
         Ok(!pending.values().any(|since| must_wait(*since)))

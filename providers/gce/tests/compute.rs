@@ -166,6 +166,22 @@ async fn policy_changes_without_an_interruption() {
     }
 }
 
+/// The list for first looks is older than its deletion.
+#[tokio::test(flavor = "multi_thread")]
+async fn service_that_comes_back_soon_is_made_again() {
+    requires!(Clouds);
+    let cloud = Cloud::start().await.unwrap();
+    let lb = fixture::with_targets(&cloud, &web(&cloud, "back"), &[]);
+    converge_remembered(&cloud.provider(), &lb).await.unwrap();
+    let provider = cloud.provider();
+    converge_remembered(&provider, &web(&cloud, "other")).await.unwrap();
+    converge_deleted(&provider, &lb.owner).await.unwrap();
+    converge_remembered(&provider, &lb).await.unwrap();
+    cloud.proxy().reset();
+    converge_remembered(&cloud.provider(), &lb).await.unwrap();
+    assert_eq!(cloud.writes(), Vec::<String>::new(), "another process finds all of it");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_operations_are_asked_for_and_never_waited_for() {
     requires!(Clouds);

@@ -133,6 +133,10 @@ async fn operation_is_first_asked_for_when_those_before_it_had_ended() {
     asked_at(&operations, 50).await;
     let slow = asked_at(&operations, 50).await;
     assert_eq!(slow[..3], [10.0, 15.0, 20.0]);
+    for _ in 0..4 {
+        asked_at(&operations, 1).await;
+    }
+    assert!(asked_at(&operations, 1).await[0] < 2.0, "one that took long is soon forgotten");
 }
 
 #[tokio::test(start_paused = true)]
@@ -144,7 +148,7 @@ async fn refused_list_and_operation_that_nobody_knows_are_read_alone() {
     assert!(matches!(found[&names[0]], Ok(Progress::Ended(_))));
     assert_eq!((&found[&names[1]], &found[&names[2]]), (&Ok(Progress::Running), &Ok(Progress::Unknown)));
     assert_eq!(api.calls(), [LIST, "regionOperations.get"]);
-    for (status, calls, is_answered) in [(400, 3, true), (403, 3, true), (503, 1, false)] {
+    for (status, calls, is_answered) in [(400, 3, true), (403, 3, true), (503, 3, true), (429, 1, false)] {
         api.list_status = Some(status);
         let operations = Operations::new(Duration::ZERO);
         operations.begin(&names[1], "addresses.insert");

@@ -215,3 +215,11 @@ async fn health_check_in_use_does_not_keep_others_from_their_deletion() {
     assert!(gce.shared.clean(&gce, None).await.unwrap());
     assert_eq!(*calls.present.lock().unwrap(), BTreeSet::from(["a"]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn list_of_one_service_does_not_show_what_nobody_needs() {
+    let (gce, calls) = checks(None, None);
+    let of_one = Arc::new(Inventory { began: Instant::now(), has_shared: false, found: Vec::new() });
+    assert!(gce.shared.clean(&gce, Some(&of_one)).await.unwrap());
+    assert!(calls.present.lock().unwrap().is_empty());
+}
