@@ -55,8 +55,8 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
     let created = "steerage_controller_aws_api_requests_total{api=\"ELBv2\",action=\"CreateLoadBalancer\",code=\"200\"} 2";
     controller.measures(created).await;
 
-    // Under health-check steering, changed endpoints cost no request. Those for other reasons end before, but health is read from time to
-    // time: requests for endpoints would come at each attempt.
+    // Under health-check steering, changed endpoints cost no request. The controller also reads health from time to time. If it does so
+    // meanwhile, endpoints change once more.
     let mut seen = Vec::new();
     for _ in 0..4 {
         eventually("an end of the requests", async || {
@@ -69,7 +69,8 @@ async fn endpoints_change_targets_under_api_steering_and_cost_no_request_under_h
             cluster.endpoints("checked", nodes).await;
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
-        seen = proxy.calls().into_iter().map(|call| call.name).collect();
+        seen = proxy.calls().into_iter().map(|call| call.name).collect::<Vec<_>>();
+        assert!(seen.iter().all(|name| name == "DescribeTargetHealth"), "{seen:?}");
         if seen.is_empty() {
             break;
         }

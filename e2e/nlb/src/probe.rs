@@ -116,7 +116,7 @@ mod tests {
             let read = stream.read(&mut request).await.unwrap();
             assert!(read == 0 || request.starts_with(b"GET /healthz HTTP/1.1\r\n"));
             stream.write_all(answer.as_bytes()).await.unwrap();
-            tokio::time::sleep(Duration::from_secs(5)).await;
+            tokio::time::sleep(Duration::from_mins(1)).await;
         });
         address
     }
@@ -158,8 +158,8 @@ mod tests {
             ("SSH-2.0-server 200 \r\n", false),
             ("", false),
         ] {
-            // Only the silent server is waited for.
-            let check = if answer.is_empty() { check } else { patient };
+            // A head that does not end is waited for.
+            let check = if answer.starts_with("HTTP/") { patient } else { check };
             assert_eq!(passes(&check(Some("/healthz")), server(answer).await).await, passed, "{answer:?}");
         }
     }

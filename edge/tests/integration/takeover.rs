@@ -11,7 +11,7 @@ use crate::testbed::{TestBed, eventually, sh};
 /// The kernel of a killed host keeps its VIPs for longer: three times of 5s, less the one that may have passed since the last refresh.
 const SHORTEST_LIFETIME: Duration = Duration::from_secs(10);
 
-/// The first host is active. The second one may have taken over on a machine where the first had no core for three heartbeats.
+/// The first host is active. Where it had no core for three heartbeats, the second one is, and another pair is made.
 fn two_hosts() -> TestBed {
     let attempts = std::iter::repeat_with(|| {
         let mut testbed = TestBed::new(2, 3);
@@ -19,10 +19,10 @@ fn two_hosts() -> TestBed {
         testbed.start_ready(0);
         testbed.start_ready(1);
         testbed.wait_until_served_by(&[0, 1, 2]);
+        eventually("one host is active", || testbed.has_vips(0) != testbed.has_vips(1));
         testbed
     });
-    let is_right = |testbed: &TestBed| testbed.has_vips(0) && !testbed.has_vips(1);
-    attempts.take(5).find(is_right).expect("the host that started first is active")
+    attempts.take(3).find(|testbed| testbed.has_vips(0)).expect("the host that started first is active")
 }
 
 #[test]
@@ -89,13 +89,16 @@ fn standby_takes_over_from_a_disconnected_host() {
 #[test]
 fn graceful_shutdown_hands_vips_over() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    // The standby has a second and a half for it, and may have no core for as long.
+    // The standby has a second and a half for it. If it has no core for as long, the kernel keeps the VIPs.
     let hands_over = |_| {
         let mut testbed = two_hosts();
         let load = Load::start(&testbed.client(), 20);
         std::thread::sleep(Duration::from_millis(500));
+        let begun = Instant::now();
         assert!(testbed.terminate(0));
+        let took = begun.elapsed();
         let is_handed_over = testbed.has_vips(1) && !testbed.has_vips(0);
+        assert!(is_handed_over || took > Duration::from_millis(1400), "it gave up after {took:?}");
         std::thread::sleep(Duration::from_secs(1));
         load.stop("a graceful hand-over");
         is_handed_over

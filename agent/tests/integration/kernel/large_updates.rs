@@ -244,16 +244,19 @@ fn udp_frontends_of_a_repair_that_fails_halfway_are_known() {
             proxy.ruleset = Ruleset::default();
             proxy.dataplane.mark_out_of_sync();
             let before = Nft::open().unwrap().generation().unwrap();
+            let is_over = AtomicBool::new(false);
             let refused = std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let (mut nft, table) =
                         (Nft::open().unwrap(), Table::new(steerage_nft::Family::Ip, TABLE));
-                    while nft.generation().unwrap() == before {}
+                    while nft.generation().unwrap() == before && !is_over.load(Ordering::Relaxed) {}
                     let mut batch = Batch::new();
                     batch.flush_set(&table, &SetId::Endpoints.name());
                     nft.commit(batch).unwrap();
                 });
-                write(&mut proxy, BTreeMap::new())
+                let written = write(&mut proxy, BTreeMap::new());
+                is_over.store(true, Ordering::Relaxed);
+                written
             });
             // All was deleted before the other thread had a core.
             if refused.is_ok() {

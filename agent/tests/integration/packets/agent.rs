@@ -278,8 +278,8 @@ fn health_notices_how_long_planning_takes() {
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
     let (planned, mut longest) = (|| agent.metrics.reduced_services.get(), Duration::ZERO);
-    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine. One of several, since this thread may
-    // have no core for as long.
+    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine. It is enough to notice one of
+    // several: this thread may have no core during a plan.
     let is_noticed = |number| {
         let before = planned();
         for input in endless(number, 400) {

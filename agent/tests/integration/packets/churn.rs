@@ -71,6 +71,7 @@ fn under_traffic(world: &World, mut change: impl FnMut(u32)) {
                 }
             }));
         }
+        let _stop_at_end = StopOnDrop(&stop);
         let end = Instant::now() + TIME;
         while (Instant::now() < end || changes <= 4 || sent.load(Ordering::Relaxed) <= 100)
             && !clients.iter().any(std::thread::ScopedJoinHandle::is_finished)
@@ -78,7 +79,6 @@ fn under_traffic(world: &World, mut change: impl FnMut(u32)) {
             change(changes);
             changes += 1;
         }
-        stop.store(true, Ordering::Relaxed);
     });
     for family in ["ip", "ip6"] {
         let counts = || -> [u64; 5] {

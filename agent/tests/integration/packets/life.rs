@@ -15,6 +15,7 @@ use steerage_nft::{Batch, Conntrack, ConntrackEntry, Nft, Table};
 use steerage_requirements::requires;
 use steerage_watch::Event;
 
+use crate::packets::churn::StopOnDrop;
 use crate::packets::cluster::{Applied, Cluster, FAMILIES, Way, key, local, service, slices, with_affinity};
 use crate::world::{At, Lost, World, ask_on, ask_udp, udp_socket};
 
@@ -101,6 +102,7 @@ fn no_packet_passes_untranslated_while_vip_changes_map() {
                 }
             });
         });
+        let stop_at_end = StopOnDrop(&stop);
         let end = Instant::now() + Duration::from_secs(4);
         // A machine without a free core needs longer for as much.
         while (Instant::now() < end || moves <= 100 || sent.load(Ordering::Relaxed) <= 100)
@@ -112,7 +114,7 @@ fn no_packet_passes_untranslated_while_vip_changes_map() {
             cluster.set(local(service()), &[At::Pod1, At::Pod2]);
             moves += 4;
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stop_at_end);
         client.join().expect("every datagram was answered");
     });
     let sent = sent.into_inner();
