@@ -251,9 +251,7 @@ impl Gce {
         entry.looked_for.extend(shared);
         Ok(())
     }
-}
 
-impl Gce {
     /// What is known of a shared resource for a first look; `None` if it has to be read.
     fn known_shared(&self, id: &Id) -> Option<Content> {
         let list = self.inventory.last().filter(|list| list.began.elapsed() < INVENTORY_AGE);
