@@ -77,10 +77,17 @@ async fn documented_policy_refuses_tenants_and_lets_the_controller_work() {
     })
     .await;
 
-    // Later tests may use the server again.
+    // Later tests may use the server again, once the policy is no longer enforced.
     for resource in RESOURCES {
         let request = http::Request::delete(format!("{}/aws-load-balancer-annotations", url(resource)));
         let request = request.body(Vec::new()).expect("request");
         cluster.client.request::<Value>(request).await.expect("deleted");
     }
+    let tenants = Patch::Merge(json!({"metadata": {"labels": {"team": null}}}));
+    namespaces.patch(&cluster.namespace, &PatchParams::default(), &tenants).await.expect("namespace");
+    eventually("the end of the policy", async || {
+        let another = json!({"metadata": {"annotations": {(SCHEME): "internet-facing"}}});
+        (!is_refused(patch(&tenant, "new", another).await)).then_some(())
+    })
+    .await;
 }

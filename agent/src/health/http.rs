@@ -21,7 +21,7 @@ use steerage_process::connection_limiter::ConnectionLimiter;
 use tokio::net::{TcpListener, TcpStream};
 
 /// Time for a request to arrive, and between two requests on one connection.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of the longest request head: the least that hyper accepts.
 const MAX_HEAD: usize = 8192;
 /// Wait after a failed accept, which most likely lacked file descriptors.

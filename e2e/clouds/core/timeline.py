@@ -28,6 +28,10 @@ class Timeline:
         """The time of the effect that runs, or of the request."""
         return self._now
 
+    def late(self):
+        """Seconds since the effect that runs was due: it runs with the next request."""
+        return max(0.0, self.clock() - self._now)
+
     def at(self, when, effect):
         """Runs the effect at this time, or with the next request if that has passed."""
         heapq.heappush(self._queue, (when, next(self._numbers), effect))

@@ -160,24 +160,35 @@ class Gce(Changes, Cloud):
             answer["nextPageToken"] = token
         if action == "list":
             return Answer(200, answer | ({"items": [item for _, item in page]} if page else {}))
+        return Answer(200, answer | {"items": self._by_scope(call, [(r.path, item) for r, item in page])})
+
+    def _by_scope(self, call, page):
+        """The items of an aggregated list."""
+        start, field = f"projects/{call.project}/", call.method.segments[-1]
         scopes = {}
-        for resource, item in page:
-            scopes.setdefault("/".join(resource.path.split("/")[2:-2]), []).append(item)
+        for path, item in page:
+            scopes.setdefault("/".join(path.split("/")[2:-2]), []).append(item)
         empty = sorted({"/".join(p.split("/")[2:]) for p in self.store.resources if p.startswith(start) and len(p.split("/")) == 4} - set(scopes))
-        items = {scope: {call.method.segments[-1]: of_scope} for scope, of_scope in scopes.items()}
+        items = {scope: {field: of_scope} for scope, of_scope in scopes.items()}
         for scope in empty:
             data = [{"key": "scope", "value": scope}]
             items[scope] = {"warning": {"code": "NO_RESULTS_ON_PAGE", "message": "There are no results for scope '" + scope + "' on this page.", "data": data}}
-        return Answer(200, answer | {"items": items})
+        return items
 
     def _operation(self, call, action):
         if action in ("list", "aggregatedList"):
-            found = [o for path, o in self.store.operations.items() if path.startswith(f"{call.scope}/operations/")]
+            start = f"projects/{call.project}/" if action == "aggregatedList" else f"{call.scope}/operations/"
             fields = self.api.schemas["Operation"]["properties"]
             passes = compile_filter(call.query.get("filter"), fields)
-            page, token = call.page([item for item in map(self.store.show, found) if passes(item)])
-            answer = {"kind": "compute#operationList", "id": f"{call.scope}/operations", "selfLink": link(f"{call.scope}/operations")}
-            return Answer(200, answer | ({"items": page} if page else {}) | ({"nextPageToken": token} if token else {}))
+            found = [(path, self.store.show(o)) for path, o in self.store.operations.items() if path.startswith(start)]
+            page, token = call.page([(path, item) for path, item in found if passes(item)])
+            more = {"nextPageToken": token} if token else {}
+            kind = self.api.schemas[call.method.response]["properties"]["kind"]["default"]
+            if action == "aggregatedList":
+                place = f"projects/{call.project}/aggregated/operations"
+                return Answer(200, {"kind": kind, "id": place, "selfLink": link(place), "items": self._by_scope(call, page)} | more)
+            answer = {"kind": kind, "id": f"{call.scope}/operations", "selfLink": link(f"{call.scope}/operations")}
+            return Answer(200, answer | ({"items": [item for _, item in page]} if page else {}) | more)
         path = f"{call.scope}/operations/{call.name}"
         operation = self.store.operations.get(path)
         if operation is None:

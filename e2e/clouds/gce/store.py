@@ -20,9 +20,9 @@ HOSTS = re.compile(r"(?:https://(?:www|compute)\.googleapis\.com|http://127\.0\.
 VOLATILE = ("id", "creationTimestamp", "fingerprint", "labelFingerprint", "selfLink", "selfLinkWithId", "kind")
 
 
-def timestamp():
-    """The time as the API writes it."""
-    return (datetime.now(UTC) - timedelta(hours=8)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "-08:00"
+def timestamp(ago=0.0):
+    """The time as the API writes it, so many seconds ago."""
+    return (datetime.now(UTC) - timedelta(hours=8, seconds=ago)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "-08:00"
 
 
 def fingerprint(content):
@@ -144,12 +144,12 @@ class Store:
         self.operations[path] = operation
 
         def run():
-            data["startTime"] = timestamp()
+            data["startTime"] = timestamp(self.timeline.late())
             begin()
 
         def end():
             operation.done = True
-            data["endTime"] = timestamp()
+            data["endTime"] = timestamp(self.timeline.late())
             try:
                 if error:
                     raise error

@@ -76,7 +76,7 @@ pub fn classify(request: &Request) -> CallKind {
         return CallKind::Background;
     };
     let parts: Vec<_> = path.split('/').skip(1).collect();
-    let place = if parts.first() == Some(&"global") { 1 } else { 2 };
+    let place = if matches!(parts.first(), Some(&("global" | "aggregated"))) { 1 } else { 2 };
     let (kind, action) = (parts.get(place).copied().unwrap_or("places"), parts.get(place + 2));
     let name = match action {
         Some(action) => format!("{action} {kind}"),

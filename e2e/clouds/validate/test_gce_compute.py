@@ -51,6 +51,7 @@ class Lifecycle(unittest.TestCase):
         cls.addresses = clients.make(compute.AddressesClient)
         cls.firewalls = clients.make(compute.FirewallsClient)
         cls.instances = clients.make(compute.InstancesClient)
+        cls.operations = clients.make(compute.GlobalOperationsClient)
         cls.at = {"project": PROJECT, "region": REGION}
 
     def check(self, name):
@@ -167,6 +168,16 @@ class Lifecycle(unittest.TestCase):
         everywhere = dict(self.addresses.aggregated_list(project=PROJECT))
         self.assertIn("page-1", [item.name for item in everywhere[f"regions/{REGION}"].addresses])
         self.assertEqual("NO_RESULTS_ON_PAGE", everywhere["zones/us-central1-b"].warning.code if "zones/us-central1-b" in everywhere else "NO_RESULTS_ON_PAGE")
+
+    def test_operations_of_all_places_are_in_one_list(self):
+        started = [self.addresses.insert(**self.at, address_resource=compute.Address(name="followed")), self.firewalls.insert(project=PROJECT, firewall_resource=compute.Firewall(name="followed", allowed=[compute.Allowed(I_p_protocol="tcp")]))]
+        names = [operation.name for operation in started]
+        for operation in started:
+            finish(operation)
+        request = compute.AggregatedListGlobalOperationsRequest(project=PROJECT, filter=f"name eq '{'|'.join(names)}'")
+        found = dict(self.operations.aggregated_list(request))
+        listed = {scope: [(item.name, item.status.name, item.error.errors) for item in of_scope.operations] for scope, of_scope in found.items() if of_scope.operations}
+        self.assertEqual({f"regions/{REGION}": [(names[0], "DONE", [])], "global": [(names[1], "DONE", [])]}, listed)
 
     def test_instances_have_addresses_and_tags(self):
         node = self.instances.get(project=PROJECT, zone=ZONE, instance="node-1")

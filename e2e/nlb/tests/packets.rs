@@ -67,24 +67,34 @@ impl Net {
         in_netns(&self.router, || apply::end(&[ended]).unwrap()).unwrap()
     }
 
+    /// A connection that has to be made.
+    fn connected(&self, port: u16) -> Flow {
+        self.connect_within(LIMIT, port).unwrap()
+    }
+
+    /// A connection that may be answered by nobody.
     fn connect(&self, port: u16) -> Option<Flow> {
+        self.connect_within(SILENCE, port)
+    }
+
+    fn connect_within(&self, limit: Duration, port: u16) -> Option<Flow> {
         let to = SocketAddr::from((BALANCER, port));
-        let stream = in_netns(&self.client, || TcpStream::connect_timeout(&to, SILENCE)).unwrap().ok()?;
+        let stream = in_netns(&self.client, || TcpStream::connect_timeout(&to, limit)).unwrap().ok()?;
         Some(Flow::new(stream))
     }
 
     /// A connection from a port of the client that it has used before.
-    fn connect_from(&self, own: SocketAddr) -> Option<Flow> {
+    fn connect_from(&self, own: SocketAddr) -> Flow {
         let connect = async {
             let socket = TcpSocket::new_v4().unwrap();
             socket.set_reuseaddr(true).unwrap();
             socket.bind(own).unwrap();
-            timeout(SILENCE, socket.connect((BALANCER, 80).into())).await.ok()?.ok()?.into_std().ok()
+            timeout(LIMIT, socket.connect((BALANCER, 80).into())).await.unwrap().unwrap()
         };
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let stream = in_netns(&self.client, || runtime.block_on(connect)).unwrap()?;
+        let stream = in_netns(&self.client, || runtime.block_on(connect).into_std().unwrap()).unwrap();
         stream.set_nonblocking(false).unwrap();
-        Some(Flow::new(stream))
+        Flow::new(stream)
     }
 
     /// The answer to a datagram: the node, and whom it saw.
@@ -189,7 +199,7 @@ fn flows_reach_all_receivers_with_the_clients_address() {
     net.forward(&[route(80, Transport::Tcp, &[1, 2]), route(80, Transport::Udp, &[1, 2])]);
     let mut seen = BTreeSet::new();
     for _ in 0..30 {
-        let mut flow = net.connect(80).unwrap();
+        let mut flow = net.connected(80);
         let own = flow.stream.local_addr().unwrap();
         let (node, peer) = flow.ask().unwrap();
         assert_eq!(peer, own);
@@ -209,7 +219,7 @@ fn sticky_client_stays_with_its_node() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("b");
     net.forward(&[Route { is_sticky: true, ..route(80, Transport::Tcp, &[1, 2]) }]);
-    let seen: BTreeSet<_> = (0..20).map(|_| net.connect(80).unwrap().ask().unwrap().0).collect();
+    let seen: BTreeSet<_> = (0..20).map(|_| net.connected(80).ask().unwrap().0).collect();
     assert_eq!(seen.len(), 1);
 }
 
@@ -218,7 +228,7 @@ fn hidden_client_has_the_routers_address() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("c");
     net.forward(&[Route { keeps_client_address: false, ..route(80, Transport::Tcp, &[1]) }]);
-    let (_, peer) = net.connect(80).unwrap().ask().unwrap();
+    let (_, peer) = net.connected(80).ask().unwrap();
     assert_eq!(peer.ip(), Ipv4Addr::new(10, 77, 1, 254));
 }
 
@@ -233,7 +243,7 @@ fn sources_without_a_rule_cannot_open_flows_and_keep_those_they_have() {
         }]);
     };
     fenced("10.78.0.0/16");
-    let mut flow = net.connect(80).unwrap();
+    let mut flow = net.connected(80);
     flow.ask().unwrap();
     fenced("10.79.0.0/16");
     assert!(net.connect(80).is_none());
@@ -245,12 +255,12 @@ fn established_flow_stays_until_it_is_ended_by_a_reset() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("d");
     net.forward(&[route(80, Transport::Tcp, &[1])]);
-    let [mut first, mut second] = [net.connect(80).unwrap(), net.connect(80).unwrap()];
+    let [mut first, mut second] = [net.connected(80), net.connected(80)];
     first.ask().unwrap();
     net.forward(&[route(80, Transport::Tcp, &[2])]);
     assert_eq!(first.ask().unwrap().0, net.nodes[0], "an established flow stays");
     assert_eq!(second.ask().unwrap().0, net.nodes[0], "it was established without data");
-    let mut third = net.connect(80).unwrap();
+    let mut third = net.connected(80);
     assert_eq!(third.ask().unwrap().0, net.nodes[1], "a new flow follows");
 
     let flows = |transport, target| Ended { address: BALANCER, port: 80, transport, target };
@@ -270,7 +280,7 @@ fn client_that_was_reset_uses_its_port_again_for_another_target() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("g");
     net.forward(&[route(80, Transport::Tcp, &[1])]);
-    let mut flow = net.connect(80).unwrap();
+    let mut flow = net.connected(80);
     flow.ask().unwrap();
     let own = flow.stream.local_addr().unwrap();
     let reject = format!("add rule ip t input tcp dport {NODE_PORT} reject with tcp reset");
@@ -279,7 +289,7 @@ fn client_that_was_reset_uses_its_port_again_for_another_target() {
     assert_eq!(flow.ask().unwrap_err(), ErrorKind::ConnectionReset);
     net.forward(&[route(80, Transport::Tcp, &[2])]);
     thread::sleep(Duration::from_millis(1_500));
-    assert_eq!(net.connect_from(own).unwrap().ask().unwrap().0, net.nodes[1]);
+    assert_eq!(net.connect_from(own).ask().unwrap().0, net.nodes[1]);
 }
 
 #[test]
@@ -287,7 +297,7 @@ fn port_without_listener_or_receivers_is_silent() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("e");
     net.forward(&[route(80, Transport::Tcp, &[]), route(82, Transport::Tcp, &[1])]);
-    assert!(net.connect(82).is_some());
+    net.connected(82);
     for port in [80, 81] {
         let to = SocketAddr::from((BALANCER, port));
         let failed = in_netns(&net.client, || TcpStream::connect_timeout(&to, SILENCE)).unwrap();

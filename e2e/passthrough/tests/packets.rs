@@ -89,6 +89,12 @@ impl Net {
         in_netns(&self.router, || apply::end(&[ended]).unwrap()).unwrap()
     }
 
+    /// A connection that has to be made.
+    fn connected(&self, vip: IpAddr) -> Flow {
+        connect_within(LIMIT, &self.client, (vip, PORT).into()).unwrap()
+    }
+
+    /// A connection that may be answered by nobody.
     fn connect(&self, vip: IpAddr) -> Result<Flow, ErrorKind> {
         connect_from(&self.client, (vip, PORT).into())
     }
@@ -103,7 +109,11 @@ impl Drop for Net {
 }
 
 fn connect_from(host: &str, to: SocketAddr) -> Result<Flow, ErrorKind> {
-    let connect = || TcpStream::connect_timeout(&to, SILENCE).map_err(|error| error.kind());
+    connect_within(SILENCE, host, to)
+}
+
+fn connect_within(limit: Duration, host: &str, to: SocketAddr) -> Result<Flow, ErrorKind> {
+    let connect = || TcpStream::connect_timeout(&to, limit).map_err(|error| error.kind());
     in_netns(host, connect).unwrap().map(Flow::new)
 }
 
@@ -199,7 +209,7 @@ fn packets_reach_all_targets_unchanged_in_both_families() {
     for family in [0, 1] {
         let mut seen = BTreeSet::new();
         for _ in 0..30 {
-            let mut flow = net.connect(vip(family)).unwrap();
+            let mut flow = net.connected(vip(family));
             let own = flow.stream.local_addr().unwrap();
             let (node, peer, at) = flow.ask().unwrap();
             assert_eq!((peer, at), (own, SocketAddr::new(vip(family), PORT)));
@@ -217,7 +227,7 @@ fn weights_and_affinity_choose_the_target() {
         net.forward(&everybody(), &[route]);
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for _ in 0..160 {
-            *counts.entry(net.connect(vip(0)).unwrap().ask().unwrap().0).or_default() += 1;
+            *counts.entry(net.connected(vip(0)).ask().unwrap().0).or_default() += 1;
         }
         net.nodes.each_ref().map(|node| counts.get(node).copied().unwrap_or(0))
     };
@@ -243,7 +253,7 @@ fn who_is_not_admitted_cannot_open_flows_and_keeps_those_there_are() {
         );
     };
     from("10.77.78.0/24");
-    let mut flow = net.connect(vip(0)).unwrap();
+    let mut flow = net.connected(vip(0));
     flow.ask().unwrap();
     from("10.77.79.0/24");
     assert_eq!(net.connect(vip(0)).err(), Some(ErrorKind::TimedOut));
@@ -257,11 +267,11 @@ fn established_flow_stays_until_it_is_ended_and_meets_another_target_then() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     let net = Net::new("d");
     net.forward(&everybody(), &[route(0, [1, 0])]);
-    let mut first = net.connect(vip(0)).unwrap();
+    let mut first = net.connected(vip(0));
     first.ask().unwrap();
     net.forward(&everybody(), &[route(0, [0, 1])]);
     assert_eq!(first.ask().unwrap().0, net.nodes[0], "an established flow stays");
-    let mut second = net.connect(vip(0)).unwrap();
+    let mut second = net.connected(vip(0));
     assert_eq!(second.ask().unwrap().0, net.nodes[1], "a new flow follows");
     assert_eq!(net.end(PORT, None), 0, "the port is kept");
     assert_eq!(net.end(PORT + 1, Some(7)), 0);
@@ -298,7 +308,7 @@ fn check_of_a_node_is_addressed_to_the_vip() {
         path: None,
         port: None,
         interval: LIMIT,
-        timeout: SILENCE,
+        timeout: LIMIT,
         healthy_threshold: 1,
         unhealthy_threshold: 1,
     };
@@ -306,6 +316,8 @@ fn check_of_a_node_is_addressed_to_the_vip() {
     let passes = |mark| {
         let prober = Prober { agent: "GoogleHC/1.0", source, mark };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // Only a check that is dropped is waited for.
+        let check = Check { timeout: if mark == 1 { SILENCE } else { LIMIT }, ..check.clone() };
         let ask = || runtime.block_on(probe::ask(&check, (vip(0), PORT).into(), &prober)).is_some();
         in_netns(&net.router, ask).unwrap()
     };

@@ -27,7 +27,7 @@ use anyhow::Result;
 
 use crate::cluster::Host;
 use capture::Capture;
-use client::Observed;
+use client::{Observed, TIME_LIMIT};
 use judge::judge;
 use loss::Measurement;
 
@@ -51,6 +51,8 @@ pub fn measure(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(work())
     })??;
-    thread::sleep(SETTLE);
+    // The answer to one of the last datagrams may come as late as that to one of the first.
+    let all_answered = observed.datagrams.iter().all(|datagram| datagram.answers > 0);
+    thread::sleep(if all_answered { SETTLE } else { TIME_LIMIT });
     Ok(judge(&capture.stop()?, &observed)?)
 }

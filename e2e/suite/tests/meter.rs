@@ -375,7 +375,7 @@ fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
 }
 
 #[test]
-fn meter_reports_the_one_answer_that_is_dropped() {
+fn meter_reports_the_one_answer_that_is_lost() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
     // Of a connection's two answers the first stands alone, and its first repetition comes just when the meter begins to call it slow:
     // this is dropped, too. The FIN after the second shows at once that the answer is missing.

@@ -379,6 +379,7 @@ mod tests {
                 [[10, 0, 0, number].into(), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number.into()])]
             };
             let second = Some(Duration::from_secs(1));
+            let begun = std::time::Instant::now();
             for (number, lifetimes) in [(1, [second, None]), (2, [None, second]), (3, [second, second])] {
                 for vip in vip(number) {
                     for lifetime in lifetimes {
@@ -389,8 +390,9 @@ mod tests {
             let mut left = || -> std::collections::BTreeSet<_> {
                 netlink.addresses(index).expect("list").1.into_iter().collect()
             };
-            assert_eq!(left().len(), 6);
-            let begun = std::time::Instant::now();
+            let found = left();
+            // On a busy machine the second may be over.
+            assert!(found.len() == 6 || begun.elapsed() > Duration::from_secs(1), "{found:?}");
             while left() != vip(1).into() {
                 assert!(begun.elapsed() < Duration::from_mins(1), "{:?}", left());
                 std::thread::sleep(Duration::from_millis(100));

@@ -108,7 +108,7 @@ impl Aws {
             }
             Ok(None) => again_after(outcome, self.config.activation_poll),
             Err(error) => {
-                tracing::debug!(service = %owner.service, %error, "load balancer not published yet");
+                tracing::debug!(service = %owner.service, %error, "load balancer not published yet; retrying");
                 // One that AWS could not create, or that is gone, never becomes active. A new one may not be shown yet.
                 let may_come = match error {
                     Error::Invalid { .. } => false,

@@ -56,6 +56,11 @@ impl<T: ?Sized, E: Clone> Recent<T, E> {
         *last = Some((Instant::now(), found.clone()));
         found
     }
+
+    /// The value as it was last read, however long ago that was. None while it is read anew: nobody waits for that here.
+    pub fn last(&self) -> Option<Arc<T>> {
+        self.last.try_lock().ok()?.as_ref().and_then(|(_, found)| found.clone().ok())
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +88,7 @@ mod tests {
         assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(1)));
         assert_eq!(reads.get(), 2);
         tokio::time::advance(age).await;
+        assert_eq!((recent.last(), reads.get()), (Some(Arc::new(1)), 2));
         assert_eq!(recent.get(give_up, read(Ok(2))).await, Ok(Arc::new(2)));
     }
 

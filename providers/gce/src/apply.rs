@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use futures::future::try_join_all;
+use serde_json::Value;
 use steerage_model::{Ingress, IpMode};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, TargetSet};
 use steerage_provider_cloud::Refusals;
@@ -12,11 +13,12 @@ use steerage_provider_cloud::Refusals;
 use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
 use crate::instances::{Limit, Placed, place, with_groups};
+use crate::known::{Claim, Content};
 use crate::object::{Id, Kind};
-use crate::provider::Gce;
+use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
 use crate::state::{Complete, DENIED_WAIT, ServiceState};
-use crate::step::Endpoint;
+use crate::step::{Endpoint, Step};
 use crate::tree::{Tree, address_of};
 use crate::{marks, reasons};
 
@@ -26,7 +28,7 @@ const MAX_ROUNDS: usize = 12;
 impl Gce {
     /// The outcome of a change that is not complete.
     pub(crate) fn again(&self, entry: &ServiceState) -> Outcome {
-        Outcome { progress: Progress::Again(entry.poll(self.config.poll)), ..Outcome::done() }
+        Outcome { progress: Progress::Again(self.poll(entry)), ..Outcome::done() }
     }
 
     /// What is wanted, with its targets.
@@ -81,6 +83,7 @@ impl Gce {
             entry.denied = None;
         }
         entry.complete = None;
+        entry.end_deletion();
         if !self.shared.begin_use(self, &owner.service, wanted.shared()).await {
             return Ok(self.again(entry));
         }
@@ -100,10 +103,18 @@ impl Gce {
             self.look_for(&wanted, owner, entry).await?;
             without(&mut wanted, |endpoint| entry.refused.must_wait(&endpoint.instance));
             let Some(tree) = entry.known(owner) else { continue };
+            if tree.uses_other_checks(wanted.checks.keys(), &self.config) {
+                self.shared.note_moving(&owner.service).await;
+            }
             let leaves_firewalls = entry.leaves_firewalls();
             let mut towards = placed.with_kept(wanted.clone(), tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            let unread = tree.without_fingerprint(&steps);
+            if !unread.is_empty() {
+                self.read_again(owner, &unread, entry).await?;
+                continue;
+            }
             if steps.is_empty() {
                 let Some(ingress) = ingress(&wanted, tree) else {
                     return Err(Error::Unavailable("GCE shows no address of the load balancer".to_owned()));
@@ -113,6 +124,7 @@ impl Gce {
                     outcome.progress = self.again(entry).progress;
                     return Ok(outcome);
                 }
+                self.shared.end_moving(&owner.service).await;
                 match self.shared.clean_later(self).await? {
                     Cleaned::Done => entry.complete = Some(Complete { wanted: wanted.clone(), ingress }),
                     Cleaned::Pending => outcome.progress = self.again(entry).progress,
@@ -130,11 +142,54 @@ impl Gce {
                 entry.announced = Some(ingress.clone());
                 return Ok(Outcome { ingress, ..self.again(entry) });
             }
+            let Some(steps) = self.claimed(owner, steps, entry) else { continue };
             if !self.send_all(owner, &steps, entry).await? {
                 return Ok(self.again(entry));
             }
         }
         Ok(self.again(entry))
+    }
+
+    /// Reads resources of the owner whose fingerprints are not known.
+    async fn read_again(&self, owner: &Owner, ids: &[Id], entry: &mut ServiceState) -> Result<(), Error> {
+        for id in ids {
+            let found = self.read_joined(id).await?;
+            let Some(tree) = entry.tree_of(owner) else { continue };
+            match found {
+                Some(mut found) => {
+                    // It is not read once more if it has none.
+                    let fields = found.as_object_mut();
+                    fields.map(|fields| fields.entry("fingerprint").or_insert(Value::Null));
+                    tree.own.insert(id.clone(), found);
+                }
+                None => entry.forget(),
+            }
+        }
+        Ok(())
+    }
+
+    /// The steps without those that make what another Service makes at this time. `None` if one exists by now.
+    fn claimed(&self, owner: &Owner, steps: Vec<Step>, entry: &mut ServiceState) -> Option<Vec<Step>> {
+        let (mut kept, mut exists) = (Vec::new(), false);
+        for step in steps {
+            let claim = match &step {
+                Step::Insert { id, body } if marks::is_shared(&self.config.cluster, body) => {
+                    self.shared.claim(id, &owner.service)
+                }
+                _ => Claim::Own,
+            };
+            match claim {
+                Claim::Own => kept.push(step),
+                Claim::Other => {}
+                Claim::Exists(content) => {
+                    exists = true;
+                    if let Some(tree) = entry.tree_of(owner) {
+                        tree.shared.insert(step.id().clone(), content);
+                    }
+                }
+            }
+        }
+        (!exists).then_some(kept)
     }
 
     /// Reads all of the owner that is not known.
@@ -143,11 +198,18 @@ impl Gce {
         if entry.known(owner).is_some_and(Tree::has_all_members) {
             return Ok(());
         }
-        let mut owners = self.read_owners(&owner.service, !entry.is_seen).await?;
+        let is_first_look = !entry.is_seen && !self.has_just_ended(&owner.service);
+        let mut owners = self.read_owners(&owner.service, is_first_look).await?;
         let mut tree = owners.remove(owner).unwrap_or_default();
-        let groups: Vec<Id> = tree.of_kind(Kind::Group).map(|(id, _)| id.clone()).collect();
-        tree.members = self.read_members(groups.iter()).await?;
+        // The list says how many endpoints each group has.
+        let is_empty = |group: &Value| is_first_look && group.get("size").and_then(Value::as_u64) == Some(0);
+        let (empty, groups): (Vec<_>, Vec<_>) =
+            tree.of_kind(Kind::Group).partition(|(_, group)| is_empty(group));
+        let mut members = self.read_members(groups.into_iter().map(|(id, _)| id)).await?;
+        members.extend(empty.into_iter().map(|(id, _)| (id.clone(), BTreeSet::new())));
+        tree.members = members;
         entry.note_read(owner, tree, owners.into_iter().collect());
+        entry.is_first_look = is_first_look;
         Ok(())
     }
 
@@ -167,8 +229,13 @@ impl Gce {
             Source::Literal(address, _) => Some(address.to_string()),
         });
         let keys: BTreeSet<String> = keys.filter(|key| !tree.given.contains_key(key)).collect();
+        let is_first_look = entry.is_first_look;
         let found = shared.iter().map(|id| async move {
-            let found = match self.read(id).await {
+            let known = if is_first_look { self.known_shared(id) } else { None };
+            if let Some(Content(known)) = known {
+                return Ok(known);
+            }
+            let found = match self.read_joined(id).await {
                 Err(failure) if id.kind == Kind::Firewall && failure.is_denied() => None,
                 other => other?,
             };
@@ -183,6 +250,17 @@ impl Gce {
         }
         entry.looked_for.extend(shared);
         Ok(())
+    }
+
+    /// What is known of a shared resource for a first look; `None` if it has to be read.
+    fn known_shared(&self, id: &Id) -> Option<Content> {
+        let list = self.inventory.last().filter(|list| list.began.elapsed() < INVENTORY_AGE);
+        if let Some(content) = self.shared.content(id, list.as_ref().map(|list| list.began)) {
+            return Some(content);
+        }
+        let list = list?;
+        let found = list.found.iter().find(|(of, _)| of == id).map(|(_, found)| found);
+        Some(Content(found.filter(|found| marks::is_shared(&self.config.cluster, found)).cloned()))
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) const COMPUTE: steerage_provider_cloud::Api = steerage_provider_cloud
         "forwardingRules.insert",
         "forwardingRules.list",
         "forwardingRules.patch",
+        "globalOperations.aggregatedList",
         "globalOperations.get",
         "globalOperations.list",
         "instances.get",
@@ -57,10 +58,8 @@ pub(crate) const COMPUTE: steerage_provider_cloud::Api = steerage_provider_cloud
         "regionHealthChecks.list",
         "regionHealthChecks.patch",
         "regionOperations.get",
-        "regionOperations.list",
         "regions.get",
         "zoneOperations.get",
-        "zoneOperations.list",
     ],
 };
 
@@ -178,16 +177,16 @@ impl Calls for Client {
 }
 
 /// All items of a list: the pages of an answer, as many as Google makes of it. `of_page` takes those of a page.
-pub(crate) async fn list(
+pub(crate) async fn list<T>(
     calls: &dyn Calls,
     first: Call,
-    of_page: impl Fn(Value) -> Vec<Value>,
-) -> Result<Vec<Value>> {
+    of_page: impl Fn(Value) -> Result<Vec<T>>,
+) -> Result<Vec<T>> {
     let (mut all, mut seen, mut call) = (Vec::new(), BTreeSet::new(), first.clone());
     loop {
         let answer = calls.send(call).await?;
         let next = answer.get("nextPageToken").and_then(Value::as_str).map(str::to_owned);
-        all.extend(of_page(answer));
+        all.extend(of_page(answer)?);
         // Pages that follow each other in a circle would never end.
         let Some(next) = next.filter(|next| !next.is_empty() && seen.insert(next.clone())) else {
             return Ok(all);
@@ -198,11 +197,39 @@ pub(crate) async fn list(
 }
 
 /// The items of an ordinary list.
-pub(crate) fn items(mut answer: Value) -> Vec<Value> {
-    match answer.get_mut("items").map(Value::take) {
+#[allow(clippy::unnecessary_wraps, reason = "an aggregated list can fail")]
+pub(crate) fn items(mut answer: Value) -> Result<Vec<Value>> {
+    Ok(match answer.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => items,
         _ => Vec::new(),
+    })
+}
+
+/// A page of a list of all places.
+pub(crate) struct ByScope {
+    /// The items, each with its place, such as `zones/ZONE`.
+    pub(crate) found: Vec<(String, Value)>,
+    /// The places that GCE could not read.
+    pub(crate) unreachable: Vec<String>,
+}
+
+/// The items of an aggregated list, which are in `field` of each place.
+pub(crate) fn by_scope(mut answer: Value, field: &str) -> ByScope {
+    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let listed = answer.get("unreachables").and_then(Value::as_array).into_iter().flatten();
+    unreachable.extend(listed.filter_map(text));
+    if let Some(Value::Object(scopes)) = answer.get_mut("items").map(Value::take) {
+        for (scope, mut of_scope) in scopes {
+            if of_scope.pointer("/warning/code").and_then(Value::as_str) == Some("UNREACHABLE") {
+                unreachable.push(scope.clone());
+            }
+            if let Some(Value::Array(items)) = of_scope.get_mut(field).map(Value::take) {
+                found.extend(items.into_iter().map(|item| (scope.clone(), item)));
+            }
+        }
     }
+    ByScope { found, unreachable }
 }
 
 #[cfg(test)]
@@ -296,6 +323,21 @@ mod tests {
             calls.contains_key("sts.token") && calls.contains_key("iamcredentials.generateAccessToken"),
             "{calls:?}"
         );
+    }
+
+    #[test]
+    fn places_that_cannot_be_read_are_told() {
+        let answer = json!({
+            "unreachables": ["projects/p/zones/r-a"],
+            "items": {
+                "zones/r-b": { "groups": [{ "name": "g" }] },
+                "zones/r-c": { "warning": { "code": "UNREACHABLE" } },
+                "zones/r-d": { "warning": { "code": "NO_RESULTS_ON_PAGE" } },
+            }
+        });
+        let page = by_scope(answer, "groups");
+        assert_eq!(page.found, [("zones/r-b".to_owned(), json!({ "name": "g" }))]);
+        assert_eq!(page.unreachable, ["projects/p/zones/r-a", "zones/r-c"]);
     }
 
     #[test]

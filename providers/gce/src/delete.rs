@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Deletes everything of an owner: forwarding rules, the backend service, then what it used, and the addresses that Steerage reserved.
+//!
+//! Before the groups are deleted, a list that began after all other changes shows that nothing else is left. That the groups are gone
+//! says each deletion's operation. So what Services share is deleted beside the groups, by the same list.
 
 use steerage_provider_api::{Error, Owner, Progress};
+use tokio::time::Instant;
 
 use crate::diff::Diff;
+use crate::object::Kind;
 use crate::provider::Gce;
 use crate::state::ServiceState;
 use crate::tree::Tree;
@@ -17,45 +22,98 @@ impl Gce {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
-        let again = |entry: &ServiceState| Ok(Progress::Again(entry.poll(self.config.poll)));
+        let again = |entry: &ServiceState| Ok(Progress::Again(self.poll(entry)));
         if !self.settle(entry).await? {
             return again(entry);
         }
         entry.expire_denied();
         let is_present = entry.tree.as_ref().is_none_or(|(of, _)| of == owner);
+        if !is_present {
+            return self.delete_earlier(owner, entry).await;
+        }
         for _ in 0..MAX_ROUNDS {
-            let known = entry.known(owner).filter(|tree| !tree.own.is_empty()).cloned();
-            let tree = if let Some(tree) = known {
-                tree
-            } else {
-                // Also to be sure that nothing is left.
-                let mut owners = self.read_owners(&owner.service, false).await?;
-                let Some(tree) = owners.remove(owner) else {
-                    if is_present {
-                        entry.forget();
-                        self.shared.end_use(&owner.service).await;
-                    }
-                    return if self.shared.clean(self).await? { Ok(Progress::Done) } else { again(entry) };
-                };
-                if is_present {
-                    entry.note_read(owner, tree.clone(), Vec::new());
-                }
-                tree
-            };
+            let Some(tree) = self.left(owner, entry).await? else { return again(entry) };
             let steps = self.steps_away(&tree, entry);
-            if steps.is_empty() {
-                if !tree.own.is_empty() && entry.leaves_firewalls() {
+            let mut is_settled = true;
+            if !steps.is_empty() {
+                is_settled = self.send_all(owner, &steps, entry).await?;
+            } else if !tree.own.is_empty() {
+                if entry.leaves_firewalls() {
                     return Err(Self::firewalls_left(entry));
                 }
                 // What is left waits for what was deleted.
                 entry.forget();
                 return again(entry);
             }
-            if !self.send_all(owner, &steps, entry).await? {
+            let Some(list) = entry.last_look.clone() else {
+                if is_settled {
+                    continue;
+                }
                 return again(entry);
+            };
+            let is_clean = self.shared.clean(self, Some(&list)).await?;
+            if !is_settled || !is_clean {
+                return again(entry);
+            }
+            if steps.is_empty() {
+                entry.forget();
+                return Ok(Progress::Done);
             }
         }
         again(entry)
+    }
+
+    /// What is left of the owner. Read again when only groups seem to be left, after the changes before that. `None` if the list has to
+    /// be waited for.
+    async fn left(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Option<Tree>, Error> {
+        let known = entry.known(owner);
+        if let Some(tree) = known.filter(|tree| !has_only_groups(tree) || entry.last_look.is_some()) {
+            return Ok(Some(tree.clone()));
+        }
+        let is_known = known.is_some();
+        if entry.unverified_since.is_none() {
+            if is_known {
+                // Nothing of it refers to what Services share.
+                self.shared.end_use(&owner.service).await;
+            }
+            entry.unverified_since = Some(Instant::now());
+        }
+        let since = entry.unverified_since.unwrap_or_else(Instant::now);
+        let needs_all = is_known && self.shared.is_dirty().await;
+        let Some(list) = self.list_since(&owner.service, since, needs_all).await? else { return Ok(None) };
+        let found = self.of_service(&list.found, &owner.service);
+        let tree = self.by_owner(found, &owner.service).remove(owner).unwrap_or_default();
+        entry.note_read(owner, tree.clone(), Vec::new());
+        if has_only_groups(&tree) {
+            if !is_known {
+                self.shared.end_use(&owner.service).await;
+            }
+            entry.last_look = Some(list);
+        }
+        Ok(Some(tree))
+    }
+
+    /// Deletes what is left of an owner, beside a later Service of the name.
+    async fn delete_earlier(&self, owner: &Owner, entry: &mut ServiceState) -> Result<Progress, Error> {
+        for _ in 0..MAX_ROUNDS {
+            let mut owners = self.read_owners(&owner.service, false).await?;
+            let Some(tree) = owners.remove(owner) else {
+                let is_clean = self.shared.clean(self, None).await?;
+                return Ok(if is_clean { Progress::Done } else { Progress::Again(self.poll(entry)) });
+            };
+            let steps = self.steps_away(&tree, entry);
+            if steps.is_empty() {
+                if entry.leaves_firewalls() {
+                    return Err(Self::firewalls_left(entry));
+                }
+                entry.forget();
+                break;
+            }
+            if !self.send_all(owner, &steps, entry).await? {
+                break;
+            }
+        }
+        Ok(Progress::Again(self.poll(entry)))
     }
 
     fn steps_away(&self, tree: &Tree, entry: &ServiceState) -> Vec<crate::step::Step> {
@@ -68,4 +126,8 @@ impl Gce {
         let commands: Vec<&str> = commands.map(String::as_str).collect();
         Error::denied(format!("firewall rules of the network are left. Run: {}", commands.join(" && ")))
     }
+}
+
+fn has_only_groups(tree: &Tree) -> bool {
+    tree.own.keys().all(|id| id.kind == Kind::Group)
 }

@@ -286,7 +286,7 @@ fn patch(id: &Id, mut changes: serde_json::Map<String, Value>, present: &Value) 
     if changes.is_empty() {
         return None;
     }
-    if let Some(fingerprint) = present.get("fingerprint") {
+    if let Some(fingerprint) = present.get("fingerprint").filter(|known| !known.is_null()) {
         changes.insert("fingerprint".to_owned(), fingerprint.clone());
     }
     Some(Step::Patch { id: id.clone(), changes: changes.into() })

@@ -27,6 +27,9 @@ impl Gce {
             // What is remembered is not what is in place.
             return Ok(Health { due: Some(HEALTH_POLL_UNDECIDED), ..Health::default() });
         }
+        if !self.settle_unknown().await? {
+            return Ok(Health { due: Some(HEALTH_POLL_UNDECIDED), ..Health::default() });
+        }
         self.read_all(owner, entry).await?;
         let Some(tree) = entry.known(owner) else { return Ok(Health::default()) };
         let Some((service, _)) = tree.of_kind(Kind::BackendService).next() else {

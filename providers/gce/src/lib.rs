@@ -7,8 +7,8 @@
 //! is wanted, `instances` which VM is an endpoint of which group, `given` whether a requested address can be used, `diff` with `compare`
 //! and `tree` what is missing, `marks` whose a resource is. `client` makes and counts the requests, with the tokens of Google's own
 //! library; `paced` keeps to the rate that Google takes; `permissions` says which right each request needs. `provider` combines them:
-//! `observe` reads what exists, `apply` brings a load balancer in place, `send` makes changes and follows their operations, `unknown` those
-//! of which nothing is remembered, `shared` keeps what Services share, `restrict` takes sources away, `health` reads the state of
+//! `observe` reads what exists, `apply` brings a load balancer in place, `send` makes changes, `operations` follows their
+//! operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps what Services share, `restrict` takes sources away, `health` reads the state of
 //! endpoints, and `delete` removes everything. No other crate sees a type of GCE, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
@@ -26,9 +26,12 @@ mod firewall_command;
 mod given;
 mod health;
 mod instances;
+mod known;
+mod leftovers;
 mod marks;
 mod object;
 mod observe;
+mod operations;
 mod options;
 mod paced;
 pub mod peers;

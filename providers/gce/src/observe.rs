@@ -9,8 +9,10 @@ use http::Method;
 use serde_json::Value;
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
+use steerage_provider_cloud::Joined;
+use tokio::time::Instant;
 
-use crate::client::{Call, items, list};
+use crate::client::{Call, by_scope, items, list};
 use crate::error::{CallError, Result};
 use crate::marks;
 use crate::object::{Id, Kind, last};
@@ -21,7 +23,46 @@ use crate::tree::Tree;
 /// Resources with what they are.
 pub(crate) type Found = Vec<(Id, Value)>;
 
+/// All that the cluster has, or a Service of it, at one time.
+#[derive(Debug)]
+pub(crate) struct Inventory {
+    /// When it began to be read: it has all that was there before.
+    pub(crate) began: Instant,
+    /// Whether it has all that Services share, and all that refers to that.
+    pub(crate) has_shared: bool,
+    pub(crate) found: Found,
+}
+
+/// Reads of single resources, by kind.
+#[derive(Debug, Default)]
+pub(crate) struct JoinedKinds([Joined<(Id, Value), CallError>; Kind::ALL.len()]);
+
+impl JoinedKinds {
+    fn of(&self, kind: Kind) -> &Joined<(Id, Value), CallError> {
+        &self.0[kind as usize]
+    }
+}
+
 impl Gce {
+    /// The items of an aggregated list, each with its place. Fails if a place of the region could not be read: what is there would seem
+    /// to be gone.
+    pub(crate) async fn list_places(&self, call: Call, field: &str) -> Result<Vec<(String, Value)>> {
+        let (action, region) = (call.action, &self.config.region);
+        let is_needed = |place: &String| {
+            let name = last(place);
+            let zone = name.strip_prefix(region.as_str());
+            name == "global" || zone.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        let of_page = |answer| {
+            let page = by_scope(answer, field);
+            match page.unreachable.iter().find(|place| is_needed(place)) {
+                Some(place) => Err(CallError::unusable(action, format!("GCE cannot read {place}"))),
+                None => Ok(page.found),
+            }
+        };
+        list(&*self.calls, call, of_page).await
+    }
+
     /// All resources of a kind that have the marks of the cluster, or of a Service of it.
     pub(crate) async fn list_kind(&self, kind: Kind, service: Option<&Key>) -> Result<Found> {
         let config = &self.config;
@@ -31,11 +72,14 @@ impl Gce {
             kind => Id::new(kind, "").collection(config),
         };
         let call = Call::get(list_action(kind), path).with_filter(filter);
-        let found = list(&*self.calls, call, if kind == Kind::Group { zonal } else { items }).await?;
-        let named = found.into_iter().filter_map(|resource| {
+        let found: Vec<(Option<String>, Value)> = if kind == Kind::Group {
+            let found = self.list_places(call, "networkEndpointGroups").await?;
+            found.into_iter().map(|(place, group)| (Some(last(&place).to_owned()), group)).collect()
+        } else {
+            list(&*self.calls, call, items).await?.into_iter().map(|resource| (None, resource)).collect()
+        };
+        let named = found.into_iter().filter_map(|(zone, resource)| {
             let name = resource.get("name")?.as_str()?.to_owned();
-            let zone = resource.get("zone").and_then(Value::as_str).map(|url| last(url).to_owned());
-            let zone = zone.filter(|_| kind == Kind::Group);
             Some((Id { kind, zone, name }, resource))
         });
         Ok(named.collect())
@@ -56,6 +100,15 @@ impl Gce {
         Ok(try_join_all(all).await?.into_iter().flatten().collect())
     }
 
+    /// A list of everything for first looks, which is at most 30s old. Operations of which nothing is remembered have to be settled.
+    pub(crate) async fn inventory(&self) -> Result<Arc<Inventory>, Error> {
+        let read = async {
+            let began = Instant::now();
+            Ok::<_, Error>(Arc::new(Inventory { began, has_shared: true, found: self.list_all(None).await? }))
+        };
+        self.inventory.get(steerage_provider_cloud::AfterFailure::Retry, read).await
+    }
+
     /// The resources of the Services of this name, by owner. With `first_look`, from a list that serves the first look at all, otherwise
     /// from one that is made now, for those who ask at once.
     pub(crate) async fn read_owners(
@@ -64,23 +117,26 @@ impl Gce {
         first_look: bool,
     ) -> Result<BTreeMap<Owner, Tree>, Error> {
         let found = if first_look {
-            let read = async { Ok::<_, Error>(Arc::new(self.list_all(None).await?)) };
-            let all = self.inventory.get(steerage_provider_cloud::AfterFailure::Retry, read).await?;
-            self.of_service(&all, service)
+            self.of_service(&self.inventory().await?.found, service)
         } else {
             let (one, all) = (self.list_all(Some(service)), self.list_all(None));
             self.joined.read(one, all, |all| Some(self.of_service(all, service))).await?
         };
+        Ok(self.by_owner(found, service))
+    }
+
+    /// The resources in a list that are of the Services of this name, by owner.
+    pub(crate) fn by_owner(&self, found: Found, service: &Key) -> BTreeMap<Owner, Tree> {
         let mut owners: BTreeMap<Owner, Tree> = BTreeMap::new();
         for (id, resource) in found {
             if let Some(owner) = self.owner(&resource).filter(|owner| owner.service == *service) {
                 owners.entry(owner).or_default().own.insert(id, resource);
             }
         }
-        Ok(owners)
+        owners
     }
 
-    fn of_service(&self, all: &[(Id, Value)], service: &Key) -> Found {
+    pub(crate) fn of_service(&self, all: &[(Id, Value)], service: &Key) -> Found {
         let is_its = |found: &Value| self.owner(found).is_some_and(|owner| owner.service == *service);
         all.iter().filter(|(_, found)| is_its(found)).cloned().collect()
     }
@@ -117,6 +173,16 @@ impl Gce {
         }
     }
 
+    /// The same for those who ask at once, by one list.
+    pub(crate) async fn read_joined(&self, id: &Id) -> Result<Option<Value>> {
+        let (one, all) = (self.read(id), self.list_kind(id.kind, None));
+        let pick = |all: &[(Id, Value)]| {
+            let found = all.iter().find(|(of, _)| of == id);
+            found.map(|(_, found)| Some(found.clone()))
+        };
+        self.joined_kinds.of(id.kind).read(one, all, pick).await
+    }
+
     /// A reserved address of the region, by its name or the address.
     pub(crate) async fn read_address(&self, key: &str) -> Result<Option<Value>> {
         if key.parse::<std::net::IpAddr>().is_err() {
@@ -138,17 +204,39 @@ fn endpoint(found: &Value) -> Option<Endpoint> {
     Some(Endpoint { instance: last(text("instance")?).to_owned(), address })
 }
 
-/// The groups of all zones in an answer, each with its zone.
-fn zonal(mut answer: Value) -> Vec<Value> {
-    let Some(Value::Object(scopes)) = answer.get_mut("items").map(Value::take) else { return Vec::new() };
-    let mut all = Vec::new();
-    for (scope, mut found) in scopes {
-        let groups = found.get_mut("networkEndpointGroups").map(Value::take);
-        let Some(Value::Array(groups)) = groups else { continue };
-        for mut group in groups {
-            group["zone"] = scope.clone().into();
-            all.push(group);
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use serde_json::json;
+
+    use super::*;
+    use crate::client::Calls;
+    use crate::config::tests::config;
+
+    /// Cannot read this place.
+    struct Partial(&'static str);
+
+    #[async_trait]
+    impl Calls for Partial {
+        async fn send(&self, _: Call) -> Result<Value> {
+            Ok(json!({ "items": { self.0: { "warning": { "code": "UNREACHABLE" } } } }))
         }
     }
-    all
+
+    /// What is in a zone that GCE cannot read is not gone.
+    #[tokio::test]
+    async fn list_without_a_place_of_the_region_fails() {
+        let region = config().region;
+        for (place, is_needed) in [
+            (format!("zones/{region}-b"), true),
+            (format!("regions/{region}"), true),
+            ("global".to_owned(), true),
+            (format!("zones/{region}x-b"), false),
+            ("regions/elsewhere".to_owned(), false),
+        ] {
+            let gce = Gce::over(config(), Arc::new(Partial(place.clone().leak())));
+            let listed = gce.list_kind(Kind::Group, None).await;
+            assert_eq!(listed.is_err(), is_needed, "{place}");
+        }
+    }
 }

@@ -29,6 +29,10 @@ pub const PERMISSIONS: &[(&str, &[&str])] = &[
     ),
     ("forwardingRules.list", &["compute.forwardingRules.list"]),
     ("forwardingRules.patch", &["compute.forwardingRules.update"]),
+    (
+        "globalOperations.aggregatedList",
+        &["compute.globalOperations.list", "compute.regionOperations.list", "compute.zoneOperations.list"],
+    ),
     ("globalOperations.get", &["compute.globalOperations.get"]),
     ("globalOperations.list", &["compute.globalOperations.list"]),
     ("instances.get", &["compute.instances.get"]),
@@ -75,10 +79,8 @@ pub const PERMISSIONS: &[(&str, &[&str])] = &[
     ("regionHealthChecks.list", &["compute.regionHealthChecks.list"]),
     ("regionHealthChecks.patch", &["compute.regionHealthChecks.update"]),
     ("regionOperations.get", &["compute.regionOperations.get"]),
-    ("regionOperations.list", &["compute.regionOperations.list"]),
     ("regions.get", &["compute.regions.get"]),
     ("zoneOperations.get", &["compute.zoneOperations.get"]),
-    ("zoneOperations.list", &["compute.zoneOperations.list"]),
 ];
 
 #[cfg(test)]

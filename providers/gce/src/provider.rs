@@ -3,6 +3,7 @@
 //! the controller calls again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent, annotation};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use crate::apply::refusals;
 use crate::client::{Call, Calls, Client, items, list};
@@ -25,9 +26,11 @@ use crate::config::{Config, ConfigError};
 use crate::diff::{Diff, attached, detached};
 use crate::error::CallError;
 use crate::instances::{Instance, Instances, Limit, unknown_zones};
+use crate::leftovers::Leftovers;
 use crate::marks;
 use crate::object::{Id, Kind, last, relative};
-use crate::observe::Found;
+use crate::observe::{Inventory, JoinedKinds};
+use crate::operations::Operations;
 use crate::paced::Paced;
 use crate::restrict::Restricted;
 use crate::shared::Shared;
@@ -39,8 +42,10 @@ use crate::unknown::Unknown;
 const INSTANCES_AGE: Duration = Duration::from_mins(10);
 /// The shortest time between two reads of a zone that does not have a node's VM.
 const INSTANCES_PAUSE: Duration = Duration::from_secs(10);
+/// The longest wait for the read of another Service.
+const INSTANCES_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a list of everything serves the first looks at Services.
-const INVENTORY_AGE: Duration = Duration::from_secs(30);
+pub(crate) const INVENTORY_AGE: Duration = Duration::from_secs(30);
 
 /// The provider for GCE.
 pub struct Gce {
@@ -52,9 +57,19 @@ pub struct Gce {
     zones: Recent<Vec<String>, Error>,
     /// The VMs by zone, and when each zone was read.
     instances: Mutex<(Instances, BTreeMap<String, Instant>)>,
-    pub(crate) inventory: Recent<Found, Error>,
+    /// Held by who reads them: one read serves all Services that need it.
+    reading_instances: tokio::sync::Mutex<()>,
+    pub(crate) inventory: Recent<Inventory, Error>,
+    /// Whether this process changed nothing yet, and did not list the owners.
+    pub(crate) is_new: AtomicBool,
+    pub(crate) operations: Operations,
     /// Reads of what Services have.
     pub(crate) joined: Joined<(Id, Value), CallError>,
+    pub(crate) joined_kinds: JoinedKinds,
+    /// Lists that show what deletions left.
+    pub(crate) leftovers: Leftovers,
+    /// When the last deletions were complete: the list for first looks may be older.
+    ended: Mutex<BTreeMap<Key, Instant>>,
 }
 
 impl Gce {
@@ -80,6 +95,7 @@ impl Gce {
 
     pub(crate) fn over(config: Config, calls: Arc<dyn Calls>) -> Self {
         Self {
+            operations: Operations::new(config.poll),
             config,
             calls,
             services: Keyed::default(),
@@ -87,8 +103,13 @@ impl Gce {
             unknown: Unknown::default(),
             zones: Recent::new(Duration::from_hours(24)),
             instances: Mutex::default(),
+            reading_instances: tokio::sync::Mutex::default(),
             inventory: Recent::new(INVENTORY_AGE),
+            is_new: AtomicBool::new(true),
             joined: Joined::default(),
+            joined_kinds: JoinedKinds::default(),
+            leftovers: Leftovers::default(),
+            ended: Mutex::default(),
         }
     }
 
@@ -128,18 +149,12 @@ impl Gce {
 
     /// The VMs, as far as the nodes need them. Reads the zones of unknown ones, and if `refresh`, those that were read long ago.
     pub(crate) async fn instances(&self, nodes: &TargetSet, refresh: bool) -> Result<Instances, Error> {
-        let zones: Vec<String> = {
-            let known = self.known_instances();
-            let (instances, read_at) = &*known;
-            let since = |zone: &String| read_at.get(zone).map(Instant::elapsed);
-            let mut zones = unknown_zones(nodes, instances, &self.config);
-            zones.retain(|zone| since(zone).is_none_or(|age| age >= INSTANCES_PAUSE));
-            let old = |zone: &&String| since(zone).is_none_or(|age| age >= INSTANCES_AGE);
-            // Or that are known to be others by now.
-            let is_due = |zone: &&String| refresh || !read_at.contains_key(*zone);
-            zones.extend(instances.keys().filter(is_due).filter(old).cloned());
-            zones.into_iter().collect()
-        };
+        if self.zones_to_read(nodes, refresh).is_empty() {
+            return Ok(self.known_instances().0.clone());
+        }
+        // Who waits for long for another one reads alone.
+        let _turn = timeout(INSTANCES_PATIENCE, self.reading_instances.lock()).await;
+        let zones = self.zones_to_read(nodes, refresh);
         let read = zones.iter().map(|zone| async move {
             let path = format!("projects/{}/zones/{zone}/instances", self.config.project);
             let mut call = Call::get("instances.list", path);
@@ -173,6 +188,32 @@ impl Gce {
             Some(error) if readable.is_empty() => Err(error),
             _ => Ok(readable),
         }
+    }
+
+    /// The zones of VMs that are not known, and if `refresh`, those that were read long ago.
+    fn zones_to_read(&self, nodes: &TargetSet, refresh: bool) -> Vec<String> {
+        let known = self.known_instances();
+        let (instances, read_at) = &*known;
+        let since = |zone: &String| read_at.get(zone).map(Instant::elapsed);
+        let mut zones = unknown_zones(nodes, instances, &self.config);
+        zones.retain(|zone| since(zone).is_none_or(|age| age >= INSTANCES_PAUSE));
+        let old = |zone: &&String| since(zone).is_none_or(|age| age >= INSTANCES_AGE);
+        // Or that are known to be others by now.
+        let is_due = |zone: &&String| refresh || !read_at.contains_key(*zone);
+        zones.extend(instances.keys().filter(is_due).filter(old).cloned());
+        zones.into_iter().collect()
+    }
+
+    fn note_ended(&self, service: &Key) {
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.retain(|_, at| at.elapsed() < INVENTORY_AGE);
+        ended.insert(service.clone(), Instant::now());
+    }
+
+    /// Whether the list for first looks may show what was deleted of the Service since.
+    pub(crate) fn has_just_ended(&self, service: &Key) -> bool {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.get(service).is_some_and(|at| at.elapsed() < INVENTORY_AGE)
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -310,15 +351,24 @@ impl Provider for Gce {
         let result = self.delete_all(owner, &mut entry).await;
         let result = noted(result, &mut entry);
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
+            self.note_ended(&owner.service);
             self.services.remove(&owner.service);
         }
         result
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
-        let found = self.list_all(None).await?;
+        // The first looks at Services use this list, so no operation may still make what it lacks.
+        let is_new = self.is_new.load(Ordering::Relaxed) && self.settle_unknown().await?;
+        let all = if is_new {
+            self.inventory().await?
+        } else {
+            let began = Instant::now();
+            Arc::new(Inventory { began, has_shared: true, found: self.list_all(None).await? })
+        };
+        self.is_new.store(false, Ordering::Relaxed);
         let owners: BTreeSet<Owner> =
-            found.iter().filter_map(|(_, found)| marks::owner(&self.config.cluster, found)).collect();
+            all.found.iter().filter_map(|(_, found)| marks::owner(&self.config.cluster, found)).collect();
         Ok(owners.into_iter().collect())
     }
 

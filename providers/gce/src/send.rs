@@ -3,20 +3,21 @@
 //! nothing is known of operations; comparing what exists finds what they did.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use futures::future::join_all;
 use serde_json::Value;
 use steerage_provider_api::{Error, Owner};
 
-use crate::client::Call;
 use crate::error::{CallError, Result};
 use crate::firewall_command::command;
 use crate::marks;
 use crate::object::{Id, Kind};
+use crate::operations::Progress;
 use crate::provider::Gce;
 use crate::state::{Pending, ServiceState};
-use crate::step::{Endpoint, Step, insert_action};
-use crate::unknown::operation_get;
+use crate::step::{Endpoint, Step};
 use crate::{object, reasons};
 use steerage_provider_cloud::marks::{CLUSTER_UID, UID};
 
@@ -44,6 +45,7 @@ impl Gce {
         }
         let was_verified = entry.is_verified;
         entry.begin();
+        self.is_new.store(false, Ordering::Relaxed);
         let mut failed = None;
         for steps in steps.chunks(AT_ONCE) {
             let expected = self.unknown.expect_answers();
@@ -104,6 +106,7 @@ impl Gce {
         match answer {
             Ok(Sent::Done) => self.note_done(owner, step, is_shared, entry).await,
             Ok(Sent::Pending(operation)) => {
+                self.operations.begin(&operation, step.call(&self.config).action);
                 entry.note_pending(Pending {
                     owner: owner.clone(),
                     step: step.clone(),
@@ -135,11 +138,20 @@ impl Gce {
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));
         }
-        let Some(tree) = entry.tree_of(owner) else { return Ok(()) };
+        let Some(tree) = entry.tree_of(owner) else {
+            // What came of it is not known here, and the others wait for it no longer.
+            if is_shared {
+                self.shared.forget_known(step.id());
+            }
+            return Ok(());
+        };
         if tree.note(step, is_shared) {
+            if is_shared {
+                self.shared.note_known(step.id(), tree.shared.get(step.id()).cloned());
+            }
             return Ok(());
         }
-        let found = self.read(step.id()).await;
+        let found = self.read_joined(step.id()).await;
         let Ok(Some(found)) = found else {
             entry.forget();
             return found.map(drop).map_err(Error::from);
@@ -160,6 +172,9 @@ impl Gce {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         let id = step.id();
+        if is_shared {
+            self.shared.forget_known(id);
+        }
         match step {
             Step::Delete { .. } if failure.is_not_found() => {
                 return self.note_done(owner, step, is_shared, entry).await;
@@ -237,56 +252,52 @@ impl Gce {
         }
         let asked = entry.pending.clone();
         let asked_count = asked.len();
-        let answers = join_all(asked.iter().map(|pending| self.ask(pending))).await;
+        let paths: Vec<String> = asked.iter().map(|pending| pending.operation.clone()).collect();
+        let mut answers = self.operations.ask(&*self.calls, &paths).await;
         let (mut failed, mut left) = (None, Vec::new());
         // A call that is abandoned here leaves what it does not know.
         let was_verified = std::mem::replace(&mut entry.is_verified, false);
-        for (pending, answer) in asked.into_iter().zip(answers) {
-            let noted = match answer {
-                Ok(Some(Sent::Done)) => {
-                    self.note_done(&pending.owner, &pending.step, pending.is_shared, entry).await
-                }
-                Ok(Some(Sent::Pending(_))) => {
+        for pending in asked {
+            let Pending { owner, step, is_shared, operation, .. } = &pending;
+            let noted = match answers.remove(operation) {
+                None | Some(Ok(Progress::Running)) => {
                     left.push(pending);
-                    Ok(())
+                    continue;
                 }
-                // Nobody knows the operation any more.
-                Ok(None) => {
+                Some(Err(failure)) => {
+                    left.push(pending);
+                    failed = failed.or(Some(failure.into()));
+                    continue;
+                }
+                Some(Ok(Progress::Unknown)) => {
+                    // It may run all the same.
+                    self.unknown.note();
+                    if *is_shared {
+                        self.shared.forget_known(step.id());
+                    }
                     entry.forget();
                     Ok(())
                 }
-                Err((failure, is_answer)) => {
-                    if !is_answer {
-                        left.push(pending);
-                        failed = failed.or(Some(failure.into()));
-                        continue;
+                Some(Ok(Progress::Ended(ended))) => {
+                    match CallError::of_operation(step.call(&self.config).action, &ended) {
+                        None => self.note_done(owner, step, *is_shared, entry).await,
+                        Some(failure) => self.note_failed(owner, step, failure, *is_shared, entry).await,
                     }
-                    self.note_failed(&pending.owner, &pending.step, failure, pending.is_shared, entry).await
                 }
             };
+            self.operations.forget(operation);
             failed = failed.or(noted.err());
         }
         // Those that were started meanwhile.
         left.extend(entry.pending.drain(asked_count..));
         entry.pending = left;
-        entry.note_settled();
         entry.is_verified = was_verified && entry.tree.is_some();
         failed.map_or(Ok(entry.may_continue()), Err)
     }
 
-    /// Asks for an operation. `None` if it is not known; an error with whether it is the operation's.
-    async fn ask(&self, pending: &Pending) -> Result<Option<Sent>, (CallError, bool)> {
-        let path = &pending.operation;
-        let answer = match self.calls.send(Call::get(operation_get(path), path.clone())).await {
-            Ok(answer) => answer,
-            Err(failure) if failure.is_not_found() => return Ok(None),
-            Err(failure) => return Err((failure, false)),
-        };
-        let action = match &pending.step {
-            Step::Insert { id, .. } => insert_action(id.kind),
-            other => other.call(&self.config).action,
-        };
-        self.outcome(action, pending.step.id(), &answer).map(Some).map_err(|failure| (failure, true))
+    /// When to ask for the changes of an entry that have not ended.
+    pub(crate) fn poll(&self, entry: &ServiceState) -> Duration {
+        self.operations.due_in(entry.pending.iter().map(|pending| &pending.operation))
     }
 }
 
@@ -321,7 +332,7 @@ mod tests {
     use steerage_model::Key;
 
     use super::*;
-    use crate::client::Calls;
+    use crate::client::{Call, Calls};
     use crate::config::tests::config;
 
     /// Refuses requests with the VM `bad`, and says so or not.

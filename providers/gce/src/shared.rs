@@ -3,6 +3,7 @@
 //! says that it needs them before it looks for them, and they are deleted under the same lock.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -11,8 +12,10 @@ use steerage_provider_api::{Error, Owner};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::known::{Claim, Content, KnownShared};
 use crate::marks;
 use crate::object::{Id, Kind};
+use crate::observe::Inventory;
 use crate::provider::Gce;
 use crate::state::ServiceState;
 use crate::step::Step;
@@ -21,11 +24,21 @@ use crate::tree::Tree;
 /// After this time a deletion is tried again that failed.
 const FAILED_WAIT: Duration = Duration::from_mins(1);
 
+/// A list that is older is read again before anything is deleted.
+const OLD_LIST: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 struct Users {
     by_service: BTreeMap<Key, BTreeSet<Id>>,
-    /// Something may not be needed any more.
-    is_dirty: bool,
+    /// The Services whose load balancers may still refer to something else than they need now. Until they do not, no list shows that it
+    /// is not needed.
+    moving: BTreeSet<Key>,
+    /// Since when something may not be needed any more.
+    dirty_since: Option<Instant>,
+    /// What the deletion goes by: a list, without what was deleted since.
+    list: Option<Arc<Inventory>>,
+    /// What is being deleted.
+    deleting: BTreeSet<Id>,
     /// The deletions that have not ended.
     state: ServiceState,
     /// When the last deletion failed.
@@ -34,7 +47,10 @@ struct Users {
 
 /// Who needs what.
 #[derive(Debug)]
-pub(crate) struct Shared(Mutex<Users>);
+pub(crate) struct Shared {
+    users: Mutex<Users>,
+    known: KnownShared,
+}
 
 impl Users {
     fn is_deleting(&self, ids: &BTreeSet<Id>) -> bool {
@@ -45,8 +61,16 @@ impl Users {
 impl Default for Shared {
     /// A process that ended may have left something.
     fn default() -> Self {
-        let (by_service, state) = (BTreeMap::new(), ServiceState::default());
-        Self(Mutex::new(Users { by_service, is_dirty: true, state, failed_at: None }))
+        let users = Users {
+            by_service: BTreeMap::new(),
+            moving: BTreeSet::new(),
+            dirty_since: Some(Instant::now()),
+            list: None,
+            deleting: BTreeSet::new(),
+            state: ServiceState::default(),
+            failed_at: None,
+        };
+        Self { users: Mutex::new(users), known: KnownShared::default() }
     }
 }
 
@@ -67,47 +91,96 @@ fn nobody() -> Owner {
 impl Shared {
     /// The Service needs these from now on. False while one of them is being deleted: it waits for no other deletion.
     pub(crate) async fn begin_use(&self, gce: &Gce, service: &Key, ids: BTreeSet<Id>) -> bool {
-        let mut users = self.0.lock().await;
+        let mut users = self.users.lock().await;
         if users.is_deleting(&ids) {
-            if let Err(error) = gce.settle_known(&mut users.state).await {
-                tracing::warn!(%error, "deletion of a shared health check not followed; retrying");
+            match gce.settle_known(&mut users.state).await {
+                Ok(_) => users.note_deleted(&self.known),
+                Err(error) => {
+                    tracing::warn!(%error, "deletion of a shared health check not followed; retrying");
+                    users.abandon(&self.known);
+                }
             }
             if users.is_deleting(&ids) {
                 return false;
             }
         }
         let before = users.by_service.insert(service.clone(), ids.clone());
-        users.is_dirty |= before.is_some_and(|before| before != ids);
+        if before.is_some_and(|before| before != ids) {
+            users.moving.insert(service.clone());
+        }
         true
     }
 
-    /// The Service needs nothing any more.
-    pub(crate) async fn end_use(&self, service: &Key) {
-        let mut users = self.0.lock().await;
-        users.by_service.remove(service);
-        users.is_dirty = true;
+    /// The Service's load balancer refers to something that the Service does not need any more.
+    pub(crate) async fn note_moving(&self, service: &Key) {
+        self.users.lock().await.moving.insert(service.clone());
     }
 
-    /// Deletes what nobody needs. False if that has not ended.
-    pub(crate) async fn clean(&self, gce: &Gce) -> Result<bool, Error> {
-        self.0.lock().await.clean(gce).await
+    /// The Service's load balancer refers only to what the Service needs.
+    pub(crate) async fn end_moving(&self, service: &Key) {
+        let mut users = self.users.lock().await;
+        if users.moving.remove(service) {
+            users.note_dirty();
+        }
+    }
+
+    /// The Service needs nothing any more, and nothing in place refers to what it needed.
+    pub(crate) async fn end_use(&self, service: &Key) {
+        let mut users = self.users.lock().await;
+        let before = users.by_service.remove(service);
+        let was_moving = users.moving.remove(service);
+        let is_needed = |id: &Id| users.by_service.values().any(|ids| ids.contains(id));
+        // What a Service used is not known if it was not applied by this process.
+        if was_moving || before.is_none_or(|before| !before.iter().all(is_needed)) {
+            users.note_dirty();
+        }
+    }
+
+    /// Whether something may not be needed any more.
+    pub(crate) async fn is_dirty(&self) -> bool {
+        self.users.lock().await.dirty_since.is_some()
+    }
+
+    /// Deletes what nobody needs. False if that has not ended. `recent` is a list that the caller has read.
+    pub(crate) async fn clean(&self, gce: &Gce, recent: Option<&Arc<Inventory>>) -> Result<bool, Error> {
+        self.users.lock().await.clean(gce, recent).await
+    }
+
+    /// Content of a shared resource, that a request of this process made or found.
+    pub(crate) fn note_known(&self, id: &Id, content: Option<Value>) {
+        self.known.note(id, content);
+    }
+
+    /// Its content, if it is known newer than by the list that began to be read then.
+    pub(crate) fn content(&self, id: &Id, listed: Option<Instant>) -> Option<Content> {
+        self.known.content(id, listed)
+    }
+
+    /// What came of a change of it is not known.
+    pub(crate) fn forget_known(&self, id: &Id) {
+        self.known.forget(id);
+    }
+
+    /// The Service is about to make it, unless another one does.
+    pub(crate) fn claim(&self, id: &Id, service: &Key) -> Claim {
+        self.known.claim(id, service)
     }
 
     /// The same for a Service that is complete: a failure is not its own, so it is logged, and tried again after a while. That GCE has too
     /// many requests concerns all.
     pub(crate) async fn clean_later(&self, gce: &Gce) -> Result<Cleaned, Error> {
-        let mut users = self.0.lock().await;
+        let mut users = self.users.lock().await;
         if users.failed_at.is_some_and(|at| at.elapsed() < FAILED_WAIT) {
             return Ok(Cleaned::Later(FAILED_WAIT));
         }
         users.failed_at = None;
-        match users.clean(gce).await {
+        match users.clean(gce, None).await {
             Ok(true) => Ok(Cleaned::Done),
             Ok(false) => Ok(Cleaned::Pending),
             Err(error @ Error::Throttled { .. }) => Err(error),
             Err(error) => {
                 tracing::warn!(%error, "shared health checks that nothing needs are not deleted; retrying");
-                users.is_dirty = true;
+                users.note_dirty();
                 users.failed_at = Some(Instant::now());
                 Ok(Cleaned::Later(FAILED_WAIT))
             }
@@ -116,36 +189,115 @@ impl Shared {
 }
 
 impl Users {
-    async fn clean(&mut self, gce: &Gce) -> Result<bool, Error> {
+    fn note_dirty(&mut self) {
+        self.dirty_since = Some(Instant::now());
+    }
+
+    /// Which deletions succeeded is not known: all is read again.
+    fn abandon(&mut self, known: &KnownShared) {
+        self.list = None;
+        for id in std::mem::take(&mut self.deleting) {
+            known.forget(&id);
+        }
+    }
+
+    async fn clean(&mut self, gce: &Gce, recent: Option<&Arc<Inventory>>) -> Result<bool, Error> {
+        let cleaned = self.try_clean(gce, recent).await;
+        if cleaned.is_err() {
+            self.abandon(&gce.shared.known);
+        }
+        cleaned
+    }
+
+    async fn try_clean(&mut self, gce: &Gce, recent: Option<&Arc<Inventory>>) -> Result<bool, Error> {
         let users = self;
-        if !gce.settle_known(&mut users.state).await? {
+        let is_settled = gce.settle_known(&mut users.state).await?;
+        users.note_deleted(&gce.shared.known);
+        if !is_settled {
             return Ok(false);
         }
         // What the credentials may not delete is left alone until it can be tried again: no other Service waits for it.
-        users.is_dirty |= users.state.expire_denied();
-        while users.is_dirty {
-            let mut steps = unneeded(gce, &users.by_service).await?;
+        if users.state.expire_denied() {
+            users.note_dirty();
+        }
+        // What somebody uses after all: it is left alone, and the others are deleted one by one.
+        let mut in_use = BTreeSet::new();
+        let mut is_one_by_one = false;
+        while let Some(since) = users.dirty_since {
+            let list = users.list_since(gce, since, recent).await?;
+            let mut steps = unneeded(gce, &users.by_service, &list.found);
             steps.retain(|step| step.id().kind != Kind::Firewall || !users.state.leaves_firewalls());
+            steps.retain(|step| !in_use.contains(step.id()));
+            if is_one_by_one {
+                steps.truncate(1);
+            }
             if steps.is_empty() {
-                users.is_dirty = false;
+                users.dirty_since = None;
+                users.abandon(&gce.shared.known);
                 break;
             }
+            if list.began.elapsed() >= OLD_LIST
+                && users.list.as_ref().is_none_or(|known| known.began != list.began)
+            {
+                users.list = Some(shared_list(gce).await?);
+                continue;
+            }
+            users.list = Some(list);
             if steps.iter().all(|step| users.state.is_changing(step.id())) {
                 return Err(unended(&steps, &gce.config.project));
             }
-            match gce.send_all(&nobody(), &steps, &mut users.state).await {
-                Ok(true) => {}
+            users.deleting.extend(steps.iter().map(|step| step.id().clone()));
+            let sent = gce.send_all(&nobody(), &steps, &mut users.state).await;
+            match sent {
+                Ok(true) => users.note_deleted(&gce.shared.known),
                 Ok(false) => return Ok(false),
-                // Somebody uses it after all.
                 Err(Error::Unavailable(message))
                     if message.contains("InUse") || message.contains("IN_USE") =>
                 {
-                    users.is_dirty = false;
+                    if let [step] = &steps[..] {
+                        in_use.insert(step.id().clone());
+                    }
+                    is_one_by_one = true;
+                    users.abandon(&gce.shared.known);
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
+    }
+
+    /// A list that has all that there was at this time. What came later is of Services that say that they need it.
+    async fn list_since(
+        &self,
+        gce: &Gce,
+        since: Instant,
+        recent: Option<&Arc<Inventory>>,
+    ) -> Result<Arc<Inventory>, Error> {
+        let inventory = gce.inventory.last();
+        let known = [self.list.as_ref(), recent, inventory.as_ref()];
+        match known.into_iter().flatten().find(|list| list.has_shared && list.began >= since) {
+            Some(list) => Ok(Arc::clone(list)),
+            None => shared_list(gce).await,
+        }
+    }
+
+    /// Takes what was deleted off the list.
+    fn note_deleted(&mut self, known: &KnownShared) {
+        let (changing, denied) = (&self.state, self.state.denied.as_ref().map(|(_, commands)| commands));
+        let is_gone =
+            |id: &Id| !changing.is_changing(id) && denied.is_none_or(|denied| !denied.contains_key(id));
+        let gone: BTreeSet<Id> = self.deleting.iter().filter(|id| is_gone(id)).cloned().collect();
+        if gone.is_empty() {
+            return;
+        }
+        self.deleting.retain(|id| !gone.contains(id));
+        for id in &gone {
+            known.note(id, None);
+        }
+        if let Some(list) = &mut self.list {
+            let found = list.found.iter().filter(|(id, _)| !gone.contains(id)).cloned().collect();
+            *list = Arc::new(Inventory { found, ..**list });
+        }
     }
 }
 
@@ -158,37 +310,42 @@ fn unended(steps: &[Step], project: &str) -> Error {
     ))
 }
 
-async fn unneeded(gce: &Gce, users: &BTreeMap<Key, BTreeSet<Id>>) -> Result<Vec<Step>, Error> {
+/// What the deletion of shared resources has to know, as it is now.
+async fn shared_list(gce: &Gce) -> Result<Arc<Inventory>, Error> {
+    let began = Instant::now();
+    let kinds = [Kind::HealthCheck, Kind::BackendService, Kind::Firewall].map(|kind| async move {
+        match gce.list_kind(kind, None).await {
+            Err(failure) if kind == Kind::Firewall && failure.is_denied() => Ok(Vec::new()),
+            other => other,
+        }
+    });
+    let found = futures::future::try_join_all(kinds).await?;
+    Ok(Arc::new(Inventory { began, has_shared: true, found: found.into_iter().flatten().collect() }))
+}
+
+fn unneeded(gce: &Gce, users: &BTreeMap<Key, BTreeSet<Id>>, list: &[(Id, Value)]) -> Vec<Step> {
     let cluster = &gce.config.cluster;
-    let (checks, services, firewalls) = futures::try_join!(
-        gce.list_kind(Kind::HealthCheck, None),
-        gce.list_kind(Kind::BackendService, None),
-        async {
-            match gce.list_kind(Kind::Firewall, None).await {
-                Err(failure) if failure.is_denied() => Ok(Vec::new()),
-                other => other,
-            }
-        },
-    )?;
-    let used: BTreeSet<String> = services.iter().flat_map(|(_, found)| Tree::checks(found)).collect();
+    let of_kind = |kind| list.iter().filter(move |(id, _)| id.kind == kind);
+    let used: BTreeSet<String> =
+        of_kind(Kind::BackendService).flat_map(|(_, found)| Tree::checks(found)).collect();
     let is_wanted = |id: &Id| users.values().any(|ids| ids.contains(id));
     let shared = |found: &Value| marks::is_shared(cluster, found);
-    let checks: Vec<(Id, Value)> = checks.into_iter().filter(|(_, found)| shared(found)).collect();
+    let checks: Vec<&(Id, Value)> = of_kind(Kind::HealthCheck).filter(|(_, found)| shared(found)).collect();
     let old: Vec<Step> = checks
         .iter()
         .filter(|(id, _)| !is_wanted(id) && !used.contains(&id.path(&gce.config)))
         .map(|(id, _)| Step::Delete { id: id.clone() })
         .collect();
     if !old.is_empty() {
-        return Ok(old);
+        return old;
     }
     // The rules of a check go after it.
     let ports: BTreeSet<String> = checks.iter().filter_map(|(_, check)| port_of_check(check)).collect();
-    let old = firewalls.into_iter().filter(|(id, found)| {
+    let old = of_kind(Kind::Firewall).filter(|(id, found)| {
         let port = found.pointer("/allowed/0/ports/0").and_then(Value::as_str).unwrap_or_default();
         shared(found) && !is_wanted(id) && !ports.contains(port)
     });
-    Ok(old.map(|(id, _)| Step::Delete { id }).collect())
+    old.map(|(id, _)| Step::Delete { id: id.clone() }).collect()
 }
 
 fn port_of_check(check: &Value) -> Option<String> {
@@ -197,111 +354,4 @@ fn port_of_check(check: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use async_trait::async_trait;
-    use http::{Method, Response};
-    use serde_json::json;
-    use steerage_provider_api::{Error, Provider as _};
-
-    use super::*;
-    use crate::client::{Call, Calls};
-    use crate::config::tests::config;
-    use crate::error::CallError;
-    use crate::state::{DENIED_WAIT, Pending};
-
-    /// A network with one firewall rule, which the credentials may not delete.
-    struct Denying {
-        description: String,
-        deletions: AtomicUsize,
-    }
-
-    /// An API that does not answer.
-    struct Down;
-
-    #[async_trait]
-    impl Calls for Down {
-        async fn send(&self, call: Call) -> crate::error::Result<Value> {
-            Err(CallError::unusable(call.action, "down"))
-        }
-    }
-
-    #[test]
-    fn endless_deletion_names_the_resource_and_the_command() {
-        let told = unended(&[Step::Delete { id: Id::new(Kind::HealthCheck, "old") }], "p").to_string();
-        assert!(told.contains("health check old."), "{told}");
-        assert!(told.contains("gcloud compute operations list --project=p"), "{told}");
-    }
-
-    #[tokio::test]
-    async fn failed_cleaning_is_not_the_failure_of_a_service_that_is_complete() {
-        let gce = Gce::over(config(), Arc::new(Down));
-        assert!(matches!(gce.shared.clean_later(&gce).await, Ok(Cleaned::Later(FAILED_WAIT))));
-        assert!(gce.shared.0.lock().await.is_dirty, "it is tried again");
-        assert!(gce.shared.clean(&gce).await.is_err(), "the last Service waits for it");
-    }
-
-    #[async_trait]
-    impl Calls for Denying {
-        async fn send(&self, call: Call) -> crate::error::Result<Value> {
-            if call.method == Method::DELETE {
-                // The test ends also if it is sent without a pause.
-                assert!(self.deletions.fetch_add(1, Ordering::Relaxed) < 20);
-                return Err(CallError::answered(
-                    call.action,
-                    &Response::builder().status(403).body("").unwrap(),
-                ));
-            }
-            let rule = json!({ "name": "st-rule", "description": self.description });
-            Ok(if call.action == "firewalls.list" { json!({ "items": [rule] }) } else { json!({}) })
-        }
-    }
-
-    fn denying(description: String) -> (Gce, Arc<Denying>) {
-        let calls = Arc::new(Denying { description, deletions: AtomicUsize::new(0) });
-        (Gce::over(config(), calls.clone()), calls)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn denied_deletion_is_one_request_after_each_wait() {
-        let (gce, calls) = denying(marks::of_shared(&config().cluster));
-        for expected in 1..4 {
-            for _ in 0..3 {
-                assert!(gce.shared.clean(&gce).await.unwrap(), "nobody waits for it");
-                assert_eq!(calls.deletions.load(Ordering::Relaxed), expected);
-            }
-            tokio::time::advance(DENIED_WAIT).await;
-        }
-        let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
-        let (gce, calls) = denying(marks::of_owner(&config().cluster, &owner));
-        for expected in 1..4 {
-            for _ in 0..3 {
-                let error = gce.delete(&owner).await.unwrap_err();
-                assert!(matches!(error, Error::Denied(_)), "{error}");
-                assert_eq!(calls.deletions.load(Ordering::Relaxed), expected);
-            }
-            tokio::time::advance(DENIED_WAIT).await;
-        }
-    }
-
-    /// The deletion of one that it does not need runs, and fails.
-    #[tokio::test(start_paused = true)]
-    async fn service_waits_only_for_the_deletion_of_what_it_needs() {
-        let (gce, _) = denying(marks::of_shared(&config().cluster));
-        let [old, needed] = ["old", "needed"].map(|name| Id::new(Kind::HealthCheck, name));
-        let pending = Pending {
-            owner: nobody(),
-            step: Step::Delete { id: old.clone() },
-            is_shared: true,
-            // It is answered as one that runs.
-            operation: "projects/p/regions/r/operations/o".to_owned(),
-            since: Instant::now(),
-        };
-        gce.shared.0.lock().await.state.note_pending(pending);
-        let [mine, other] = ["a", "b"].map(|name| Key::new("shop", name));
-        assert!(gce.shared.begin_use(&gce, &mine, BTreeSet::from([needed])).await);
-        assert!(!gce.shared.begin_use(&gce, &other, BTreeSet::from([old])).await);
-    }
-}
+mod tests;

@@ -2,6 +2,7 @@
 //! What the provider remembers of a Service. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_model::Ingress;
@@ -11,11 +12,10 @@ use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::object::Id;
+use crate::observe::Inventory;
 use crate::step::Step;
 use crate::tree::Tree;
 
-/// The longest time between two questions whether a change is complete.
-const LONGEST_POLL: Duration = Duration::from_secs(5);
 /// Where only targets follow, all is read again after this time.
 const OLD: Duration = Duration::from_mins(10);
 /// Only the resource of an operation waits longer for it.
@@ -63,8 +63,12 @@ pub(crate) struct ServiceState {
     /// Shared resources that were looked for.
     pub(crate) looked_for: BTreeSet<Id>,
     pub(crate) pending: Vec<Pending>,
-    /// When the first of the pending changes was sent.
-    sent_at: Option<Instant>,
+    /// Whether what is known is of the list for first looks.
+    pub(crate) is_first_look: bool,
+    /// During a deletion: when nothing was known to be left but groups, which is to be verified.
+    pub(crate) unverified_since: Option<Instant>,
+    /// During a deletion: a list in which nothing was left but groups.
+    pub(crate) last_look: Option<Arc<Inventory>>,
     pub(crate) complete: Option<Complete>,
     /// The addresses that were returned while those that they replace still served.
     pub(crate) announced: Option<Vec<Ingress>>,
@@ -93,7 +97,9 @@ impl ServiceState {
     pub(crate) fn note_read(&mut self, owner: &Owner, tree: Tree, earlier: Vec<(Owner, Tree)>) {
         (self.tree, self.earlier) = (Some((owner.clone(), tree)), earlier);
         (self.is_verified, self.is_seen, self.read_at) = (true, true, Some(Instant::now()));
+        self.is_first_look = false;
         self.looked_for.clear();
+        self.end_deletion();
     }
 
     /// Whether it was read so long ago that somebody may have changed it.
@@ -106,6 +112,13 @@ impl ServiceState {
         (self.tree, self.is_verified, self.complete) = (None, false, None);
         self.earlier.clear();
         self.looked_for.clear();
+        self.is_first_look = false;
+        self.end_deletion();
+    }
+
+    /// What a deletion found does not count any more.
+    pub(crate) fn end_deletion(&mut self) {
+        (self.unverified_since, self.last_look) = (None, None);
     }
 
     /// Changes are about to be sent. The call may be abandoned before their answers come.
@@ -115,7 +128,6 @@ impl ServiceState {
 
     pub(crate) fn note_pending(&mut self, pending: Pending) {
         self.pending.push(pending);
-        self.sent_at.get_or_insert_with(Instant::now);
     }
 
     /// Whether all that has not ended is left alone.
@@ -126,18 +138,6 @@ impl ServiceState {
     /// Whether a change of the resource has not ended.
     pub(crate) fn is_changing(&self, id: &Id) -> bool {
         self.pending.iter().any(|pending| pending.step.id() == id)
-    }
-
-    pub(crate) fn note_settled(&mut self) {
-        if self.pending.is_empty() {
-            self.sent_at = None;
-        }
-    }
-
-    /// When to ask whether the changes are complete: soon at first.
-    pub(crate) fn poll(&self, least: Duration) -> Duration {
-        let passed = self.sent_at.map_or(Duration::ZERO, |at| at.elapsed());
-        (passed / 2).clamp(least, LONGEST_POLL.max(least))
     }
 
     /// The credentials may not make this change of a firewall rule. All of them wait from the last refusal on.
@@ -171,10 +171,8 @@ mod tests {
     use crate::object::Kind;
 
     #[tokio::test(start_paused = true)]
-    async fn slow_operations_are_asked_for_less_often() {
+    async fn only_the_resource_of_a_stuck_operation_waits() {
         let mut state = ServiceState::default();
-        let least = Duration::from_millis(500);
-        assert_eq!(state.poll(least), least);
         let owner = Owner { service: Key::new("a", "b"), uid: "u".to_owned() };
         let step = Step::Delete { id: Id::new(Kind::Address, "x") };
         state.note_pending(Pending {
@@ -184,15 +182,9 @@ mod tests {
             operation: String::new(),
             since: Instant::now(),
         });
-        tokio::time::advance(Duration::from_secs(4)).await;
-        assert_eq!(state.poll(least), Duration::from_secs(2));
         tokio::time::advance(Duration::from_mins(4)).await;
-        assert_eq!(state.poll(least), LONGEST_POLL);
         assert!(!state.may_continue());
         tokio::time::advance(STUCK).await;
         assert!(state.may_continue() && state.is_changing(&Id::new(Kind::Address, "x")));
-        state.pending.clear();
-        state.note_settled();
-        assert_eq!(state.poll(least), least);
     }
 }

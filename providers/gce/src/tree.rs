@@ -34,6 +34,17 @@ impl Tree {
         self.own.iter().filter(move |(id, _)| id.kind == kind)
     }
 
+    /// Those that have a fingerprint, which is not known: the changes need it.
+    pub(crate) fn without_fingerprint(&self, steps: &[Step]) -> Vec<Id> {
+        let has_one = |kind| matches!(kind, Kind::BackendService | Kind::ForwardingRule);
+        let patched = steps.iter().filter_map(|step| match step {
+            Step::Patch { id, .. } if has_one(id.kind) => Some(id),
+            _ => None,
+        });
+        let is_unread = |id: &&Id| self.get(id).is_some_and(|known| known.get("fingerprint").is_none());
+        patched.filter(is_unread).cloned().collect()
+    }
+
     /// Whether the endpoints of all groups are known.
     pub(crate) fn has_all_members(&self) -> bool {
         self.of_kind(Kind::Group).all(|(id, _)| self.members.contains_key(id))
@@ -51,6 +62,12 @@ impl Tree {
         all.filter_map(Value::as_str).map(|url| relative(url).to_owned()).collect()
     }
 
+    /// Whether a backend service of the owner has a health check that is none of these.
+    pub(crate) fn uses_other_checks<'a>(&self, ids: impl Iterator<Item = &'a Id>, config: &Config) -> bool {
+        let wanted: BTreeSet<String> = ids.map(|id| id.path(config)).collect();
+        self.of_kind(Kind::BackendService).any(|(_, found)| !Self::checks(found).is_subset(&wanted))
+    }
+
     /// Whether a backend service of the owner has it.
     pub(crate) fn is_used(&self, id: &Id, config: &Config) -> bool {
         let path = id.path(config);
@@ -60,10 +77,10 @@ impl Tree {
 
     /// A request succeeded. False if its result has to be read.
     pub(crate) fn note(&mut self, step: &Step, is_shared: bool) -> bool {
-        let needs_read = |kind| matches!(kind, Kind::Address | Kind::BackendService | Kind::ForwardingRule);
         let all = if is_shared { &mut self.shared } else { &mut self.own };
         match step {
-            Step::Insert { id, .. } | Step::Patch { id, .. } if needs_read(id.kind) => return false,
+            // GCE chooses the address.
+            Step::Insert { id, .. } if id.kind == Kind::Address => return false,
             Step::Insert { id, body } => {
                 all.insert(id.clone(), body.clone());
                 if id.kind == Kind::Group {
@@ -73,6 +90,8 @@ impl Tree {
             Step::Patch { id, changes } => {
                 let Some(Value::Object(known)) = all.get_mut(id) else { return false };
                 known.extend(changes.as_object().cloned().unwrap_or_default());
+                // GCE writes another one.
+                known.remove("fingerprint");
             }
             Step::Delete { id } => {
                 all.remove(id);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use futures::future::try_join_all;
+use futures::future::try_join;
 use serde_json::Value;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::names;
@@ -17,8 +17,11 @@ use tokio::time::Instant;
 use crate::client::{Call, items, list};
 use crate::error::CallError;
 use crate::object::{last, relative};
+use crate::operations::Progress;
 use crate::provider::Gce;
 
+/// What has not ended.
+const RUNNING: &str = "status ne 'DONE'";
 /// Others wait no longer for an operation.
 const LONGEST: Duration = Duration::from_mins(1);
 
@@ -89,14 +92,22 @@ impl Gce {
             let expected = self.unknown.expect_answers();
             let found = self.running_operations().await?;
             expected.received();
+            for path in &found {
+                // It ran a moment ago.
+                self.operations.begin(path, "");
+            }
             let now = Instant::now();
             note_found(&mut pending, found, now);
         }
+        for (path, _) in pending.iter().filter(|(_, since)| !must_wait(**since)) {
+            self.operations.forget_found(path);
+        }
         let waiting: Vec<String> =
             pending.iter().filter(|(_, since)| must_wait(**since)).map(|(path, _)| path.clone()).collect();
-        for path in waiting {
-            if !self.is_running(&path).await? {
+        for (path, progress) in self.operations.ask(&*self.calls, &waiting).await {
+            if progress? != Progress::Running {
                 pending.remove(&path);
+                self.operations.forget_found(&path);
             }
         }
         Ok(!pending.values().any(|since| must_wait(*since)))
@@ -104,48 +115,30 @@ impl Gce {
 
     /// The paths of the operations on the cluster's resources that run.
     async fn running_operations(&self) -> Result<Vec<String>, Error> {
-        let (project, region) = (&self.config.project, &self.config.region);
-        let zones = self.zones().await?;
-        let mut scopes = vec![
-            ("globalOperations.list", format!("projects/{}/global", self.config.network_project())),
-            ("regionOperations.list", format!("projects/{project}/regions/{region}")),
-        ];
-        scopes.extend(
-            zones.iter().map(|zone| ("zoneOperations.list", format!("projects/{project}/zones/{zone}"))),
-        );
-        let prefix = names::prefix(&self.config.cluster);
-        let found = scopes.into_iter().map(|(action, scope)| async move {
-            let call = Call::get(action, format!("{scope}/operations"));
-            match list(&*self.calls, call.with_filter("status ne 'DONE'".to_owned()), items).await {
+        let path = format!("projects/{}/aggregated/operations", self.config.project);
+        let everywhere = Call::get("globalOperations.aggregatedList", path).with_filter(RUNNING.to_owned());
+        let in_host = async {
+            if !self.config.is_shared_vpc() {
+                return Ok(Vec::new());
+            }
+            let path = format!("projects/{}/global/operations", self.config.network_project());
+            let call = Call::get("globalOperations.list", path).with_filter(RUNNING.to_owned());
+            match list(&*self.calls, call, items).await {
                 // Firewall rules of a Shared VPC may be somebody else's.
-                Err(failure) if failure.is_denied() && action.starts_with("global") => Ok(Vec::new()),
+                Err(failure) if failure.is_denied() => Ok(Vec::new()),
                 other => other,
             }
-        });
-        let found: Vec<Vec<Value>> =
-            try_join_all(found).await.map_err(|failure: CallError| Error::from(failure))?;
+        };
+        let (found, in_host) = try_join(self.list_places(everywhere, "operations"), in_host)
+            .await
+            .map_err(|failure: CallError| Error::from(failure))?;
+        let prefix = names::prefix(&self.config.cluster);
         let text = |operation: &Value, field: &str| operation.get(field)?.as_str().map(str::to_owned);
-        let ours = found.into_iter().flatten().filter(|operation| {
+        let all = found.into_iter().map(|(_, operation)| operation).chain(in_host);
+        let ours = all.filter(|operation| {
             text(operation, "targetLink").is_some_and(|target| last(&target).starts_with(&prefix))
         });
         Ok(ours.filter_map(|operation| Some(relative(&text(&operation, "selfLink")?).to_owned())).collect())
-    }
-
-    async fn is_running(&self, path: &str) -> Result<bool, Error> {
-        match self.calls.send(Call::get(operation_get(path), path.to_owned())).await {
-            Ok(operation) => Ok(operation.get("status").and_then(Value::as_str) != Some("DONE")),
-            Err(failure) if failure.is_not_found() => Ok(false),
-            Err(failure) => Err(failure.into()),
-        }
-    }
-}
-
-/// The method that reads the operation of a path.
-pub(crate) fn operation_get(path: &str) -> &'static str {
-    match path {
-        path if path.contains("/zones/") => "zoneOperations.get",
-        path if path.contains("/regions/") => "regionOperations.get",
-        _ => "globalOperations.get",
     }
 }
 

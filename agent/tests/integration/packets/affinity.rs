@@ -11,6 +11,7 @@ use steerage_agent::kernel::{CountedPackets, counted_packets};
 use steerage_agent::plan::{ServicePlan, plan_service};
 use steerage_agent::rules::endpoint_hash;
 use steerage_model::{EndpointSlice, Family, Key, Protocol, Service};
+use steerage_nft::{Nft, Table};
 use steerage_requirements::requires;
 
 use crate::packets::cluster::{Cluster, FAMILIES, Way, key, local, place, service, with_affinity};
@@ -221,20 +222,25 @@ fn forged_first_packets_leave_no_client_without_affinity() {
     let world = World::new();
     let _cluster = Cluster::new(&world, with_affinity(service(), LONG), &[At::Pod1, At::Pod2, At::Far]);
     let SocketAddr::V4(to) = Way::Vip.to(Family::V4) else { panic!("an IPv4 address") };
-    let sent = world.run(At::Client, || {
-        let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
-        let send = |n: &u16| {
-            let [a, b] = n.to_be_bytes();
-            socket.send_to(&segment([10, 200, a, b].into(), to, SYN), &SocketAddr::V4(to).into()).is_ok()
-        };
-        (0..2000).filter(send).count()
-    });
-    assert!(sent > 1000, "{sent}");
     let count = |map: &str| {
-        let text = world.sh_at(At::Node, &format!("nft list map ip steerage {map}"));
-        text.matches("expires").count()
+        let elements = world.run(At::Node, || {
+            Nft::open().unwrap().elements(&Table::new(steerage_nft::Family::Ip, "steerage"), map)
+        });
+        elements.expect("the map").len()
     };
-    assert!(count("candidates") > 1000, "the packets have arrived and were translated");
+    let mut sources = 0_u16..60_000;
+    // Until so many have arrived and were translated. Each is forgotten after three seconds.
+    while count("candidates") <= 1000 {
+        let some: Vec<_> = sources.by_ref().take(2000).collect();
+        assert!(!some.is_empty(), "{} candidates", count("candidates"));
+        world.run(At::Client, || {
+            let socket = Socket::new(Domain::IPV4, Type::RAW, Some(socket2::Protocol::from(255))).unwrap();
+            for [a, b] in some.iter().map(|n| n.to_be_bytes()) {
+                let packet = segment([10, 200, a, b].into(), to, SYN);
+                let _ = socket.send_to(&packet, &SocketAddr::V4(to).into());
+            }
+        });
+    }
     assert_eq!(count("affinity"), 0);
     let first = answering(&world, At::Client, Way::Vip, Family::V4);
     assert_eq!((first.len(), count("affinity")), (1, 1));

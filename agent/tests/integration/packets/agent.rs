@@ -13,16 +13,16 @@ use steerage_agent::kernel::{AddressWatch, Dataplane, FlowCleaner, Noticed};
 use steerage_agent::metrics::Metrics;
 use steerage_agent::node_annotations::node_agent;
 use steerage_agent::plan::{ElementLimits, POLICY_GRACE_PERIOD};
-use steerage_agent::rules::{Ruleset, TABLE};
+use steerage_agent::rules::{Ruleset, SetId, TABLE};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::{
     Endpoint, EndpointPort, EndpointSlice, Family, Key, Node, Protocol, Service, ServiceKind, ServicePort,
 };
-use steerage_nft::{Batch, Nft, Table};
+use steerage_nft::{Batch, Monitor, Nft, Notification, ObjectKind, Table};
 use steerage_process::{Readiness, prometheus_client::registry::Registry};
 use steerage_requirements::requires;
-use steerage_watch::Event;
 use steerage_watch::events::Recorder;
+use steerage_watch::{Backoff, Event};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -277,42 +277,87 @@ fn health_notices_how_long_planning_takes() {
     agent.list(service(), &[At::Pod1]);
     soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
-    for input in endless(1, 400) {
-        agent.send(input);
-    }
-    let mut longest = Duration::ZERO;
-    let end = Instant::now() + SOON;
-    while agent.metrics.reduced_services.get() == 0 {
-        assert!(Instant::now() < end, "never planned");
-        longest = longest.max(agent.proxy_health.busy_for());
-    }
+    let (planned, mut longest) = (|| agent.metrics.reduced_services.get(), Duration::ZERO);
+    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine. It is enough to notice one of
+    // several: this thread may have no core during a plan.
+    let is_noticed = |number| {
+        let before = planned();
+        for input in endless(number, 400) {
+            agent.send(input);
+        }
+        let end = Instant::now() + SOON;
+        while planned() == before {
+            assert!(Instant::now() < end, "never planned");
+            longest = longest.max(agent.proxy_health.busy_for());
+        }
+        longest > Duration::from_millis(50)
+    };
+    assert!((1..=10).any(is_noticed), "{longest:?}");
     println!("planned for {longest:?}");
-    // A write of so few elements takes some milliseconds, and the plan some 300 on a usual machine.
-    assert!(longest > Duration::from_millis(50), "{longest:?}");
     soon("an idle loop", || agent.proxy_health.busy_for() == Duration::ZERO);
+}
+
+/// The commits in order: how many cluster addresses of IPv4 each added, and whether it replaced a single endpoint.
+fn commits(monitor: &mut Monitor) -> Vec<(usize, bool)> {
+    let (addresses, single) = (SetId::ClusterAddresses.name(), SetId::Slots(1).name());
+    let (mut all, mut running) = (Vec::new(), (0, false));
+    while let Some(notifications) = monitor.receive().unwrap() {
+        for notification in notifications {
+            match notification {
+                Notification::Commit(_) => all.push(std::mem::take(&mut running)),
+                Notification::Change(change) => {
+                    let is_of = |set: &String| {
+                        change.object == ObjectKind::Elements
+                            && change.table == Table::new(steerage_nft::Family::Ip, TABLE)
+                            && change.name.as_ref() == Some(set)
+                    };
+                    running.0 += usize::from(!change.deleted && is_of(&addresses));
+                    running.1 |= change.deleted && is_of(&single);
+                }
+            }
+        }
+    }
+    all
 }
 
 /// All Services of a tenant change at once, and take long to plan.
 #[test]
 fn other_namespaces_do_not_wait_for_all_plans_of_a_tenant() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));
-    let world = World::new();
-    let agent = Running::with_limits(&world, ElementLimits { service: 500, namespace: 1_000_000 });
-    agent.list(service(), &[At::Pod1]);
-    soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
-    let tenant = 12;
-    let all: Vec<_> = (1..=tenant).flat_map(|number| endless(number, 100)).collect();
-    for input in all {
-        agent.send(input);
-    }
-    agent.endpoints(slices(&[At::Pod2]));
-    let begun = Instant::now();
-    let planned = || agent.metrics.reduced_services.get();
-    soon("the change", || agent.asks(Way::Vip, Family::V4) == Ok("pod2".to_owned()));
-    let (took, before) = (begun.elapsed(), planned());
-    soon("all Services", || planned() == i64::from(tenant));
-    println!("{took:?}, after {before} of the tenant's Services, which took {:?}", begun.elapsed());
-    assert!(before <= i64::from(tenant / 2), "{before} were first");
+    let is_met = || {
+        let world = World::new();
+        let agent = Running::with_limits(&world, ElementLimits { service: 500, namespace: 1_000_000 });
+        agent.list(service(), &[At::Pod1]);
+        soon("the Service", || agent.asks(Way::Vip, Family::V4).is_ok());
+        let tenant = 12;
+        let all: Vec<_> = (1..=tenant).flat_map(|number| endless(number, 100)).collect();
+        let planned = || agent.metrics.reduced_services.get();
+        let mut monitor = world.run(At::Node, || Monitor::open().unwrap());
+        for input in all {
+            agent.send(input);
+        }
+        agent.endpoints(slices(&[At::Pod2]));
+        // The others were planned before the agent could know of the change.
+        let is_in_time = planned() == 0;
+        let begun = Instant::now();
+        soon("the change", || agent.asks(Way::Vip, Family::V4) == Ok("pod2".to_owned()));
+        let took = begun.elapsed();
+        for count in 1..=tenant {
+            soon(&format!("{count} Services"), || planned() >= i64::from(count));
+        }
+        // The kernel's order: this thread may see the change long after it.
+        let commits = commits(&mut monitor);
+        let added = |of: &[(usize, bool)]| of.iter().map(|(addresses, _)| addresses).sum::<usize>();
+        assert_eq!(added(&commits), usize::from(tenant), "{commits:?}");
+        let change = commits.iter().position(|(_, is_replaced)| *is_replaced).expect("the change");
+        let before = added(&commits[..=change]);
+        println!("{took:?}, after {before} of the tenant's Services, which took {:?}", begun.elapsed());
+        if is_in_time {
+            assert!(before <= usize::from(tenant / 2), "{before} were first: {commits:?}");
+        }
+        is_in_time
+    };
+    assert!(std::iter::repeat_with(is_met).take(10).any(|is_met| is_met), "never in time");
 }
 
 /// Each repetition of a failed write reads and writes everything.
@@ -327,20 +372,25 @@ fn changes_do_not_repeat_failed_writes_more_often() {
         owner.commit(batch).unwrap();
         owner
     });
+    let started = Instant::now();
     let agent = running(&world);
     agent.list(local(service()), &[At::Pod1]);
     soon("a failure", || agent.metrics.failures.get() > 0);
     let lists = [&[At::Pod1, At::Far][..], &[At::Pod2]];
     let begun = Instant::now();
     let mut changes = 0_u32;
-    while begun.elapsed() < Duration::from_secs(2) {
+    while begun.elapsed() < Duration::from_secs(2) || changes <= 20 {
         agent.endpoints(slices(lists[changes as usize % 2]));
         changes += 1;
         std::thread::sleep(Duration::from_millis(5));
     }
-    // After 0.1, 0.2, 0.4 and 0.8 s, with jitter.
-    let failures = agent.metrics.failures.get();
-    assert!(changes > 20 && failures <= 8, "{failures} failures with {changes} changes");
+    let (failures, took) = (agent.metrics.failures.get(), started.elapsed());
+    // After 0.1, 0.2, 0.4 and 0.8 s and so on, or half of that with the least jitter.
+    let backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+    let earliest = (1..)
+        .scan(Duration::ZERO, |at, failed| Some(std::mem::replace(at, *at + backoff.delay(failed, 0.0))));
+    let most = earliest.take_while(|at| *at <= took).count();
+    assert!(failures <= most as u64, "{failures} failures in {took:?} with {changes} changes");
     assert_eq!(agent.health(HEALTH_PORT, Family::V4), None, "never written");
     agent.endpoints(slices(&[At::Pod2]));
     drop(owner);
@@ -370,9 +420,8 @@ fn health_check_port_follows_service() {
     agent.endpoints(leaving);
     agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
     // Health is withdrawn before the rules are written.
-    soon("the other endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("pod1".to_owned()));
     for family in FAMILIES {
-        assert_eq!(agent.asks(Way::Vip, family), Ok("pod1".to_owned()));
+        soon("the other endpoint", || agent.asks(Way::Vip, family) == Ok("pod1".to_owned()));
     }
     agent.endpoints(slices(&[At::Far]));
     agent.healthy(HEALTH_PORT + 1, Some((503, 0)));
@@ -504,7 +553,10 @@ fn change_to_local_drops_nothing_during_policy_transition() {
         soon("the own endpoint", kept);
     }
     agent.endpoints(slices(&[At::Far]));
-    soon("the far endpoint", || agent.asks(Way::Vip, Family::V4) == Ok("far".to_owned()));
+    // Each has a slice, and so an input, of its own.
+    for family in FAMILIES {
+        soon("the far endpoint", || agent.asks(Way::Vip, family) == Ok("far".to_owned()));
+    }
     let mut answers = 0;
     while start.elapsed() + Duration::from_secs(2) < POLICY_GRACE_PERIOD {
         for (way, family) in Way::EXTERNAL.into_iter().flat_map(|way| FAMILIES.map(|family| (way, family))) {

@@ -102,20 +102,24 @@ pub(super) async fn wait_parts(test: &TestContext, fit: impl Fn(Parts<'_>) -> bo
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a>(&'a str);
 
-impl Parts<'_> {
+impl<'a> Parts<'a> {
     /// How many parts of a kind there are.
     pub(super) fn count(self, kind: &str) -> usize {
-        self.count_with(kind, "")
+        self.of(kind).count()
     }
 
-    /// How many of them have this text.
-    pub(super) fn count_with(self, kind: &str, text: &str) -> usize {
-        self.0.lines().filter(|line| line.starts_with(kind) && line.contains(text)).count()
+    fn of(self, kind: &str) -> impl Iterator<Item = &'a str> {
+        self.0.lines().filter(move |line| line.starts_with(kind))
+    }
+
+    /// Whether one of them has this text.
+    pub(super) fn has(self, kind: &str, text: &str) -> bool {
+        self.of(kind).any(|part| part.contains(text))
     }
 
     /// Whether each of them has this text.
     pub(super) fn all_have(self, kind: &str, text: &str) -> bool {
-        self.count(kind) > 0 && self.count_with(kind, text) == self.count(kind)
+        self.count(kind) > 0 && self.of(kind).all(|part| part.contains(text))
     }
 }
 
