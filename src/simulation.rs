@@ -27,9 +27,9 @@ use vendor::Vendor;
 use world::{ProviderKind, Report};
 
 /// Seeds in a run without `STEERAGE_SIMULATION_SEEDS`.
-const SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 50 } else { 2000 };
+const SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 50 } else { 1000 };
 /// The same for each vendor's cloud.
-const VENDORS_SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 12 } else { 300 };
+const VENDORS_SEEDS: Range<u64> = 0..if cfg!(debug_assertions) { 12 } else { 100 };
 /// `FROM..TO`, or one seed.
 const VARIABLE: &str = "STEERAGE_SIMULATION_SEEDS";
 
