@@ -154,7 +154,7 @@ fn check_listeners(world: &mut World, identity: &str, before: &OfVendor, now: &O
 /// Whether the Service has the port, and no watch can show an older one.
 fn has_had_port(world: &World, owner: &Owner, port: u16) -> bool {
     let service = world.api.get(Resource::Services, &owner.service);
-    let mut ports = service.into_iter().flat_map(|json| json["spec"]["ports"].as_array()).flatten();
+    let mut ports = service.into_iter().filter_map(|json| json["spec"]["ports"].as_array()).flatten();
     world.changed.get(&owner.service).is_none_or(|at| at.elapsed() > MAX_LAG)
         && ports.any(|found| found["port"] == port)
 }

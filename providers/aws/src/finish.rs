@@ -97,8 +97,9 @@ impl Aws {
     /// use that one all the same. A failure only puts it off.
     pub(crate) async fn publish_kept(&self, owner: &Owner, entry: &mut ServiceState, outcome: &mut Outcome) {
         let is_new = entry.unsettled(self.config.settle).is_some();
+        let is_listening = entry.is_partial && entry.is_listening_by_list;
         let Some((_, resources)) = entry.resources.as_mut().filter(|(of, _)| of == owner) else { return };
-        if resources.balancer.is_none() || resources.listeners.is_empty() {
+        if resources.balancer.is_none() || resources.listeners.is_empty() && !is_listening {
             return;
         }
         match self.ingress(resources).await {

@@ -35,15 +35,8 @@ mod public_ips;
 mod reasons;
 mod retire;
 #[cfg(any(test, feature = "stand-in"))]
-#[cfg_attr(
-    not(test),
-    allow(
-        dead_code,
-        clippy::unwrap_used,
-        clippy::panic,
-        reason = "only tests use it, those of this crate all of it"
-    )
-)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
+#[cfg_attr(not(test), allow(dead_code, reason = "this crate's own tests use all of it"))]
 mod scripted;
 mod shared;
 #[cfg(any(test, feature = "stand-in"))]

@@ -98,15 +98,13 @@ fn users(balancer: &Value, part: &Value) -> String {
     if let Some(uid) = uid_of(part) {
         return format!(" of \"{uid}\"");
     }
-    let id = part["id"].to_string();
     let uses = |rule: &&Value| {
         let of = &rule["properties"];
-        part.is_null()
-            || ["backendAddressPool", "probe"].iter().any(|field| of[field]["id"].to_string() == id)
+        part.is_null() || ["backendAddressPool", "probe"].iter().any(|field| of[field]["id"] == part["id"])
     };
     let uids: BTreeSet<String> =
         parts(balancer, "loadBalancingRules").filter(uses).filter_map(uid_of).collect();
-    uids.iter().map(|uid| format!(" of \"{uid}\"")).collect()
+    uids.iter().flat_map(|uid| [" of \"", uid, "\""]).collect()
 }
 
 /// Without what depends on history: versions, states and the numbers of priority.
