@@ -265,6 +265,7 @@ impl Scenario {
             let number = world.rng.u64(..);
             if let Some(what) = cloud.change_by_hand(number) {
                 world.record("change by hand", &what);
+                world.changed_by_hand = Some(Instant::now());
             }
             return;
         }

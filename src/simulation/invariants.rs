@@ -122,7 +122,11 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
             }
             // Every Service always has an endpoint, and there is always an eligible node; but while a watch lags, the endpoints of a
             // new Service are not seen.
-            Some(Targets::None) if *targets == Targets::Some && world.age(owner) > MAX_LAG => {
+            Some(Targets::None)
+                if *targets == Targets::Some
+                    && world.age(owner) > MAX_LAG
+                    && shows_changes_by_hand(world) =>
+            {
                 world.violation(&format!("{identity} removes all targets of {owner}"));
             }
             Some(_) => {}
@@ -137,7 +141,7 @@ fn check_listeners(world: &mut World, identity: &str, before: &OfVendor, now: &O
             continue;
         }
         match now.listeners.get(&(owner.clone(), *port)) {
-            Some(Targets::None) if *targets == Targets::Some => {
+            Some(Targets::None) if *targets == Targets::Some && shows_changes_by_hand(world) => {
                 world.violation(&format!("{identity} removes all targets of port {port} of {owner}"));
             }
             None if has_had_port(world, owner, *port) => {
@@ -149,6 +153,12 @@ fn check_listeners(world: &mut World, identity: &str, before: &OfVendor, now: &O
     if before.foreign != now.foreign {
         world.violation(&format!("{identity} changes what is of others: {:?}", now.foreign));
     }
+}
+
+/// Whether every read shows what was changed by hand. Where that took away a target that is to stay, the provider takes the others away
+/// as long as the cloud shows it.
+fn shows_changes_by_hand(world: &World) -> bool {
+    world.changed_by_hand.is_none_or(|at| at.elapsed() > SHOWN_AFTER)
 }
 
 /// Whether the Service has the port, and no watch can show an older one.
@@ -435,6 +445,9 @@ fn edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<String>, Str
     }
     Ok(Some(address.to_string()))
 }
+
+/// Reads of a vendor's cloud show a change after this time.
+const SHOWN_AFTER: Duration = Duration::from_secs(15);
 
 /// Calls so far.
 #[derive(Clone, Copy, Debug)]

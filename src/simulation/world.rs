@@ -143,6 +143,8 @@ pub(super) struct World {
     pub(super) created: BTreeMap<String, Instant>,
     /// When each Service was changed last, by name.
     pub(super) changed: BTreeMap<Key, Instant>,
+    /// When somebody last changed a vendor's cloud by hand.
+    pub(super) changed_by_hand: Option<Instant>,
     /// Wakes the scenario: a process crashes.
     pub(super) wake: Arc<Notify>,
     report: Report,
@@ -175,6 +177,7 @@ impl SharedWorld {
             started: Instant::now(),
             created: BTreeMap::new(),
             changed: BTreeMap::new(),
+            changed_by_hand: None,
             wake: Arc::default(),
             report: Report::default(),
             is_logged,
