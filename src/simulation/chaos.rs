@@ -9,7 +9,8 @@ use super::cloud::{self, UNSUPPORTED};
 use super::invariants::{self, Calls};
 use super::objects::{self, Resource, ServiceSpec};
 use super::process::{NAMESPACE, RESYNC, Running};
-use super::world::{Faults, Report, SharedWorld, World};
+use super::vendor;
+use super::world::{Faults, ProviderKind, Report, SharedWorld, World};
 use crate::lease::clock;
 
 const NODES: u16 = 8;
@@ -35,9 +36,9 @@ struct Scenario {
     deletes_nodes: bool,
 }
 
-pub(super) async fn run(seed: u64) -> Result<Report, String> {
+pub(super) async fn run(seed: u64, provider: ProviderKind) -> Result<Report, String> {
     clock::simulate();
-    let world = SharedWorld::new(seed);
+    let world = SharedWorld::new(seed, provider);
     let deletes_nodes = world.lock().rng.bool();
     let (replicas, restarts) = (Vec::new(), Vec::new());
     let mut scenario = Scenario { world: world.clone(), replicas, restarts, uids: 0, deletes_nodes };
@@ -50,11 +51,13 @@ pub(super) async fn run(seed: u64) -> Result<Report, String> {
         scenario.act();
     }
     scenario.end();
-    // The last comparison of each load balancer, and an orphan's grace period.
-    scenario.supervise_until(Instant::now() + RESYNC * 3).await;
+    // The last comparison of each load balancer, and an orphan's grace period; and the minutes that a vendor's cloud takes.
+    let periods = if matches!(provider, ProviderKind::Vendor(_)) { 6 } else { 3 };
+    scenario.supervise_until(Instant::now() + RESYNC * periods).await;
     let before = Calls::of(&world.lock());
     scenario.supervise_until(Instant::now() + QUIET).await;
-    let mut wrong = invariants::at_end(&world);
+    let expected = vendor::expected(&world).await?;
+    let mut wrong = invariants::at_end(&world, expected.as_ref());
     wrong.extend(invariants::within_budget(&world.lock(), before));
     for running in scenario.replicas.into_iter().flatten() {
         running.kill(&world);
@@ -200,6 +203,9 @@ impl Scenario {
                     world.record("node gone", &number.to_string());
                     world.nodes.deleted(&node_name(number));
                     world.api.delete(Resource::Nodes, &Key::new("", node_name(number)));
+                    if let Some(cloud) = &world.vendor {
+                        cloud.set_machine(&node_name(number), false);
+                    }
                 } else {
                     put_node(&mut world, number, is_excluded);
                 }
@@ -229,11 +235,17 @@ impl Scenario {
             return;
         }
         self.uids += 1;
-        let uid = format!("uid-{}", self.uids);
+        // Clouds write UIDs as they have them: without hyphens, and with a length.
+        let uid = match world.vendor {
+            Some(_) => format!("5eed0000-0000-4000-8000-{:012}", self.uids),
+            None => format!("uid-{}", self.uids),
+        };
         let spec = service_spec(&mut world);
         world.record("Service created", &format!("{key} {uid}"));
         world.created.insert(uid.clone(), Instant::now());
-        if world.cloud.balancers.contains_key(&key) {
+        world.changed.insert(key.clone(), Instant::now());
+        let of_vendor = world.vendor.as_ref().map(|cloud| cloud.load_balancers()).unwrap_or_default();
+        if world.cloud.balancers.contains_key(&key) || of_vendor.keys().any(|owner| owner.service == key) {
             world.record("Service created again", &uid);
         }
         world.api.put(Resource::Services, &key, objects::service(&key, &uid, number, &spec));
@@ -249,6 +261,14 @@ impl Scenario {
     /// Somebody changes or deletes what the provider has made.
     fn change_by_hand(&mut self, service: &Key) {
         let mut world = self.world.lock();
+        if let Some(cloud) = world.vendor.clone() {
+            let number = world.rng.u64(..);
+            if let Some(what) = cloud.change_by_hand(number) {
+                world.record("change by hand", &what);
+                world.changed_by_hand = Some(Instant::now());
+            }
+            return;
+        }
         cloud::drift(&mut world, service);
         let resource = if world.rng.bool() { Resource::EdgeNodeSets } else { Resource::EdgeLoadBalancers };
         let keys = world.api.list(resource).map(|(key, _)| key.clone());
@@ -336,7 +356,12 @@ fn put_node(world: &mut World, number: u16, is_excluded: bool) {
     let is_first = world.processes.is_empty();
     world.nodes.put(&name, is_excluded, is_first);
     world.record("node", &format!("{name} excluded: {is_excluded}"));
-    world.api.put(Resource::Nodes, &Key::new("", &name), objects::node(&name, number + 1, is_excluded));
+    let provider_id = world.vendor.as_ref().map(|cloud| cloud.provider_id(&name));
+    if let Some(cloud) = &world.vendor {
+        cloud.set_machine(&name, true);
+    }
+    let node = objects::node(&name, provider_id, number + 1, is_excluded);
+    world.api.put(Resource::Nodes, &Key::new("", &name), node);
 }
 
 fn service_spec(world: &mut World) -> ServiceSpec {
@@ -349,7 +374,13 @@ fn service_spec(world: &mut World) -> ServiceSpec {
         annotations.insert(annotations::STEERING.to_owned(), json!(UNKNOWN_STEERING));
     }
     if world.rng.u8(0..8) == 0 {
-        annotations.insert(UNSUPPORTED.to_owned(), Value::String(String::new()));
+        let (name, value) = world.vendor.as_ref().map_or((UNSUPPORTED, ""), |cloud| cloud.refused());
+        annotations.insert(name.to_owned(), json!(value));
+    }
+    for (name, value) in world.vendor.as_ref().map_or(&[][..], |cloud| cloud.options()) {
+        if world.rng.u8(0..4) == 0 && !annotations.contains_key(*name) {
+            annotations.insert((*name).to_owned(), json!(value));
+        }
     }
     if world.rng.u8(0..4) == 0 {
         annotations.insert(annotations::TARGET_NODE_LABELS.to_owned(), json!("tier=web"));
@@ -383,6 +414,7 @@ fn change_service(world: &mut World, key: &Key, change: impl FnOnce(&mut Value))
     change(&mut service);
     if service != before {
         world.record("Service changed", &key.to_string());
+        world.changed.insert(key.clone(), Instant::now());
         world.api.put(Resource::Services, key, service);
     }
 }

@@ -129,7 +129,10 @@ pub(super) fn slice(service: &Key, ports: &[u16], nodes: &[String]) -> Value {
     })
 }
 
-pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
+pub(super) fn node(name: &str, provider_id: Option<String>, number: u16, is_excluded: bool) -> Value {
+    // A vendor's cloud may give the addresses of documentation to load balancers.
+    let network = if provider_id.is_some() { "10.240.0" } else { "192.0.2" };
+    let provider_id = provider_id.unwrap_or_else(|| format!("sim:///{name}"));
     let mut labels = json!({});
     if is_excluded {
         labels[names::EXCLUDE_LABEL] = json!("");
@@ -138,8 +141,8 @@ pub(super) fn node(name: &str, number: u16, is_excluded: bool) -> Value {
     labels["tier"] = json!(if number.is_multiple_of(2) { "web" } else { "batch" });
     json!({
         "metadata": {"name": name, "labels": labels},
-        "spec": {"providerID": format!("sim:///{name}")},
-        "status": {"addresses": [{"type": "InternalIP", "address": format!("192.0.2.{number}")}]},
+        "spec": {"providerID": provider_id},
+        "status": {"addresses": [{"type": "InternalIP", "address": format!("{network}.{number}")}]},
     })
 }
 

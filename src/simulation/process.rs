@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use super::api_server;
 use super::cloud::{self, SimulatedProvider};
 use super::removals::Removals;
-use super::world::{ProcessId, ProcessState, ProviderKind, SharedWorld};
+use super::vendor::CloudLink;
+use super::world::{ProcessId, ProcessState, ProviderKind, SharedWorld, World};
 use crate::controller::{self, Components};
 use crate::lease::{LeaseOptions, LeaseTiming};
 use crate::plan::Config;
@@ -31,13 +32,15 @@ pub(super) const RESYNC: Duration = Duration::from_mins(2);
 const FREEZE: Duration = Duration::from_secs(40);
 
 /// The flags that the plans depend on.
-pub(super) fn config(provider: ProviderKind) -> Config {
-    let default_steering = if provider == ProviderKind::Own { Steering::Api } else { Steering::HealthCheck };
-    let capabilities = match provider {
-        ProviderKind::Edge => steerage_provider_edge::capabilities(),
-        _ => cloud::capabilities(provider == ProviderKind::Shared),
+pub(super) fn config(world: &World) -> Config {
+    let capabilities = match (&world.vendor, world.provider) {
+        (Some(cloud), _) => cloud.capabilities(),
+        (None, ProviderKind::Edge) => steerage_provider_edge::capabilities(),
+        (None, provider) => cloud::capabilities(provider == ProviderKind::Shared),
     };
-    Config::with_defaults(capabilities, default_steering)
+    let has_api_only = !capabilities.steerings.contains(&Steering::HealthCheck);
+    let is_api = world.provider == ProviderKind::Own || has_api_only;
+    Config::with_defaults(capabilities, if is_api { Steering::Api } else { Steering::HealthCheck })
 }
 
 pub(super) struct Running {
@@ -49,7 +52,7 @@ pub(super) struct Running {
 impl Running {
     /// Starts a replica's next process.
     pub(super) fn start(world: &SharedWorld, replica: usize) -> Self {
-        let (id, kind, freezes) = {
+        let (id, kind, freezes, config, vendor) = {
             let mut world = world.lock();
             let (id, now) = (world.processes.len(), Instant::now());
             let identity = format!("replica-{replica}-{id}");
@@ -62,22 +65,25 @@ impl Running {
                 watches_cut: now,
                 removals: Removals::default(),
             });
-            (id, world.provider, world.freezes)
+            (id, world.provider, world.freezes, config(&world), world.vendor.clone())
         };
         let admin = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let component = Component { name: "controller", version: "0", admin };
         let (process, failures) = Process::unsupervised(component);
         let client = api_server::client(world, id);
         let watches = process.metrics().register("watch", |registry| Watches::new(client.clone(), registry));
-        let provider: Arc<dyn Provider> = match kind {
-            ProviderKind::Edge => Arc::new(EdgeProvider::new(&client, &watches.dispensable(), NAMESPACE)),
+        let provider: Arc<dyn Provider> = match (vendor, kind) {
+            (Some(cloud), _) => cloud.provider(Arc::new(CloudLink { world: world.clone(), process: id })),
+            (None, ProviderKind::Edge) => {
+                Arc::new(EdgeProvider::new(&client, &watches.dispensable(), NAMESPACE))
+            }
             _ => Arc::new(SimulatedProvider::new(world, id)),
         };
         let identity = world.lock().identity(id).to_owned();
         let components = Components {
             watches,
             client,
-            config: config(kind),
+            config,
             provider,
             lease: LeaseOptions {
                 namespace: NAMESPACE.to_owned(),
@@ -88,7 +94,7 @@ impl Running {
             workers: WorkerOptions { workers: 4, resync_period: RESYNC, orphan_grace_period: RESYNC },
             backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
             identity,
-            provider_qps: 1000,
+            provider_qps: if matches!(kind, ProviderKind::Vendor(_)) { 20 } else { 1000 },
             freeze_targets_after: freezes.then_some(FREEZE),
             mass_removal_hold: LONGEST_HOLD,
             migrate_legacy_annotations: false,

@@ -5,13 +5,16 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use steerage_model::Key;
 use steerage_provider_api::Owner;
+use steerage_provider_conformance::simulated::SimulatedCloud;
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
 use super::api_server::ApiServer;
 use super::cloud::Cloud;
 use super::removals::{NodeHistory, Removals};
+use super::vendor::Vendor;
 
 /// The index of a replica's process in [`World::processes`]. A restarted replica is another process.
 pub(super) type ProcessId = usize;
@@ -25,6 +28,15 @@ pub(super) enum ProviderKind {
     Shared,
     /// The real provider of the edge, whose objects are in the API server.
     Edge,
+    /// The real provider of a vendor's cloud, on its stand-in.
+    Vendor(Vendor),
+}
+
+impl ProviderKind {
+    /// That of a seed in a run of no vendor.
+    pub(super) fn of_seed(seed: u64) -> Self {
+        [Self::Own, Self::Shared, Self::Edge][(seed % 3) as usize]
+    }
 }
 
 /// How often something goes wrong. All zero after chaos.
@@ -83,6 +95,11 @@ impl Report {
     }
 
     pub(super) fn shows_every_fault(&self) -> bool {
+        let others = ["nodes excluded at once", "node removed at once", "targets frozen"];
+        self.shows_every_fault_of_a_cloud() && others.iter().all(|what| self.count(what) > 0)
+    }
+
+    pub(super) fn shows_every_fault_of_a_cloud(&self) -> bool {
         let faults = [
             "call refused",
             "request lost",
@@ -101,9 +118,6 @@ impl Report {
             "change by hand",
             "conflict of versions",
             "Service created again",
-            "nodes excluded at once",
-            "node removed at once",
-            "targets frozen",
         ];
         faults.iter().all(|what| self.count(what) > 0)
     }
@@ -116,6 +130,8 @@ pub(super) struct World {
     pub(super) cloud: Cloud,
     pub(super) nodes: NodeHistory,
     pub(super) provider: ProviderKind,
+    /// The cloud, if it is a vendor's.
+    pub(super) vendor: Option<Arc<dyn SimulatedCloud>>,
     /// Whether a stale watch freezes targets.
     pub(super) freezes: bool,
     pub(super) processes: Vec<ProcessState>,
@@ -125,6 +141,10 @@ pub(super) struct World {
     pub(super) started: Instant,
     /// When each Service was created, by UID.
     pub(super) created: BTreeMap<String, Instant>,
+    /// When each Service was changed last, by name.
+    pub(super) changed: BTreeMap<Key, Instant>,
+    /// When somebody last changed a vendor's cloud by hand.
+    pub(super) changed_by_hand: Option<Instant>,
     /// Wakes the scenario: a process crashes.
     pub(super) wake: Arc<Notify>,
     report: Report,
@@ -136,8 +156,11 @@ pub(super) struct World {
 pub(super) struct SharedWorld(Arc<Mutex<World>>);
 
 impl SharedWorld {
-    pub(super) fn new(seed: u64) -> Self {
-        let provider = [ProviderKind::Own, ProviderKind::Shared, ProviderKind::Edge][(seed % 3) as usize];
+    pub(super) fn new(seed: u64, provider: ProviderKind) -> Self {
+        let vendor = match provider {
+            ProviderKind::Vendor(vendor) => Some(vendor.cloud(seed)),
+            _ => None,
+        };
         let is_logged = std::env::var(super::VARIABLE).is_ok_and(|text| text.parse::<u64>().is_ok());
         Self(Arc::new(Mutex::new(World {
             rng: fastrand::Rng::with_seed(seed),
@@ -146,12 +169,15 @@ impl SharedWorld {
             cloud: Cloud::default(),
             nodes: NodeHistory::default(),
             provider,
+            vendor,
             freezes: seed % 4 == 3,
             processes: Vec::new(),
             crashing: Vec::new(),
             violations: Vec::new(),
             started: Instant::now(),
             created: BTreeMap::new(),
+            changed: BTreeMap::new(),
+            changed_by_hand: None,
             wake: Arc::default(),
             report: Report::default(),
             is_logged,

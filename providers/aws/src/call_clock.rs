@@ -83,6 +83,7 @@ impl CallClock {
                 return;
             }
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = tokio::time::sleep(left), if is_running => {}
             }

@@ -96,8 +96,10 @@ impl Aws {
     /// The hostname of a load balancer whose Service is refused now. It may have been refused before the load balancer was active: clients
     /// use that one all the same. A failure only puts it off.
     pub(crate) async fn publish_kept(&self, owner: &Owner, entry: &mut ServiceState, outcome: &mut Outcome) {
+        let is_new = entry.unsettled(self.config.settle).is_some();
+        let is_listening = entry.is_partial && entry.is_listening_by_list;
         let Some((_, resources)) = entry.resources.as_mut().filter(|(of, _)| of == owner) else { return };
-        if resources.balancer.is_none() || resources.listeners.is_empty() {
+        if resources.balancer.is_none() || resources.listeners.is_empty() && !is_listening {
             return;
         }
         match self.ingress(resources).await {
@@ -108,8 +110,13 @@ impl Aws {
             Ok(None) => again_after(outcome, self.config.activation_poll),
             Err(error) => {
                 tracing::debug!(service = %owner.service, %error, "load balancer not published yet; retrying");
-                // Of one that AWS could not create, nothing more comes.
-                if !matches!(error, Error::Invalid { .. }) {
+                // One that AWS could not create, or that is gone, never becomes active. A new one may not be shown yet.
+                let may_come = match error {
+                    Error::Invalid { .. } => false,
+                    Error::Conflict(_) => is_new,
+                    _ => true,
+                };
+                if may_come {
                     again_after(outcome, self.config.activation_poll);
                 }
             }

@@ -69,7 +69,8 @@ mod shared_use;
 mod source_nat;
 mod source_nat_sync;
 mod spare_groups;
-#[cfg(test)]
+#[cfg(any(test, feature = "stand-in"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "this crate's own tests use all of it"))]
 mod standin;
 mod state;
 mod step_ports;
@@ -90,6 +91,8 @@ pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 pub use config::{AwsArgs, Config, ConfigError, Peer, Scheme};
 pub use provider::Aws;
 pub use reasons::REASONS;
+#[cfg(any(test, feature = "stand-in"))]
+pub use standin::SimulatedAws;
 pub use steerage_provider_cloud::shared::{SharedLoadBalancer, SharedLoadBalancers};
 
 /// AWS in text, flags and metrics.

@@ -60,7 +60,7 @@ impl RegisteredIds {
     /// Takes over a listing, unless it may be older than the last change. Then only the states count.
     pub(crate) fn refresh(&mut self, targets: &[RegisteredTarget], settle: Duration) {
         if self.is_settled(settle) {
-            let Self { held, looked, .. } = *self;
+            let (held, looked) = (self.held, Some(Instant::now()));
             *self = Self { held, looked, listing: Vec::new(), ..Self::of(targets) };
         } else {
             self.look(targets);

@@ -16,7 +16,7 @@ use steerage_provider_cloud::LastAttempt;
 use tokio::time::Instant;
 
 use crate::change_gate::ChangeWait;
-use crate::client::{Balancer, CallError};
+use crate::client::{Balancer, CallError, ListedGroup};
 use crate::desired::Desired;
 use crate::failing_groups::FailingGroups;
 use crate::groups_in_use::GroupsInUse;
@@ -116,6 +116,8 @@ pub(crate) struct ServiceState {
     pub(crate) is_read_early: bool,
     /// Whether `resources` come from a list: without listeners and attributes.
     pub(crate) is_partial: bool,
+    /// Whether that list shows that the load balancer has a listener.
+    pub(crate) is_listening_by_list: bool,
     /// Names of target groups in `resources` that are no longer wanted, and since when.
     pub(crate) leaving: BTreeMap<String, Instant>,
     /// Names of target groups that this process created, and that no listener has used.
@@ -436,6 +438,9 @@ impl ServiceState {
                 groups: groups.collect(),
                 ..Resources::default()
             };
+            let balancer = found.balancer.as_ref().map(|balancer| &balancer.arn);
+            let is_used = |group: &ListedGroup| group.balancers.iter().any(|arn| Some(arn) == balancer);
+            self.is_listening_by_list = found.groups.iter().any(is_used);
             self.resources = Some((owner.clone(), resources));
             self.is_partial = true;
         }

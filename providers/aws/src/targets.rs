@@ -142,6 +142,36 @@ pub(crate) async fn converge(
     refused_targets: &SharedRefusals<'_>,
     limits: Limits,
 ) -> Result<Option<Duration>, CallError> {
+    add_or_replace(client, group, registered, wanted, refused_targets, limits).await?;
+    let Some(known) = registered.get_mut(group) else { return Ok(None) };
+    if limits.may_hold && !known.others(wanted).is_empty() && known.needs_look(wanted) {
+        let listing = listing(client, group, known, limits.settle).await?;
+        known.refresh(&listing, limits.settle);
+        // Somebody else may have taken away those without which the others must not leave.
+        add_or_replace(client, group, registered, wanted, refused_targets, limits).await?;
+    }
+    let Some(known) = registered.get_mut(group) else { return Ok(None) };
+    let others = known.others(wanted);
+    if limits.may_hold
+        && !others.is_empty()
+        && let Some(wait) = known.hold(wanted)
+    {
+        return Ok(Some(wait));
+    }
+    known.release();
+    remove(client, group, registered, &others, limits).await?;
+    Ok(None)
+}
+
+/// Registers the wanted targets. Where the quota has no room for them, others leave first.
+async fn add_or_replace(
+    client: &dyn Calls,
+    group: &str,
+    registered: &mut HashMap<String, RegisteredIds>,
+    wanted: &TargetNames,
+    refused_targets: &SharedRefusals<'_>,
+    limits: Limits,
+) -> Result<(), CallError> {
     while let Err(failure) = add(client, group, registered, wanted, refused_targets, limits).await {
         let leave = match registered.get(group) {
             Some(known) if failure.is_quota() => known.replaceable(wanted),
@@ -152,19 +182,7 @@ pub(crate) async fn converge(
         }
         remove(client, group, registered, &leave, limits).await?;
     }
-    let Some(known) = registered.get_mut(group) else { return Ok(None) };
-    let others = known.others(wanted);
-    if limits.may_hold && !others.is_empty() {
-        if known.needs_look(wanted) {
-            known.look(&listing(client, group, known, limits.settle).await?);
-        }
-        if let Some(wait) = known.hold(wanted) {
-            return Ok(Some(wait));
-        }
-    }
-    known.release();
-    remove(client, group, registered, &others, limits).await?;
-    Ok(None)
+    Ok(())
 }
 
 /// The targets of a group. AWS may not show a new group yet, which has none that are healthy.

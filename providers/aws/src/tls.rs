@@ -62,7 +62,7 @@ impl Tls {
     }
 
     /// What clients see: AWS's list may contain the default certificate too.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "stand-in"))]
     pub(crate) fn without_default(mut self) -> Self {
         self.others.remove(&self.certificate);
         self

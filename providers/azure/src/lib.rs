@@ -34,9 +34,13 @@ mod provider;
 mod public_ips;
 mod reasons;
 mod retire;
-#[cfg(test)]
+#[cfg(any(test, feature = "stand-in"))]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
+#[cfg_attr(not(test), allow(dead_code, reason = "this crate's own tests use all of it"))]
 mod scripted;
 mod shared;
+#[cfg(any(test, feature = "stand-in"))]
+mod simulated;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -44,6 +48,8 @@ mod token;
 mod types;
 
 use prometheus_client::registry::Registry;
+#[cfg(any(test, feature = "stand-in"))]
+pub use simulated::SimulatedAzure;
 use steerage_provider_cloud::Cloud;
 pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 

@@ -16,7 +16,7 @@ const LONGEST_VALUE: usize = 256;
 /// Tags with names of Services. Azure has 50 tags for a resource; the others are the cluster's and the user's.
 const MOST_LISTS: usize = 40;
 /// Tags of lists of Services begin with it.
-const LIST: &str = "steerage.dev_services-";
+pub(crate) const LIST: &str = "steerage.dev_services-";
 
 type Tags = BTreeMap<String, String>;
 

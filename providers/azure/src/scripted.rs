@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _};
 
 use crate::client::{Answer, Call, Calls};
+#[cfg(test)]
 use crate::config::Config;
+#[cfg(test)]
 use crate::config::tests::config;
 use crate::error::{CallError, Result};
 use crate::provider::Azure;
@@ -83,15 +85,18 @@ impl Scripted {
         self.resources.lock().unwrap()
     }
 
+    #[cfg(test)]
     pub(crate) fn provider(&self) -> Azure {
         self.provider_with(|_| {})
     }
 
     /// With the security group.
+    #[cfg(test)]
     pub(crate) fn guarded(&self) -> Azure {
         self.provider_with(|config| config.security_group = Some(GROUP.to_owned()))
     }
 
+    #[cfg(test)]
     pub(crate) fn provider_with(&self, change: impl FnOnce(&mut Config)) -> Azure {
         let mut config = config();
         change(&mut config);

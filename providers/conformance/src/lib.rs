@@ -12,6 +12,7 @@ pub mod fixture;
 mod harness;
 mod peers;
 mod proxy;
+pub mod simulated;
 
 pub use converge::{converge, converge_deleted, converge_remembered};
 pub use harness::{Harness, Snapshot};

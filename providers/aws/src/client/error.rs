@@ -86,7 +86,7 @@ impl CallError {
     }
 
     /// A failure that a stand-in makes up. Without a code, AWS did not answer.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "stand-in"))]
     pub(crate) fn made_up(action: &'static str, code: &str, message: impl Into<String>) -> Self {
         Self { action, code: code.to_owned(), message: message.into(), after: None }
     }

@@ -8,11 +8,16 @@ mod buckets;
 pub(crate) mod cloud;
 pub(crate) mod faults;
 mod groups;
+#[cfg(test)]
 pub(crate) mod harness;
+mod linked;
 mod listeners;
 mod security_groups;
+mod simulated;
+pub(crate) mod snapshot;
 mod subnets;
 mod targets;
+#[cfg(test)]
 mod tests;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,6 +31,7 @@ use buckets::Buckets;
 pub(crate) use buckets::Kind;
 pub(crate) use cloud::{Cloud, Delays, Quotas};
 use faults::{Fault, Faults};
+pub use simulated::SimulatedAws;
 
 /// A call that was made, whether or not it failed.
 #[derive(Clone, Debug)]
@@ -204,7 +210,9 @@ impl StandIn {
         body: String,
         act: impl FnOnce(&mut Inner) -> Result<T>,
     ) -> Result<T> {
-        tokio::time::sleep(self.delays.call).await;
+        if !self.delays.call.is_zero() {
+            tokio::time::sleep(self.delays.call).await;
+        }
         let hangs = self.inner().elb_hangs.filter(|_| !kind.is_ec2());
         if let Some(time) = hangs {
             tokio::time::sleep(time).await;

@@ -20,7 +20,8 @@ use crate::standin::StandIn;
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::Registration;
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::{pod_address, snapshot};
+use crate::standin::harness::pod_address;
+use crate::standin::snapshot::snapshot;
 use crate::tls::Tls;
 
 /// Counts it as a violation if the load balancer vanishes, a listener that it had on port 80 vanishes or comes to a group without targets,

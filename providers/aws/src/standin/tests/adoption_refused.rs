@@ -18,7 +18,7 @@ use crate::ip_address_type::IpAddressType;
 use crate::source_nat::{Prefixes, SourceNat};
 use crate::standin::balancers::hostname;
 use crate::standin::cloud::NetworkLb;
-use crate::standin::harness::snapshot;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Cloud, StandIn};
 
 /// Why the Service's load balancer is not adopted. Nothing may change, not even after a restart.

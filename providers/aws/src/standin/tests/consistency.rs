@@ -8,7 +8,7 @@ use steerage_provider_api::{Compare, Error, Provider as _};
 
 use super::driver::{apply, delete, provider, standin, wanted};
 use crate::annotations::DISABLE_SECURITY_GROUP;
-use crate::standin::harness::snapshot;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Delays, StandIn};
 
 /// After a crash, a new process finds a load balancer whose tags another read does not show yet. That is no foreign load balancer:

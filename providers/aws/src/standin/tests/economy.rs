@@ -132,7 +132,7 @@ async fn slow_lists_end_after_some_tries() {
 #[tokio::test(start_paused = true)]
 async fn what_lists_do_not_show_is_read_a_little_later() {
     let cloud = filled(3).await;
-    let before = crate::standin::harness::snapshot(&cloud.cloud());
+    let before = crate::standin::snapshot::snapshot(&cloud.cloud());
     cloud.change(|cloud| {
         let group = cloud.groups.values_mut().next().unwrap();
         group.attributes.insert("preserve_client_ip.enabled".to_owned(), "false".to_owned());
@@ -155,7 +155,7 @@ async fn what_lists_do_not_show_is_read_a_little_later() {
     }
     let reads = cloud.take_calls().iter().filter(|call| !call.kind.is_write()).count();
     assert_eq!(reads, 3 * 3);
-    assert_eq!(crate::standin::harness::snapshot(&cloud.cloud()), before);
+    assert_eq!(crate::standin::snapshot::snapshot(&cloud.cloud()), before);
 }
 
 /// Deleted Services do not count when health is read.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Compare, Progress, Provider as _};
 use tokio::time::Instant;
 
-use super::driver::{apply, apply_now, own_set, provider, standin, wanted};
+use super::driver::{apply, apply_now, changes, own_set, pause, provider, standin, wanted};
 use crate::Aws;
 use crate::standin::StandIn;
 use crate::standin::cloud::Group;
@@ -82,6 +82,25 @@ async fn target_of_a_dead_node_leaves_at_once() {
     aws.target_health(&wanted(&[], &[]).owner).await.unwrap();
     let outcome = aws.apply(&wanted(&[(80, 30080)], &[1]), Compare::Remembered).await.unwrap();
     assert_eq!((outcome.progress, registered(&cloud)), (Progress::Done, vec!["i-1".to_owned()]));
+}
+
+/// Of two targets, the one that stays was never healthy, and somebody else deregistered it: the other must not leave before it is back.
+#[tokio::test(start_paused = true)]
+async fn last_target_leaves_after_one_that_somebody_else_took_away_is_back() {
+    let (cloud, aws) = serving().await;
+    let fails = (false, Instant::now());
+    cloud.change(|cloud| cloud.instances.get_mut("i-1").unwrap().passes = fails);
+    apply(&aws, &wanted(&[(80, 30080)], &[0, 1]), Compare::Remembered).await.unwrap();
+    pause().await;
+    cloud.change(|cloud| {
+        cloud.groups.values_mut().for_each(|group| group.targets.retain(|(id, _), _| id != "i-1"));
+        cloud.instances.get_mut("i-0").unwrap().passes = fails;
+    });
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    cloud.take_calls();
+    aws.apply(&wanted(&[(80, 30080)], &[1]), Compare::Remembered).await.unwrap();
+    assert_eq!(registered(&cloud), ["i-1"]);
+    assert_eq!(changes(&cloud), ["RegisterTargets", "DeregisterTargets"]);
 }
 
 #[tokio::test(start_paused = true)]

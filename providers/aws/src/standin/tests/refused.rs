@@ -68,6 +68,25 @@ async fn load_balancer_of_a_refused_service_is_published_when_it_is_active() {
     assert_eq!((again.ingress, reads(&cloud)), (kept.ingress, 0));
 }
 
+/// The same where another process takes over before it is active. It knows no listeners, but the list of the start says that there is one.
+#[tokio::test(start_paused = true)]
+async fn load_balancer_of_a_refused_service_is_published_after_a_restart() {
+    let cloud = unlimited();
+    let lb = wanted(&[(80, 30080)], &[0, 1]);
+    apply_now(&provider(&cloud), &lb, Compare::Remembered).await.unwrap();
+    pause().await;
+    let aws = provider(&cloud);
+    let targets = GroupTargets { nodes: Some(own_set(&[0, 2])), ..GroupTargets::default() };
+    let kept = loop {
+        let kept = aws.set_targets(&lb.owner, &targets).await.unwrap();
+        match kept.progress {
+            Progress::Done => break kept,
+            Progress::Again(after) => tokio::time::sleep(after).await,
+        }
+    };
+    assert!(kept.ingress.first().is_some_and(|ingress| ingress.hostname.is_some()), "{kept:?}");
+}
+
 /// The user names a certificate that does not exist, and patches the ports again and again. The earlier ports serve meanwhile, if there
 /// are any.
 #[tokio::test(start_paused = true)]

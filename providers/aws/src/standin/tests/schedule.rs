@@ -25,7 +25,8 @@ use crate::names;
 use crate::source_nat::SourceNat;
 use crate::standin::cloud::{Forward, Group, NetworkLb};
 use crate::standin::faults::Faults;
-use crate::standin::harness::{pod_address, snapshot};
+use crate::standin::harness::pod_address;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Cloud, StandIn};
 
 const SEEDS: u64 = 150;

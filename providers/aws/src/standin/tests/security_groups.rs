@@ -20,7 +20,8 @@ use crate::desired::tests::{config, planned};
 use crate::names;
 use crate::security_group::{Rule, SecurityGroup, Source};
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::{snapshot, start_instances};
+use crate::standin::harness::start_instances;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Delays, Quotas, StandIn};
 
 pub(super) const ALL: &str = "0.0.0.0/0";

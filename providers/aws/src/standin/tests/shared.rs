@@ -17,7 +17,8 @@ use crate::Aws;
 use crate::config::Config;
 use crate::desired::tests::config;
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::{snapshot, start_instances};
+use crate::standin::harness::start_instances;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Cloud, Delays, StandIn};
 use crate::{reasons, shared};
 

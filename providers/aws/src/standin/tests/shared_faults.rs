@@ -17,7 +17,7 @@ use crate::config::{Config, Peer};
 use crate::desired::MAX_LISTENERS;
 use crate::desired::tests::config;
 use crate::standin::faults::{Fault, Faults};
-use crate::standin::harness::snapshot;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Quotas, StandIn};
 use crate::{reasons, shared};
 

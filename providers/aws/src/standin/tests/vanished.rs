@@ -9,7 +9,7 @@ use steerage_provider_cloud::marks;
 
 use super::driver::{apply, apply_now, changes, delete, pause, provider, standin, wanted};
 use super::security_groups::assert_empty;
-use crate::standin::harness::snapshot;
+use crate::standin::snapshot::snapshot;
 use crate::standin::{Fault, Faults, StandIn};
 
 fn remove_listener(cloud: &StandIn, port: u16) {
