@@ -63,7 +63,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         ADOPTION_REFUSED,
         "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over. No second one is created.",
-        "As the message says. For a new load balancer, clear the Service's status and remove the annotation.",
+        "As the message says. For a new load balancer, remove the annotation and clear the Service's status: `kubectl patch service -n NAMESPACE \
+         NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`.",
     ),
     (
         SHARED_LOAD_BALANCER_NOT_PERMITTED,
@@ -114,7 +115,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A listener on a port that the Service needs exists in its load balancer, but is not Steerage's.",
-        "Delete the listener.",
+        "Delete the listener that the message names, or use another port.",
     ),
     (
         QUOTA_EXCEEDED,
