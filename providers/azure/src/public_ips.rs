@@ -229,7 +229,7 @@ impl PublicIps {
         let body = serde_json::to_value(ip).unwrap_or_default();
         self.forget().await;
         calls.send(Call::put(PUT, path, etag, body)).await?;
-        tracing::info!(name, "public IP written again");
+        tracing::info!(name, "public IP whose last change failed written again");
         Ok(())
     }
 
