@@ -54,7 +54,7 @@ reasons! {
         NOT_PROGRAMMED = "NotProgrammed";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets, or it could not be read for three intervals, 3m at least. The message says since when.
+        /// The provider has not reported the health of the targets (Azure never does), or it could not be read for three intervals, 3m at least. The message says since when.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 

@@ -291,8 +291,8 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         ),
         (
             Error::Unavailable(text()),
-            "The provider failed or did not answer, or no credentials were found",
-            "Nothing if it passes: Steerage retries. Otherwise check the connection to the provider",
+            "The provider failed, did not answer or does not end a change, or no credentials were found",
+            "Nothing if it passes: Steerage retries. Otherwise do what the message says, or check the connection to the provider",
         ),
     ];
     let rows: Vec<_> =

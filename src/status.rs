@@ -252,8 +252,8 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", (reasons::TARGETS_UNHEALTHY, message))
         }
         _ => {
-            let message = "The health of the targets is not known: the provider has not reported it, or it cannot be read. Traffic is not \
-                           affected. See the controller's log.";
+            let message = "The health of the targets is not known: the provider does not report it, as Azure, or has not yet, or it cannot \
+                           be read. Traffic is not affected. If it cannot be read, the controller's log says why.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }

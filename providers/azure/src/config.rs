@@ -47,8 +47,7 @@ pub struct AzureArgs {
           value_parser = clap::value_parser!(u32).range(100..=3097))]
     pub azure_security_rule_priority: u32,
 
-    /// Create public IPs in these availability zones [default: as Azure does without; they are then redundant in
-    /// regions with zones]
+    /// Create public IPs in these availability zones [default: none; Azure then spreads them over all zones in regions that have zones]
     #[arg(long, env = "STEERAGE_AZURE_ZONES", value_name = "ZONE,…", value_delimiter = ',')]
     pub azure_zones: Vec<String>,
 

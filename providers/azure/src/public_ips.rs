@@ -229,7 +229,7 @@ impl PublicIps {
         let body = serde_json::to_value(ip).unwrap_or_default();
         self.forget().await;
         calls.send(Call::put(PUT, path, etag, body)).await?;
-        tracing::info!(name, "public IP written again");
+        tracing::info!(name, "public IP whose last change failed written again");
         Ok(())
     }
 
@@ -417,7 +417,7 @@ impl PublicIps {
                         let of_ip = ip.properties.ip_configuration.as_ref();
                         let user = of_ip.map_or("what Azure does not name", |user| user.id.0.as_str());
                         return Err(Error::Conflict(format!(
-                            "the public IP {name} is used by {user}, and Azure does not delete it; remove it there"
+                            "the public IP {name} is used by {user}, so Azure does not delete the IP; remove the IP from there"
                         )));
                     }
                     again = Some(self.config.poll);

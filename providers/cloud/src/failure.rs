@@ -80,8 +80,8 @@ impl Failure<'_> {
             )),
             // Not `Denied`: an outage of the source looks the same, and passes.
             Meaning::NoCredentials => Error::Unavailable(format!(
-                "No credentials for {title} ({}: {}). Nothing is changed. Check the identity of the controller and that it may be used; \
-                 Steerage retries.",
+                "No credentials for {title} ({}: {}). Nothing is changed. Check which identity the controller has, and that the controller \
+                 may use it; Steerage retries.",
                 self.call, self.message
             )),
             Meaning::Conflict => Error::Conflict(self.to_string()),

@@ -18,4 +18,6 @@ steerage_model::annotations! {
     ADDRESSES = "networking.gke.io/load-balancer-ip-addresses", "names of addresses, separated by a comma";
     /// Weigh nodes by their numbers of endpoints, which health checks of the Service report: only with `externalTrafficPolicy: Local` and `health-check` steering. Without these, nodes have equal weights and the Service is `Degraded`.
     WEIGHTED = "networking.gke.io/weighted-load-balancing", "`pods-per-node`";
+    /// Source ranges that are admitted, as in `spec.loadBalancerSourceRanges`, which takes precedence.
+    SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "ranges, separated by commas";
 }

@@ -20,7 +20,7 @@ use crate::shared::Cleaned;
 use crate::state::{Complete, DENIED_WAIT, ServiceState};
 use crate::step::{Endpoint, Step};
 use crate::tree::{Tree, address_of};
-use crate::{marks, reasons};
+use crate::{firewall_command, marks, reasons};
 
 /// Rounds of changes whose operations end at once.
 const MAX_ROUNDS: usize = 12;
@@ -117,7 +117,9 @@ impl Gce {
             }
             if steps.is_empty() {
                 let Some(ingress) = ingress(&wanted, tree) else {
-                    return Err(Error::Unavailable("GCE shows no address of the load balancer".to_owned()));
+                    let message = "GCE does not show the address of the load balancer. Steerage retries. If this lasts, look at \
+                                   its forwarding rules.";
+                    return Err(Error::Unavailable(message.to_owned()));
                 };
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
@@ -300,8 +302,8 @@ fn finished(entry: &mut ServiceState, wanted: &Desired, placed: &Placed, ingress
     if let Some((_, commands)) = &entry.denied {
         let commands: Vec<&str> = commands.values().map(String::as_str).collect();
         let message = format!(
-            "The credentials may not change firewall rules of the network. All else is in place, but packets may not arrive. Run, or grant \
-             compute.firewalls.*: {}",
+            "The credentials may not change firewall rules of the network. All else is in place, but packets may not arrive. {}: {}",
+            firewall_command::GRANT,
             commands.join(" && ")
         );
         outcome.incomplete = Some((reasons::FIREWALL_NOT_PERMITTED, message));

@@ -8,6 +8,7 @@ use steerage_provider_api::{Error, Owner, Progress};
 use tokio::time::Instant;
 
 use crate::diff::Diff;
+use crate::firewall_command;
 use crate::object::Kind;
 use crate::provider::Gce;
 use crate::state::ServiceState;
@@ -124,7 +125,12 @@ impl Gce {
     fn firewalls_left(entry: &ServiceState) -> Error {
         let commands = entry.denied.iter().flat_map(|(_, commands)| commands.values());
         let commands: Vec<&str> = commands.map(String::as_str).collect();
-        Error::denied(format!("firewall rules of the network are left. Run: {}", commands.join(" && ")))
+        Error::Denied(format!(
+            "Firewall rules of the network are left, and the credentials may not delete them. The deletion waits for that; Steerage \
+             retries. {}: {}",
+            firewall_command::GRANT,
+            commands.join(" && ")
+        ))
     }
 }
 

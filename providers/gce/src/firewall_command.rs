@@ -8,6 +8,10 @@ use serde_json::Value;
 use crate::config::Config;
 use crate::step::Step;
 
+/// What to do about a change that the credentials may not make. The commands follow, and end the message: so they can be copied.
+pub(crate) const GRANT: &str = "Grant compute.firewalls.*, compute.networks.updatePolicy and compute.globalOperations.* in the network's \
+                                project, or let an administrator of the network run";
+
 /// The `gcloud` command for a change of a firewall rule.
 pub(crate) fn command(step: &Step, config: &Config) -> String {
     let (id, project) = (step.id(), config.network_project());

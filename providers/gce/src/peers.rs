@@ -52,7 +52,7 @@ pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> 
         PeerAnnotations { prefix, own: "", unread }.check(of_service, &read)?;
     }
     // The one under Kubernetes' own prefix.
-    let read = [steerage_provider_cloud::annotation::SOURCE_RANGES];
+    let read = [annotations::SOURCE_RANGES];
     PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "", unread: &[] }.check(of_service, &read)
 }
 
@@ -87,10 +87,7 @@ mod tests {
             ("networking.gke.io/load-balancer-typ", annotations::LOAD_BALANCER_TYPE),
             ("cloud.google.com/network-tiers", annotations::NETWORK_TIER),
             ("networking.gke.io/loadbalancer-ip-addresses", annotations::ADDRESSES),
-            (
-                "service.beta.kubernetes.io/load-balancer-source-range",
-                steerage_provider_cloud::annotation::SOURCE_RANGES,
-            ),
+            ("service.beta.kubernetes.io/load-balancer-source-range", annotations::SOURCE_RANGES),
         ] {
             let (reason, message) = checked(typo, "x").unwrap_err();
             assert!(

@@ -17,9 +17,10 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
-use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent, annotation};
+use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent};
 use tokio::time::{Instant, timeout};
 
+use crate::annotations;
 use crate::apply::refusals;
 use crate::client::{Call, Calls, Client, items, list};
 use crate::config::{Config, ConfigError};
@@ -313,7 +314,7 @@ impl Provider for Gce {
     }
 
     fn source_annotations(&self) -> &'static [&'static str] {
-        &[annotation::SOURCE_RANGES]
+        &[annotations::SOURCE_RANGES]
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {

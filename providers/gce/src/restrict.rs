@@ -59,7 +59,7 @@ impl Gce {
         }
         if !steps.is_empty() {
             for step in &steps {
-                tracing::info!(service = %owner.service, change = %step, "sources taken away");
+                tracing::info!(service = %owner.service, change = %step, "removing sources of a refused Service");
             }
             // An earlier refusal may be of another right.
             let before = entry.denied.take();

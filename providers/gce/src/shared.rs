@@ -96,7 +96,7 @@ impl Shared {
             match gce.settle_known(&mut users.state).await {
                 Ok(_) => users.note_deleted(&self.known),
                 Err(error) => {
-                    tracing::warn!(%error, "deletion of a shared health check not followed; retrying");
+                    tracing::warn!(%error, "operation that deletes a shared health check not read; retrying");
                     users.abandon(&self.known);
                 }
             }

@@ -416,6 +416,8 @@ async fn firewall_rules_of_a_shared_vpc_are_told_as_commands() {
         message.contains(&format!("--destination-ranges={}", outcome.ingress[0].ip.unwrap())),
         "{message}"
     );
+    let (advice, _) = message.split_once(": gcloud ").unwrap();
+    assert!(advice.contains("Grant compute.firewalls.*, compute.networks.updatePolicy"), "{message}");
     assert!(outcome.retry_refused.is_some_and(|again| again > Duration::from_mins(1)));
     cloud.proxy().reset();
     provider.apply(&lb, Compare::Remembered).await.unwrap();
@@ -430,6 +432,7 @@ async fn firewall_rules_of_a_shared_vpc_are_told_as_commands() {
     cloud.server.inject(&denied).unwrap();
     let error = converge_deleted(&provider, &lb.owner).await.unwrap_err().to_string();
     assert_eq!(error.matches("gcloud compute firewall-rules delete").count(), 2, "{error}");
+    assert!(error.ends_with("--quiet"), "the commands can be copied: {error}");
     assert!(cloud.owned("forwardingRules", &lb.owner).is_empty());
     cloud.server.clear_faults().unwrap();
     let fresh = Gce::unlimited(config, ApiMetrics::default()).unwrap();

@@ -128,7 +128,7 @@ pub(crate) fn judge(
         return refuse(
             "the Service does not publish its address, and another cluster may have the same name",
             &format!(
-                "If it is this Service's, name it in the annotation {LOAD_BALANCER_ID}. Otherwise rename it."
+                "If the load balancer is this Service's, set the annotation {LOAD_BALANCER_ID} to its ID. Otherwise rename it."
             ),
         );
     }
@@ -140,7 +140,7 @@ pub(crate) fn judge(
         if !is_part(owner, balancer, &listener.name, &listener.tags) {
             return refuse(
                 &format!(
-                    "its listener {} on port {} is of somebody else",
+                    "its listener {} on port {} belongs to another program or Service",
                     listener.id, listener.protocol_port
                 ),
                 "Delete the listener, or use another port.",
@@ -208,7 +208,7 @@ mod tests {
                 balancer(NAME, &[NAME]),
                 vec![listener("mine", "TCP", &[])],
                 true,
-                "somebody else",
+                "another program",
             ),
             (
                 Some("prod"),

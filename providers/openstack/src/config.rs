@@ -58,8 +58,9 @@ pub struct OpenStackArgs {
     #[arg(long, env = "STEERAGE_OPENSTACK_FLOATING_NETWORK_ID", value_name = "ID")]
     pub openstack_floating_network_id: Option<String>,
 
-    /// Let Services share the load balancers that this JSON file lists, by the annotation `steerage.dev/shared-load-balancer`. The file is
-    /// read at start: an object with the names, and for each the `namespaces` and the `annotations` of the load balancer as a whole
+    /// Let Services share the load balancers that this JSON file lists, by the annotation `steerage.dev/shared-load-balancer`. The file
+    /// names each with the `namespaces` that may use it, and the `annotations` of the load balancer as a whole. Read once, when the
+    /// controller starts [default: none]
     #[arg(long, env = "STEERAGE_OPENSTACK_SHARED_LOAD_BALANCERS", value_name = "FILE")]
     pub openstack_shared_load_balancers: Option<PathBuf>,
 
@@ -68,8 +69,8 @@ pub struct OpenStackArgs {
     #[arg(long, env = "STEERAGE_OPENSTACK_ADOPT", value_name = "CLUSTER")]
     pub openstack_adopt: Option<String>,
 
-    /// Create load balancers with this provider driver of Octavia. With `ovn`, Services have what that driver has; all others count as
-    /// `amphora`
+    /// Create load balancers with this provider driver of Octavia. `ovn` needs --default-steering api, and Services that request what it
+    /// lacks are refused; every other driver is treated as `amphora`
     #[arg(long, env = "STEERAGE_OPENSTACK_PROVIDER", default_value = "amphora", value_name = "NAME")]
     pub openstack_provider: String,
 }

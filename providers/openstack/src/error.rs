@@ -69,7 +69,7 @@ impl CallError {
 
     /// A request that was not sent, because the cloud would refuse it.
     pub(crate) fn used_up(call: String, UsedUp { after }: UsedUp) -> Self {
-        let message = "OpenStack's rate is reached; the request was not sent. Steerage retries. If this lasts, look at \
+        let message = "The rate of requests to OpenStack is reached; the request was not sent. Steerage retries. If this lasts, look at \
                        steerage_controller_openstack_api_budget_rate.";
         Self { after: Some(after), is_used_up: true, ..Self::unusable(call, message) }
     }

@@ -374,7 +374,7 @@ impl Provider for OpenStack {
         lines.extend(others.iter().map(|other| format!("load balancer {}, a second one: deleted", other.id)));
         match balancer.provisioning_status {
             Provisioning::Pending | Provisioning::Deleting => return Ok(None),
-            Provisioning::Error => lines.push(format!("load balancer {} in ERROR: made anew", balancer.id)),
+            Provisioning::Error => lines.push(format!("load balancer {} in ERROR: replaced", balancer.id)),
             Provisioning::Active => {
                 let tree = self.tree(&lb.owner, balancer.clone()).await?;
                 let wanted = wanted.clone().for_families(&balancer.families());

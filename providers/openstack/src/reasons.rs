@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The reasons of this provider's errors. Stable, because alerts use them; `docs/reference/conditions.md` lists them.
 
+pub(crate) use steerage_provider_api::ADOPTION_REFUSED;
 pub(crate) use steerage_provider_cloud::reasons::{
     ANNOTATION_NOT_SUPPORTED, CONFLICTING_ANNOTATIONS, INVALID_ANNOTATION, NO_SECURITY_GROUP,
     OBJECT_NOT_OWNED, PORT_IN_USE, QUOTA_EXCEEDED, REJECTED_BY_PROVIDER, SHARED_LOAD_BALANCER_IMMUTABLE,
@@ -23,9 +24,6 @@ pub(crate) const TOO_MANY_SECURITY_GROUP_RULES: &str = "TooManySecurityGroupRule
 pub(crate) const NO_FLOATING_NETWORK: &str = "NoFloatingNetwork";
 /// A subnet of another IP family.
 pub(crate) const SUBNET_FAMILY_DIFFERS: &str = "SubnetFamilyDiffers";
-
-/// A load balancer of another controller that is not taken over.
-pub(crate) const ADOPTION_REFUSED: &str = "AdoptionRefused";
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
@@ -63,7 +61,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         ADOPTION_REFUSED,
         "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over. No second one is created.",
-        "As the message says. For a new load balancer, clear the Service's status and remove the annotation.",
+        "As the message says. For a new load balancer, remove the annotation and clear the Service's status: `kubectl patch service -n NAMESPACE \
+         NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`.",
     ),
     (
         SHARED_LOAD_BALANCER_NOT_PERMITTED,
@@ -114,7 +113,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A listener on a port that the Service needs exists in its load balancer, but is not Steerage's.",
-        "Delete the listener.",
+        "Delete the listener that the message names, or use another port.",
     ),
     (
         QUOTA_EXCEEDED,

@@ -31,7 +31,7 @@ impl OpenStack {
         if is_serving && entry.is_kept(id) {
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}, and changes it no more, but it still serves. It is kept for {} minutes, and \
-                 then made anew. To repair it: openstack loadbalancer failover {id}.",
+                 then replaced. To repair it: openstack loadbalancer failover {id}.",
                 SERVING_REMAKE_WAIT.as_secs() / 60
             )));
         }
@@ -41,13 +41,13 @@ impl OpenStack {
         }
         if !entry.may_remake() {
             return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}, which Steerage made anew a moment ago. It is made anew again later. \
+                "Octavia reports ERROR for the load balancer {id}, which replaced another one a moment ago. Steerage replaces it later. \
                  Look at the load balancer and at Octavia's logs."
             )));
         }
         if !self.may_remake(&lb.owner.service) {
             return Err(Error::Unavailable(format!(
-                "Octavia reports ERROR for the load balancer {id}. Steerage makes load balancers anew one after the other, and another one \
+                "Octavia reports ERROR for the load balancer {id}. Steerage replaces one load balancer after the other, and another new one \
                  is not complete yet."
             )));
         }

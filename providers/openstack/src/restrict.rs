@@ -58,7 +58,9 @@ impl OpenStack {
                 let step = Step::UpdateListener { id: listener.id.clone(), port, changes };
                 entry.begin();
                 match self.calls.send(step.call()).await {
-                    Ok(_) => tracing::info!(service = %owner.service, change = %step, "sources taken away"),
+                    Ok(_) => {
+                        tracing::info!(service = %owner.service, change = %step, "sources of a refused Service removed");
+                    }
                     Err(failure) if failure.is_busy() => {}
                     Err(failure) => return Err(failure.into()),
                 }

@@ -430,7 +430,7 @@ fn health_check_port_follows_service() {
     agent.healthy(HEALTH_PORT + 1, None);
 }
 
-/// GCE addresses its health checks to the VIP, which its agent for guests makes the node's own.
+/// GCE addresses its health checks to the VIP, which its guest agent makes the node's own.
 #[test]
 fn health_checks_of_vips_are_answered() {
     requires!(NetworkNamespace, Program("ip"), Program("nft"));

@@ -159,7 +159,7 @@ impl<D: Document> Shared<D> {
             let before = state.rejections.get(service);
             let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(LONGEST_WAIT));
             let until = Instant::now() + wait;
-            tracing::warn!(%service, resource = self.document.title(), %error, "change refused; writing it without this Service");
+            tracing::warn!(%service, resource = self.document.title(), %error, "change refused; writing the resource without this Service");
             let (mut reason, mut told) = (error.reason(), error.to_string());
             if failure.is_stale() {
                 reason = reasons::REJECTED_BY_PROVIDER;
