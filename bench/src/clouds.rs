@@ -81,7 +81,7 @@ impl Flags {
                 controller: controller.clone(),
                 peer: peer.clone().map_or_else(|| host::prepared(vendor.peer_program()), Ok)?,
                 folder: folder.clone(),
-                serves_unset_class: true,
+                flags: &["--serve-unset-class"],
             };
             for who in &subjects {
                 let file = if *who == Who::Ours { &programs.controller } else { &programs.peer };

@@ -24,6 +24,9 @@ use crate::who::Who;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// On a busy machine renewals come late, and here nothing starts a controller again that has lost its Lease.
+const LEASE: &[&str] = &["--leader-elect-lease-duration=3m", "--leader-elect-renew-deadline=150s"];
+
 /// Both controllers, the API server, and the stand-in. If it is dropped without [`Handover::end`], the programs' logs stay.
 pub struct Handover {
     peer: Program,
@@ -62,7 +65,7 @@ impl Handover {
             controller: controller.to_owned(),
             peer: host::prepared(vendor.peer_program())?,
             folder,
-            serves_unset_class: false,
+            flags: LEASE,
         };
         let world = World::start(vendor, Who::Peer)?;
         let stand_in = StandIn::at(world.recorder().addr())?;

@@ -21,8 +21,8 @@ pub(super) struct Programs {
     pub(super) controller: PathBuf,
     pub(super) peer: PathBuf,
     pub(super) folder: PathBuf,
-    /// Whether Steerage serves Services without a class.
-    pub(super) serves_unset_class: bool,
+    /// More flags of Steerage's.
+    pub(super) flags: &'static [&'static str],
 }
 
 /// A running program.
@@ -41,10 +41,7 @@ impl Programs {
         match who {
             Who::Ours => {
                 command.arg(&self.controller).args(["--namespace", "default"]);
-                if self.serves_unset_class {
-                    command.arg("--serve-unset-class");
-                }
-                command.args(["--admin-address", "127.0.0.1:0"]);
+                command.args(self.flags).args(["--admin-address", "127.0.0.1:0"]);
                 command.args(["--leader-elect-identity", &format!("bench-{number}")]);
                 command.arg("--kubeconfig").arg(start.kubeconfig);
                 world.cloud.add_to_controller(&mut command, &start)?;

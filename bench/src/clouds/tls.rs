@@ -30,12 +30,13 @@ impl Terminator {
         let [certificate, both, config] = ["tls.crt", "tls.pem", "haproxy.cfg"].map(|name| folder.join(name));
         fs::write(&certificate, made.cert.pem())?;
         fs::write(&both, format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem()))?;
+        // What replaces a header replaces all of it.
         let text = format!(
             "defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n\
              frontend tls\n bind 127.0.0.1:{port} ssl crt {}\n default_backend plain\n\
              backend plain\n server stand-in {to}\n\
-             http-response replace-header Azure-AsyncOperation ^http: https:\n\
-             http-response replace-header Location ^http: https:\n\
+             http-response replace-header Azure-AsyncOperation ^http:(.*) https:\\1\n\
+             http-response replace-header Location ^http:(.*) https:\\1\n\
              frontend identity\n bind 127.0.0.1:{identity_port}\n default_backend identity\n\
              backend identity\n http-request set-header Metadata true\n server stand-in {identity}\n",
             both.display()
@@ -75,5 +76,61 @@ impl Drop for Terminator {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use kube::Client;
+    use kube::client::Body;
+    use kube::config::{KubeConfigOptions, Kubeconfig};
+    use serde_json::json;
+    use steerage_requirements::requires;
+
+    use super::*;
+
+    /// Answers one request, for an operation that is at `http://localhost`.
+    fn answer(listener: &TcpListener) -> std::io::Result<()> {
+        let (mut connection, _) = listener.accept()?;
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte)? > 0 {
+            head.extend(byte);
+        }
+        connection.write_all(
+            b"HTTP/1.1 202 Accepted\r\nAzure-AsyncOperation: http://localhost:1/operations/a?api-version=1\r\n\
+              Location: http://localhost:1/operationResults/a?api-version=1\r\n\
+              Content-Length: 0\r\nConnection: close\r\n\r\n",
+        )
+    }
+
+    /// A client follows these URLs: only their scheme may change.
+    #[test]
+    fn urls_of_operations_have_tls_and_are_whole() -> Result<()> {
+        requires!(Ok(()); Program("setpriv"), Program("haproxy"));
+        let folder = std::env::temp_dir().join(format!("steerage-bench-tls-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let to = listener.local_addr()?;
+        let tls = Terminator::start(&folder, to, to)?;
+        let config: Kubeconfig = serde_json::from_value(json!({
+            "clusters": [{"name": "a", "cluster": {"server": tls.url(), "certificate-authority": tls.certificate()}}],
+            "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            "users": [{"name": "a", "user": {}}], "current-context": "a",
+        }))?;
+        let server = std::thread::spawn(move || answer(&listener));
+        let answer = tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+            let config = kube::Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await?;
+            let request = http::Request::put("/publicIPAddresses/a").body(Body::empty())?;
+            anyhow::Ok(Client::try_from(config)?.send(request).await?)
+        })?;
+        server.join().unwrap()?;
+        fs::remove_dir_all(&folder)?;
+        let url = |name: &str| answer.headers()[name].to_str().unwrap();
+        assert_eq!(url("Azure-AsyncOperation"), "https://localhost:1/operations/a?api-version=1");
+        assert_eq!(url("Location"), "https://localhost:1/operationResults/a?api-version=1");
+        Ok(())
     }
 }

@@ -94,6 +94,11 @@ fn admitting(bed: &Handover, address: &str) -> Result<Vec<String>> {
     Ok(names.filter_map(|rule| rule["name"].as_str()).map(str::to_owned).collect())
 }
 
+/// Whether the load balancer of the public IP is complete, its change is, and the security group admits by another rule than these.
+fn serves(bed: &Handover, name: &str, address: &str, not_by: &[String]) -> Result<bool> {
+    Ok(serving(bed, name).is_ok() && admitting(bed, address)?.iter().any(|rule| !not_by.contains(rule)))
+}
+
 /// What a user has beside Services, which stays.
 fn plant(bed: &Handover) -> Result<Value> {
     let location = bed.stand_in().setting("location");
@@ -153,11 +158,10 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
     // cloud-provider-azure removes its frontend, and the new Service gets the public IP as soon as it is free.
     bed.patch(old, &json!({"spec": {"type": "ClusterIP"}}))?;
     let annotation = format!("{NAME}={name}");
-    let serves = || Ok(is_used(bed, name)? && !admitting(bed, address)?.is_empty());
     gap(
         bed,
         || is_used(bed, name),
-        serves,
+        || serves(bed, name, address, &their_rules),
         || bed.kubectl(&["annotate", "service", &new, &annotation]).map(drop),
     )?;
     published(bed, &new, address)?;
@@ -187,10 +191,9 @@ fn move_and_return(bed: &mut Handover, old: &str, address: &str, name: &str) -> 
         "metadata": {"annotations": {NAME: name}},
         "spec": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"},
     });
-    let serves = || Ok(is_used(bed, name)? && !admitting(bed, address)?.is_empty());
-    gap(bed, || is_used(bed, name), serves, || bed.patch(old, &back))?;
+    gap(bed, || is_used(bed, name), || serves(bed, name, address, &rules), || bed.patch(old, &back))?;
     assert_eq!(bed.address(old, PATIENCE)?, address);
-    bed.kubectl(&["wait", "--for=delete", &format!("service/{new}"), "--timeout=60s"])?;
+    bed.kubectl(&["wait", "--for=delete", &format!("service/{new}"), "--timeout=3m"])?;
     assert_eq!(balancer(bed, name)?, theirs);
     let all = bed.stand_in().snapshot()?;
     assert!(!all.contains_key(&format!("loadBalancers/{ours}")), "{:?}", all.keys());
@@ -236,7 +239,7 @@ fn address_is_lost_if_cloud_peer_has_an_old_list() -> Result<()> {
         Program("azure-cloud-controller-manager"));
     let bed = Handover::azure(&controller())?;
     let (old, _, name) = detached(&bed)?;
-    bed.kubectl(&["delete", "service", &old, "--timeout=60s"])?;
+    bed.kubectl(&["delete", "service", &old, "--timeout=3m"])?;
     let all = bed.stand_in().snapshot()?;
     assert!(!all.contains_key(&format!("publicIPAddresses/{name}")), "{:?}", all.keys());
     bed.end()

@@ -16,8 +16,8 @@ use anyhow::Result;
 use serde_json::Value;
 use steerage_bench::clouds::handover::{Handover, until};
 
-/// Longest wait for one step.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// Longest wait for one step: on a busy machine a controller may be late.
+const PATIENCE: Duration = Duration::from_mins(3);
 /// Longest wait for what the vendor's controllers remove some time later: glbc its endpoint groups every two minutes, and
 /// cloud-provider-azure what it could not delete after up to five minutes.
 const LATER: Duration = Duration::from_mins(8);
