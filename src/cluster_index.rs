@@ -5,7 +5,7 @@
 //! [`Snapshot`] under the same lock, so that all it reads is of one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _};
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::applied::AppliedStates;
-use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets, PodTargets};
+use crate::plan::{self, EndpointSummary, ManagedClasses, NodeChange, NodeTargets, PlanError, PodTargets};
 use crate::removal_hold::{HoldingSet, RemovalBreaker, RemovalHold};
 use crate::request_queue::{ReconcileRequest, RequestQueue};
 
@@ -208,6 +208,21 @@ impl ClusterIndex {
         let slices = plan::slices_of_targets(&service, index.slices(&owner.service), config);
         let endpoints = EndpointSummary::new(slices.iter().copied());
         Some(Snapshot { service, endpoints, nodes })
+    }
+
+    /// Refuses addresses that belong to the cluster, but for those that the Service has published already.
+    pub(crate) fn check_addresses(
+        &self,
+        service: &Service,
+        mut addresses: impl Iterator<Item = IpAddr>,
+    ) -> Result<(), PlanError> {
+        let is_published = |address: IpAddr| service.ingress.iter().any(|found| found.ip == Some(address));
+        let inner = self.lock();
+        let held = addresses.find_map(|address| {
+            let holder = plan::address_holder(address, &inner.index).filter(|_| !is_published(address))?;
+            Some(PlanError::ClusterAddress { address, holder })
+        });
+        held.map_or(Ok(()), Err)
     }
 
     /// The pods that are targets of this Service, if pods are.

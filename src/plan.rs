@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plans a Service's load balancer and its targets from a snapshot of the cluster. Pure: no I/O and no clock.
 
+mod cluster_addresses;
 mod error;
 mod health_check;
 mod legacy;
@@ -14,6 +15,7 @@ mod steering;
 mod targets;
 mod unknown;
 
+pub(crate) use cluster_addresses::{AddressHolder, address_holder};
 pub(crate) use error::PlanError;
 pub(crate) use health_check::{HealthCheckDefaults, nonzero_duration, with_last_resort};
 pub(crate) use legacy::{LegacyRequest, kubectl_patch, legacy_request};

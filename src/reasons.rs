@@ -27,6 +27,9 @@ reasons! {
         INVALID_ANNOTATION = "InvalidAnnotation";
         /// `spec.loadBalancerIP` or `steerage.dev/addresses` contains something that is not an IP address.
         INVALID_REQUESTED_ADDRESS = "InvalidRequestedAddress";
+        /// An address that the Service requests, or that the provider gave it, belongs to a node, its pods, an API server or another Service's
+        /// cluster IP. It is not published: nodes and pods would send to the Service what is for its owner.
+        CLUSTER_ADDRESS = "ClusterAddress";
         /// The Service asks to share a load balancer, which the provider does not support.
         SHARED_LOAD_BALANCERS_NOT_SUPPORTED = "SharedLoadBalancersNotSupported";
         /// The Service has no ports.

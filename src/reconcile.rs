@@ -41,6 +41,11 @@ const MIN_WAIT: Duration = Duration::from_secs(1);
 const THROTTLED_RETRY: Duration = Duration::from_secs(10);
 /// The same for targets, for which clients wait. The provider's budget keeps the rate.
 const URGENT_THROTTLED_RETRY: Duration = Duration::from_secs(1);
+/// The provider is asked again after this time, however long it wants to be left alone: a gateway in maintenance may say an hour and be back
+/// in a minute.
+const LONGEST_THROTTLED_RETRY: Duration = Duration::from_mins(5);
+/// The same for targets.
+const LONGEST_URGENT_THROTTLED_RETRY: Duration = Duration::from_secs(30);
 /// Throttling is repeated often: that of a load balancer is logged once in this time.
 const THROTTLING_LOGGED_EVERY: Duration = Duration::from_mins(1);
 
@@ -229,9 +234,8 @@ impl Reconciler {
             }
             Err(ReconcileError::Provider(error)) => {
                 // Not after the backoff: that of many failures goes on for minutes after the provider takes calls again.
-                let wait = if again.is_urgent() { URGENT_THROTTLED_RETRY } else { THROTTLED_RETRY };
                 let after = match &error {
-                    Error::Throttled { after, .. } => Some(after.unwrap_or(wait)),
+                    Error::Throttled { after, .. } => Some(throttled_wait(*after, again.is_urgent())),
                     _ => None,
                 };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
@@ -310,6 +314,16 @@ impl Reconciler {
              Check the connection to the API server."
         ))
     }
+}
+
+/// When to call again after the provider refused a call because there were too many. `after` is the provider's own wish.
+fn throttled_wait(after: Option<Duration>, is_urgent: bool) -> Duration {
+    let (usual, longest) = if is_urgent {
+        (URGENT_THROTTLED_RETRY, LONGEST_URGENT_THROTTLED_RETRY)
+    } else {
+        (THROTTLED_RETRY, LONGEST_THROTTLED_RETRY)
+    };
+    after.unwrap_or(usual).min(longest)
 }
 
 fn log_target_reasons(snapshot: &Snapshot, targets: &TargetPlan) {

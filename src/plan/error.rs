@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a Service cannot have the load balancer that it specifies.
 
+use std::net::IpAddr;
+
 use steerage_model::{Family, Protocol, shown};
 
+use super::AddressHolder;
 use crate::reasons;
 
 /// A Service that cannot be planned as specified. `Display` says what is wrong, [`PlanError::remedy`] what to do.
@@ -18,6 +21,8 @@ pub(crate) enum PlanError {
     InvalidAnnotation { name: &'static str, value: String, problem: String },
     #[error("{field} contains `{}`, which is not an IP address", shown(value))]
     InvalidRequestedAddress { field: &'static str, value: String },
+    #[error("The address {address} belongs to {holder}")]
+    ClusterAddress { address: IpAddr, holder: AddressHolder },
     #[error(
         "Annotation steerage.dev/shared-load-balancer is set, but the provider cannot share a load balancer"
     )]
@@ -44,6 +49,7 @@ impl PlanError {
             Self::SteeringNotSupported { .. } | Self::SteeringOfPods => reasons::STEERING_NOT_SUPPORTED,
             Self::InvalidAnnotation { .. } => reasons::INVALID_ANNOTATION,
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
+            Self::ClusterAddress { .. } => reasons::CLUSTER_ADDRESS,
             Self::SharedLoadBalancersNotSupported => reasons::SHARED_LOAD_BALANCERS_NOT_SUPPORTED,
             Self::NoPorts => reasons::NO_PORTS,
             Self::ProtocolNotSupported { .. } => reasons::PROTOCOL_NOT_SUPPORTED,
@@ -66,6 +72,7 @@ impl PlanError {
             Self::InvalidRequestedAddress { .. } => {
                 "Write one address, or one per IP family separated by a comma"
             }
+            Self::ClusterAddress { .. } => "Request another one",
             Self::SharedLoadBalancersNotSupported => "Remove the annotation steerage.dev/shared-load-balancer",
             Self::NoPorts => "Add a port to spec.ports",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",

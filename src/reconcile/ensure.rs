@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
 use steerage_process::duration;
-use steerage_provider_api::{ADOPTION_REFUSED, Error, Progress, Steering};
+use steerage_provider_api::{ADOPTION_REFUSED, Error, LoadBalancer, Progress, Steering};
 use steerage_provider_cloud::reasons::QUOTA_EXCEEDED;
 use tokio::time::Instant;
 
@@ -27,6 +27,15 @@ const KEPT: &str = "The previous load balancer is kept";
 const NOT_CREATED: &str = "No load balancer is created or changed";
 
 impl Reconciler {
+    /// The load balancer that the Service specifies, without targets, and its steering.
+    fn plan(&self, service: &Service) -> Result<(LoadBalancer, Steering), PlanError> {
+        plan::is_paused(service)?;
+        let steering = plan::steering(service, &self.config)?;
+        let lb = plan::load_balancer(service, steering, &self.config)?;
+        self.cluster.check_addresses(service, lb.requested_addresses.iter().copied())?;
+        Ok((lb, steering))
+    }
+
     pub(super) async fn ensure(
         &self,
         snapshot: &Snapshot,
@@ -39,9 +48,7 @@ impl Reconciler {
             return Ok(Progress::Done);
         }
         self.ensure_finalizer(service, applied).await?;
-        let wanted = plan::is_paused(service)
-            .and_then(|_| plan::steering(service, &self.config))
-            .and_then(|steering| Ok((plan::load_balancer(service, steering, &self.config)?, steering)));
+        let wanted = self.plan(service);
         let (result, rejected, planned) = match wanted {
             Ok((lb, steering)) => match applied.rejection_of(&lb).filter(|_| !request.full) {
                 Some(why) => {

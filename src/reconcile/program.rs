@@ -252,7 +252,14 @@ impl Reconciler {
                 super::log_target_reasons(snapshot, &planned.plan);
             }
         }
-        let outcome = result?;
+        let mut outcome = result?;
+        // An annotation of the provider may have requested it, or the provider does not know who has it.
+        let addresses = outcome.ingress.iter().filter_map(|ingress| ingress.ip);
+        if let Err(error) = self.cluster.check_addresses(&snapshot.service, addresses) {
+            let message = format!("{error}, so it is not published. {}.", error.remedy());
+            outcome.ingress.clear();
+            outcome.incomplete.get_or_insert((error.reason(), message));
+        }
         if !outcome.ingress.is_empty() {
             applied.ingress = outcome.ingress;
         }

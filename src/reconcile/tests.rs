@@ -11,7 +11,8 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort, TrafficPolicy,
+    Endpoint, EndpointSlice, Family, Ingress, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
+    TrafficPolicy,
 };
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider,
@@ -586,5 +587,52 @@ async fn part_that_is_not_in_place_is_shown_and_delays_no_endpoint() {
         assert_eq!((applied.ingress.len(), applied.incomplete.is_some()), (1, is_incomplete));
         let degraded = reconciler.metrics.conditions.degraded_count("edge", reasons::PARTLY_PROGRAMMED);
         assert_eq!(degraded, i64::from(is_incomplete), "{nodes}");
+    }
+}
+
+/// Nobody waits for an hour because a gateway says so, nor for a time that no clock can show.
+#[test]
+fn waits_that_the_provider_asks_for_have_a_limit() {
+    let seconds = Duration::from_secs;
+    assert_eq!(throttled_wait(None, true), seconds(1));
+    assert_eq!(throttled_wait(None, false), seconds(10));
+    assert_eq!(throttled_wait(Some(seconds(17)), true), seconds(17));
+    assert_eq!(throttled_wait(Some(seconds(3600)), true), seconds(30));
+    assert_eq!(throttled_wait(Some(Duration::MAX), false), seconds(300));
+}
+
+/// Nodes and pods send everything for a published address to the Service, so one that the cluster needs is neither asked for nor published.
+#[tokio::test(start_paused = true)]
+async fn address_of_the_cluster_is_neither_requested_nor_published() {
+    for (requested, applied) in [(Some("10.9.0.1"), 0), (None, 1)] {
+        let provider = Arc::new(Polled::default());
+        let (reconciler, mut service, bodies) = local_service_on_a(&provider);
+        let addresses = vec!["10.9.0.1".parse().expect("ip")];
+        let node = Node { name: "cp".to_owned(), addresses, ..Node::default() };
+        reconciler.cluster.on_node(Event::Apply(node));
+        service.load_balancer_ip = requested.map(str::to_owned);
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let all = (reconciler, service, bodies);
+        let conditions = reconciled_conditions(&all).await;
+        let programmed = conditions.iter().find(|of| of["type"] == "steerage.dev/Programmed").expect("set");
+        let message = programmed["message"].as_str().expect("text");
+        assert!(
+            programmed["reason"] == reasons::CLUSTER_ADDRESS
+                && message.contains("10.9.0.1")
+                && message.contains("the node cp"),
+            "{programmed}"
+        );
+        assert_eq!(provider.applied_count(), applied);
+        let (reconciler, mut service, bodies) = all;
+        let published = |bodies: &Mutex<Vec<Value>>| {
+            bodies.lock().expect("lock").iter().any(|body| body["status"].get("loadBalancer").is_some())
+        };
+        assert!(!published(&bodies), "{requested:?}");
+        // What is published already stays: that the node has it is another matter.
+        service.ingress = vec![Ingress { ip: "10.9.0.1".parse().ok(), hostname: None, ip_mode: None }];
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let conditions = reconciled_conditions(&(reconciler, service, bodies)).await;
+        let programmed = conditions.iter().find(|of| of["type"] == "steerage.dev/Programmed").expect("set");
+        assert_eq!(programmed["reason"], reasons::PROGRAMMED, "{programmed}");
     }
 }

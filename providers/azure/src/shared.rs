@@ -357,6 +357,8 @@ impl<D: Document> Shared<D> {
                 None => false,
             };
             changes |= self.document.tidy(&mut with_own, &is_refused);
+            // What one adds, the other may remove.
+            changes &= with_own != present;
             if !changes && (!is_failed || is_broken) {
                 if let (Some((service, _)), true) = (own, is_over) {
                     state.rejections.remove(service);

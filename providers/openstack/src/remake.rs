@@ -209,7 +209,7 @@ mod tests {
         cloud.writes();
         provider.apply(&lbs[0], Compare::InPlace).await.unwrap();
         let error = provider.apply(&lbs[1], Compare::InPlace).await.unwrap_err();
-        assert!(error.to_string().contains("one after the other"), "{error}");
+        assert!(error.to_string().contains("one load balancer after the other"), "{error}");
         assert_eq!(cloud.writes(), ["POST loadbalancers"]);
         settle(&provider, &lbs[0]).await.unwrap();
         settle(&provider, &lbs[1]).await.unwrap();

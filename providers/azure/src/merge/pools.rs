@@ -96,7 +96,11 @@ impl Layout {
                 .filter(|part| mark.is_frontend(*family, &part.name))
                 .map(|part| self.child("frontendIPConfigurations", &part.name))
                 .collect();
-            if fronts.is_empty() {
+            let is_used = |rule: &Part<Rule>| {
+                self.is_of(mark, &rule.name) && fronts.contains(&rule.properties.frontend)
+            };
+            // A pool that no rule uses would be removed again, and each time a write would go out for nothing.
+            if !balancer.properties.rules.iter().any(is_used) {
                 continue;
             }
             changed |= self.set_pool(&mut balancer.properties, mark, *family, pool, is_refused);

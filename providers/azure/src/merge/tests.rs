@@ -205,6 +205,26 @@ fn shared_pools_follow_their_sets_and_go_with_the_last_rule() {
     assert!(Layout::is_empty(&balancer), "{balancer:?}");
 }
 
+/// A Service that is refused before it has a rule keeps its frontend, and its nodes are handed over again and again.
+#[test]
+fn nodes_of_a_frontend_without_rules_change_nothing() {
+    let mut balancer = layout().empty();
+    put(&mut balancer, web(&[80], &[1])).unwrap();
+    let withdrawn = Intent::Withdrawn(web(&[], &[]).mark);
+    assert!(layout().apply(&mut balancer, &withdrawn, &|_| false).unwrap());
+    layout().tidy(&mut balancer, &Sets::new(), &|_| false);
+    let shared = [(Family::V4, WantedPool::Shared(SharedSet::Eligible))];
+    let own = [(Family::V4, WantedPool::Own([("10.0.0.9".parse().unwrap(), "n9".to_owned())].into()))];
+    for pools in [shared, own] {
+        let targets = Intent::Targets(web(&[], &[]).mark, pools.into());
+        // A pool of its own may be left of a time with rules.
+        layout().apply(&mut balancer, &targets, &|_| false).unwrap();
+        layout().tidy(&mut balancer, &Sets::new(), &|_| false);
+        assert!(!layout().apply(&mut balancer, &targets, &|_| false).unwrap());
+        assert!(!layout().tidy(&mut balancer, &Sets::new(), &|_| false));
+    }
+}
+
 #[test]
 fn what_cannot_be_beside_the_others_is_refused_and_changes_nothing() {
     let mut balancer = layout().empty();
