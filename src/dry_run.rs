@@ -143,6 +143,7 @@ async fn plan_service(
     let wanted =
         plan::is_paused(service).and_then(|_| plan::steering(service, config)).and_then(|steering| {
             let lb = plan::load_balancer(service, steering, config)?;
+            cluster.check_addresses(service, lb.requested_addresses.iter().copied())?;
             let targets = if plan::has_pod_targets(service, config)? {
                 TargetPlan::of_pods(cluster.pod_targets(service, config))
             } else {
@@ -213,7 +214,8 @@ fn conclude(mut changes: Vec<String>, is_complete: bool) -> Planned {
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::{Protocol, ServicePort};
+    use steerage_model::{Node, Protocol, ServicePort};
+    use steerage_watch::Event;
 
     use super::*;
     use crate::cluster_index::owner_of;
@@ -222,13 +224,23 @@ mod tests {
 
     /// What is planned for one Service, by the provider's answers to `preview`.
     async fn planned(previews: Vec<Result<Option<Vec<String>>, Error>>, exists: bool) -> Planned {
+        planned_with(previews, exists, |_, _| {}).await
+    }
+
+    /// The same, after a change of the Service and the cluster.
+    async fn planned_with(
+        previews: Vec<Result<Option<Vec<String>>, Error>>,
+        exists: bool,
+        change: impl FnOnce(&mut Service, &ClusterIndex),
+    ) -> Planned {
         let provider: Arc<dyn Provider> = Arc::new(Silent::with_previews(previews));
         let reconciler = reconciler(Arc::clone(&provider), silent_client());
         let mut service = service();
         service.finalizers = vec![plan::finalizer(&service).to_owned()];
         service.ports = vec![ServicePort::new("", Protocol::Tcp, 80, Some(30080))];
         service.cluster_ips = vec![[10, 96, 0, 1].into()];
-        reconciler.cluster.on_service(steerage_watch::Event::Apply(service.clone()));
+        change(&mut service, &reconciler.cluster);
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
         let owner = owner_of(&service);
         let snapshot = reconciler.cluster.snapshot(&owner, &reconciler.config).expect("the Service");
         let reader = PacedReader::new(provider, RateLimiter::of_qps(1));
@@ -250,6 +262,21 @@ mod tests {
         let adopts = || "adopts the load balancer web".to_owned();
         assert_eq!(planned(vec![Ok(Some(vec![adopts()]))], false).await, (Action::Change, adopts()));
         assert_eq!(planned(vec![Ok(Some(Vec::new()))], true).await, (Action::None, String::new()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn address_of_the_cluster_is_refused() {
+        let (action, details) = planned_with(vec![Ok(None)], false, |service, cluster| {
+            let addresses = vec!["10.0.0.9".parse().expect("ip")];
+            cluster.on_node(Event::Apply(Node { name: "cp".to_owned(), addresses, ..Node::default() }));
+            service.load_balancer_ip = Some("10.0.0.9".to_owned());
+        })
+        .await;
+        assert_eq!(action, Action::Refuse);
+        assert!(
+            details.starts_with("ClusterAddress: The address 10.0.0.9 belongs to the node cp"),
+            "{details}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

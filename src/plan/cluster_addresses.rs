@@ -34,6 +34,8 @@ impl fmt::Display for AddressHolder {
 
 /// Who of the cluster has the address; `None` if a Service may publish it.
 pub(crate) fn address_holder(address: IpAddr, index: &Index) -> Option<AddressHolder> {
+    // Service proxies read `::ffff:10.0.0.1` as the IPv4 address in it.
+    let address = address.to_canonical();
     let api_servers = Key::new(API_SERVERS.0, API_SERVERS.1);
     let mut slices = index.slices(&api_servers).filter(|slice| slice.key == api_servers);
     if slices.any(|slice| slice.endpoints.iter().any(|endpoint| endpoint.addr == address)) {
@@ -83,6 +85,7 @@ mod tests {
         let holder =
             |address: &str| address_holder(address.parse().unwrap(), &index).map(|holder| holder.to_string());
         assert_eq!(holder("10.77.0.2").as_deref(), Some("an API server"));
+        assert_eq!(holder("::ffff:10.77.0.2").as_deref(), Some("an API server"));
         assert_eq!(holder("10.77.1.1").as_deref(), Some("the node node1"));
         assert_eq!(holder("2001:db8::1").as_deref(), Some("the node node1"));
         assert_eq!(holder("10.244.1.9").as_deref(), Some("the pods of the node node1"));
