@@ -23,6 +23,8 @@ use crate::testbed::{At, Testbed};
 
 /// A new connection that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// A program on a busy machine may answer late, as while the kernel commits its rules.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
 /// Time between two datagrams while waiting for the first one to arrive.
 pub const PROBE_INTERVAL: Duration = Duration::from_micros(250);
 /// Time between two requests to a health-check port.
@@ -233,7 +235,7 @@ pub fn await_status(testbed: &Testbed, to: SocketAddrV4, status: u16, within: Du
 /// Sends an HTTP request from the calling thread's namespace. Returns status and body.
 pub fn get(to: SocketAddrV4, path: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&to.into(), TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;

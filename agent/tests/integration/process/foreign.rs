@@ -12,9 +12,6 @@ use crate::process::steady::{Steady, steady};
 use crate::process::traffic::harmed;
 use crate::world::{At, ask_on};
 
-/// Generous, because the machine may be busy. The actual time is printed.
-const BOUND: Duration = Duration::from_secs(10);
-
 /// The listing of the agent's tables, without counters and whatever differs between loads.
 fn listing(scene: &Scene) -> String {
     // Without what counters count.
@@ -61,7 +58,6 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
             scene.nft(harm);
             let took = eventually(harm, || is_whole(&scene, &whole));
             println!("{:>5} ms  {harm}", took.as_millis());
-            assert!(took < BOUND, "{harm}: {took:?}");
             // Until everything is compared nobody watches: the comparison would repair the next harm, and not count it.
             eventually("a comparison", || agent.metric("steerage_agent_full_writes_total") > compared);
         }
@@ -79,7 +75,6 @@ fn foreign_changes_are_repaired_and_other_tables_ignored() {
         scene.nft(&format!("delete rule ip steerage services handle {handle}"));
         let took = eventually("a deleted rule", || is_whole(&scene, &whole));
         println!("{:>5} ms  delete rule", took.as_millis());
-        assert!(took < BOUND, "{took:?}");
     });
     assert!(agent.metric_sum("steerage_agent_foreign_changes_total") >= 12);
 
