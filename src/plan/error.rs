@@ -29,6 +29,11 @@ pub(crate) enum PlanError {
     SharedLoadBalancersNotSupported,
     #[error("The Service has no ports")]
     NoPorts,
+    #[error(
+        "The Service has {ports} ports with {ranges} source ranges each, and Steerage allows {most} pairs of a port and a range, because a \
+         service proxy may write each pair on every node"
+    )]
+    TooManySourceRanges { ports: usize, ranges: usize, most: usize },
     #[error("Port {port} has the protocol {protocol}, which the provider does not support")]
     ProtocolNotSupported { port: u16, protocol: Protocol },
     #[error("Port {port} has no node port, and the provider reaches nodes by node port")]
@@ -52,6 +57,7 @@ impl PlanError {
             Self::ClusterAddress { .. } => reasons::CLUSTER_ADDRESS,
             Self::SharedLoadBalancersNotSupported => reasons::SHARED_LOAD_BALANCERS_NOT_SUPPORTED,
             Self::NoPorts => reasons::NO_PORTS,
+            Self::TooManySourceRanges { .. } => reasons::TOO_MANY_SOURCE_RANGES,
             Self::ProtocolNotSupported { .. } => reasons::PROTOCOL_NOT_SUPPORTED,
             Self::NoNodePort { .. } => reasons::NO_NODE_PORT,
             Self::IpFamilyNotSupported(_) => reasons::IP_FAMILY_NOT_SUPPORTED,
@@ -75,6 +81,7 @@ impl PlanError {
             Self::ClusterAddress { .. } => "Request another one",
             Self::SharedLoadBalancersNotSupported => "Remove the annotation steerage.dev/shared-load-balancer",
             Self::NoPorts => "Add a port to spec.ports",
+            Self::TooManySourceRanges { .. } => "Use fewer ports, or fewer and larger source ranges",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",
             Self::NoNodePort { .. } => "Set spec.allocateLoadBalancerNodePorts to true, or choose pods as targets if the provider can",
             Self::IpFamilyNotSupported(_) => "Remove the family from spec.ipFamilies",

@@ -17,6 +17,10 @@ use super::node_labels::check_node_labels;
 use super::pods::pod_port;
 use super::{Config, PlanError, has_pod_targets};
 
+/// Pairs of a port and a source range of one Service. kube-proxy writes each pair on every node as soon as the Service has an address, in
+/// its mode iptables as a rule: decision 32.
+const MOST_SOURCES: usize = 10_000;
+
 /// The load balancer without targets.
 pub(crate) fn load_balancer(
     service: &Service,
@@ -115,6 +119,10 @@ fn families(service: &Service, capabilities: &Capabilities) -> Result<Vec<Family
 fn listeners(service: &Service, config: &Config) -> Result<Vec<Listener>, PlanError> {
     if service.ports.is_empty() {
         return Err(PlanError::NoPorts);
+    }
+    let (ports, ranges) = (service.ports.len(), service.source_ranges.len());
+    if ports.saturating_mul(ranges) > MOST_SOURCES {
+        return Err(PlanError::TooManySourceRanges { ports, ranges, most: MOST_SOURCES });
     }
     let of_pods = has_pod_targets(service, config)?;
     let group = |port| of_pods.then(|| GroupKey::Pods(pod_port(service, port)));

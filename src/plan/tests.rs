@@ -68,6 +68,29 @@ fn unsupported_services_are_refused_with_their_reason() {
     }
 }
 
+/// Service proxies write each range for each port on every node.
+#[test]
+fn ports_times_source_ranges_have_a_limit() {
+    let with = |ports: u16, ranges: u16| {
+        let mut service = service();
+        service.ports = (1..=ports)
+            .map(|port| ServicePort::new(&format!("p{port}"), Protocol::Tcp, port, None))
+            .collect();
+        let range = |i: u16| format!("10.{}.{}.0/24", i / 256, i % 256).parse().expect("range");
+        service.source_ranges = (0..ranges).map(range).collect();
+        plan_of(&service, &config()).map(|_| ())
+    };
+    for (ports, ranges) in [(1000, 0), (1000, 10), (10, 1000), (1, 10_000)] {
+        assert_eq!(with(ports, ranges), Ok(()), "{ports} {ranges}");
+    }
+    for (ports, ranges) in [(400, 1000), (1001, 10), (10, 1001)] {
+        let error = with(ports, ranges).expect_err("refused");
+        assert_eq!(error.reason(), "TooManySourceRanges", "{ports} {ranges}");
+        let text = error.to_string();
+        assert!(text.contains(&ports.to_string()) && text.contains(&ranges.to_string()), "{text}");
+    }
+}
+
 /// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.
 #[test]
 fn long_annotations_are_not_repeated_whole() {
