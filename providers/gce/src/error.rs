@@ -11,7 +11,7 @@ use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
 use steerage_provider_cloud::http::NoAnswer;
 
-use crate::GCE;
+use crate::{GCE, reasons};
 
 pub(crate) type Result<T, E = CallError> = std::result::Result<T, E>;
 
@@ -105,6 +105,11 @@ impl CallError {
         self.is("resourceInUseByAnotherResource") || self.is("resourceInUse")
     }
 
+    /// Whether something else has the address that is requested.
+    fn has_taken_address(&self) -> bool {
+        self.is("ipInUseByAnotherResource")
+    }
+
     /// Whether a change of the same resource has not ended, or what was read is old: reading again helps.
     pub(crate) fn is_stale(&self) -> bool {
         self.is("resourceNotReady")
@@ -166,6 +171,10 @@ impl CallError {
         if self.is_in_use() {
             return Meaning::Failed;
         }
+        // With 400 or 409: reading again does not help.
+        if self.has_taken_address() {
+            return Meaning::Rejected;
+        }
         match status.as_u16() {
             401 => Meaning::BadCredentials,
             403 => Meaning::Denied,
@@ -197,7 +206,15 @@ impl CallError {
             (Some(status), "") => status.as_u16().to_string(),
             (Some(status), reason) => format!("{} {reason}", status.as_u16()),
         };
-        Failure { cloud: GCE, call: self.action, code: &code, message: &message }.error(meaning)
+        let failure = Failure { cloud: GCE, call: self.action, code: &code, message: &message };
+        if self.has_taken_address() {
+            let message = format!(
+                "Something else has the requested address: {failure}. What GCE accepted before stays as it is. Request another address, or \
+                 delete what uses this one: `gcloud compute addresses list` and `gcloud compute instances list` show it."
+            );
+            return Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message);
+        }
+        failure.error(meaning)
     }
 }
 
@@ -297,8 +314,13 @@ mod tests {
             ),
             (
                 done(fr, 400, "IP_IN_USE_BY_ANOTHER_RESOURCE", "IP is used"),
-                "RejectedByProvider",
+                "AddressNotAvailable",
                 "IP is used",
+            ),
+            (
+                done("addresses.insert", 409, "IP_IN_USE_BY_ANOTHER_RESOURCE", "IP is used by a VM"),
+                "AddressNotAvailable",
+                "Request another address",
             ),
             (done(hc, 400, "RESOURCE_IN_USE_BY_ANOTHER_RESOURCE", "used"), "ProviderUnavailable", "used"),
             (done(bs, 412, "CONDITION_NOT_MET", "stale"), "ProviderConflict", "stale"),
