@@ -5,7 +5,7 @@
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use steerage_model::{Condition, Ingress, IpMode, Service, names};
+use steerage_model::{Condition, Ingress, IpMode, Service, names, printable};
 use steerage_provider_api::{Health, HealthState, PartHealth};
 
 use crate::reasons;
@@ -139,7 +139,7 @@ pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> Desired
         kind: kind.to_owned(),
         status: status.to_owned(),
         reason: reason.to_owned(),
-        message,
+        message: printable(&message).into_owned(),
         observed_generation: generation,
     };
     let programmed = if let Some(why) = &inputs.unprogrammed {
@@ -165,8 +165,8 @@ pub(crate) fn desired(inputs: &StatusInputs, generation: Option<i64>) -> Desired
 
 /// Whether the Service's conditions already say this.
 pub(crate) fn has(service: &Service, (reason, message): &ReasonMessage) -> bool {
-    let message = message.trim_end_matches('.');
-    service.conditions.iter().any(|found| found.reason == *reason && found.message.contains(message))
+    let message = printable(message.trim_end_matches('.'));
+    service.conditions.iter().any(|found| found.reason == *reason && found.message.contains(&*message))
 }
 
 /// The status of a paused Service: what was published last stays.
@@ -175,7 +175,7 @@ pub(crate) fn paused((reason, message): ReasonMessage, generation: Option<i64>) 
         kind: names::DEGRADED.to_owned(),
         status: "True".to_owned(),
         reason: reason.to_owned(),
-        message,
+        message: printable(&message).into_owned(),
         observed_generation: generation,
     };
     DesiredStatus { ingress: None, conditions: vec![degraded] }

@@ -4,7 +4,7 @@
 //! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
 //! node is eligible and which endpoints count. `steerage-watch`
 //! creates the values; the controller, the agent and the providers read them. [`chain`] prints an error and its causes in one line,
-//! for logs, and [`shown`] shortens what a user wrote, for messages. No Kubernetes client, no I/O, no clock.
+//! for logs, [`shown`] shortens what a user wrote, for messages, and [`printable`] escapes control characters in them. No Kubernetes client, no I/O, no clock.
 
 pub mod annotations;
 mod chain;
@@ -33,4 +33,4 @@ pub use service::{
     TrafficPolicy,
 };
 pub use service_cidr::ServiceCidr;
-pub use shown::{shortened, shown};
+pub use shown::{printable, shortened, shown};

@@ -42,6 +42,20 @@ fn partial(ports: &[(u16, Option<bool>)], state: HealthState) -> HealthSummary {
     HealthSummary::new(&Health { targets, parts, due: None })
 }
 
+/// An annotation or a cloud's answer may have what a terminal obeys.
+#[test]
+fn control_characters_are_escaped_in_conditions() {
+    let why: ReasonMessage = ("UnknownSteering", "The value `\u{1b}[31mapi`\nis unknown.".to_owned());
+    let refused = StatusInputs { unprogrammed: Some(why.clone()), degraded: vec![why.clone()], ..inputs() };
+    let DesiredStatus { mut conditions, .. } = desired(&refused, None);
+    conditions.extend(paused(why.clone(), None).conditions);
+    let messages: Vec<&str> = conditions.iter().map(|condition| condition.message.as_str()).collect();
+    assert!(messages.iter().all(|text| !text.contains(char::is_control)), "{messages:?}");
+    assert!(messages[0].contains("`\\u{1b}[31mapi` is unknown"), "{messages:?}");
+    let service = Service { conditions, ..Service::new(Key::new("a", "b")) };
+    assert!(has(&service, &why), "it is not reported again");
+}
+
 /// The node fails the check of one port, and passes that of the other.
 #[test]
 fn parts_without_a_healthy_target_are_named() {

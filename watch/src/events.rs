@@ -15,7 +15,7 @@ use kube::Client;
 use kube::api::{Api, ObjectMeta, Patch, PatchParams, PostParams};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
-use steerage_model::{Node, Pod, Service, chain};
+use steerage_model::{Node, Pod, Service, chain, printable};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -270,7 +270,7 @@ impl Writer {
             ),
             reason: some(reason),
             action: some(action),
-            note: Some(truncate(note, NOTE)),
+            note: Some(shown_note(note)),
             reporting_controller: some(&self.component),
             reporting_instance: some(&self.instance),
             ..Event::default()
@@ -287,6 +287,11 @@ fn flatten<T>(result: Result<Result<T, kube::Error>, tokio::time::error::Elapsed
         Ok(Err(error)) => Err(chain(&error)),
         Err(_) => Err("no response in time".to_owned()),
     }
+}
+
+/// A note as users may see it.
+fn shown_note(note: &str) -> String {
+    truncate(&printable(note), NOTE)
 }
 
 /// At most `max` bytes of `text`, in whole characters.
@@ -308,5 +313,11 @@ mod tests {
         assert_eq!(truncate("short", 10), "short");
         assert_eq!(truncate("ööööö", 8), "öö…");
         assert!(truncate(&"é".repeat(2000), NOTE).len() <= NOTE);
+    }
+
+    #[test]
+    fn control_characters_of_notes_are_escaped() {
+        assert_eq!(shown_note("the value `\u{1b}[31mapi`"), "the value `\\u{1b}[31mapi`");
+        assert!(shown_note(&"\u{1b}".repeat(1000)).len() <= NOTE);
     }
 }
