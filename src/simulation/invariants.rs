@@ -276,7 +276,7 @@ pub(super) fn at_end(shared: &SharedWorld, expected: Option<&CloudSnapshot>) -> 
             ProviderKind::Edge if is_rejected => refused_edge_balancer(&world, lb),
             ProviderKind::Edge => edge_balancer(&world, lb),
             ProviderKind::Own | ProviderKind::Shared => simulated_balancer(&world, lb, is_rejected),
-            ProviderKind::Vendor(_) => vendors_balancer(&world, lb, is_rejected, !service.ingress.is_empty()),
+            ProviderKind::Vendor(_) => vendors_balancer(&world, lb, is_rejected),
         };
         let address = match found {
             Ok(address) => address,
@@ -343,12 +343,7 @@ fn differences(found: &CloudSnapshot, expected: &CloudSnapshot, rejected: &[&str
 }
 
 /// What a Service's load balancer at a vendor's cloud publishes, or what is wrong with it, beside what the comparison of accounts shows.
-fn vendors_balancer(
-    world: &World,
-    lb: &LoadBalancer,
-    is_rejected: bool,
-    is_published: bool,
-) -> Result<Option<String>, String> {
+fn vendors_balancer(world: &World, lb: &LoadBalancer, is_rejected: bool) -> Result<Option<String>, String> {
     let found = world.vendor.as_ref().and_then(|cloud| cloud.load_balancers().remove(&lb.owner));
     let Some(found) = found else {
         return if is_rejected { Ok(None) } else { Err("no load balancer".to_owned()) };
@@ -358,10 +353,6 @@ fn vendors_balancer(
     }
     // It was refused before it had a port: there is nothing to publish.
     if is_rejected && found.listeners.is_empty() {
-        return Ok(None);
-    }
-    // A known defect: docs/providers/azure.md.
-    if is_rejected && !is_published && world.provider.publishes_no_refused() {
         return Ok(None);
     }
     if found.address.is_empty() { Err("no address".to_owned()) } else { Ok(Some(found.address)) }

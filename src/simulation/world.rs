@@ -37,11 +37,6 @@ impl ProviderKind {
     pub(super) fn of_seed(seed: u64) -> Self {
         [Self::Own, Self::Shared, Self::Edge][(seed % 3) as usize]
     }
-
-    /// Whether the provider does not publish what it made for a Service that was refused before its address was published.
-    pub(super) fn publishes_no_refused(self) -> bool {
-        !matches!(self, Self::Own | Self::Shared | Self::Edge | Self::Vendor(super::vendor::Vendor::Aws))
-    }
 }
 
 /// How often something goes wrong. All zero after chaos.

@@ -21,6 +21,7 @@ mod delete;
 mod desired;
 mod document;
 mod error;
+mod kept;
 mod limits;
 mod marks;
 mod merge;

@@ -30,7 +30,7 @@ use crate::paced::Paced;
 use crate::public_ips::PublicIps;
 use crate::shared::{Shared, Written};
 use crate::state::ServiceState;
-use crate::types::Balancer;
+use crate::types::{Balancer, Frontend, Part};
 
 /// A comparison takes what was read at most so long ago: one read serves all Services of a resync.
 pub(crate) const RECENT: Duration = Duration::from_secs(5);
@@ -175,8 +175,14 @@ impl Azure {
         self.addresses_of(balancer.document.layout.frontends_of(body, mark).into_iter()).await
     }
 
-    async fn follow(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let Some(set) = &targets.nodes else { return Ok(Outcome::done()) };
+    /// Also returns the frontends that serve.
+    async fn follow(
+        &self,
+        owner: &Owner,
+        targets: &GroupTargets,
+    ) -> Result<(Outcome, Vec<Part<Frontend>>), Error> {
+        let mut serving = Vec::new();
+        let Some(set) = &targets.nodes else { return Ok((Outcome::done(), serving)) };
         let (mark, mut outcome) = (self.mark(owner), Outcome::done());
         let (mut again, mut trouble): (Option<Duration>, Option<Error>) = (None, None);
         for balancer in &self.balancers {
@@ -198,6 +204,8 @@ impl Azure {
             if parts.is_none_or(|parts| parts.is_empty()) {
                 continue;
             }
+            let body = present.iter();
+            serving.extend(body.flat_map(|body| balancer.document.layout.serving(body, &mark)));
             let (mut pools, mut without) = (BTreeMap::new(), BTreeMap::new());
             for family in [Family::V4, Family::V6] {
                 let own = nodes(set, family, &mut without);
@@ -215,8 +223,8 @@ impl Azure {
             return Err(error);
         }
         Ok(match again {
-            Some(wait) => Outcome { progress: Progress::Again(wait), ..Outcome::done() },
-            None => outcome,
+            Some(wait) => (Outcome { progress: Progress::Again(wait), ..Outcome::done() }, serving),
+            None => (outcome, serving),
         })
     }
 
@@ -317,6 +325,7 @@ impl Provider for Azure {
         let wanted = desired(lb, &self.config)?;
         let call = async {
             let mut entry = self.entry(&lb.owner.service).await;
+            entry.kept = None;
             let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
             if result.is_err() {
                 entry.complete = None;
@@ -329,8 +338,10 @@ impl Provider for Azure {
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
         let call = async {
             let mut entry = self.entry(&owner.service).await;
-            entry.complete = None;
-            self.follow(owner, targets).await
+            entry.forget_complete();
+            let (mut outcome, serving) = self.follow(owner, targets).await?;
+            self.publish_kept(owner, &serving, &mut entry, &mut outcome).await;
+            Ok(outcome)
         };
         caller::for_owner(owner, Box::pin(call)).await
     }
@@ -342,7 +353,7 @@ impl Provider for Azure {
     ) -> Result<Option<AdmittedSources>, Error> {
         let call = async {
             let mut entry = self.entry(&owner.service).await;
-            entry.complete = None;
+            entry.forget_complete();
             self.restrict(owner, requested).await
         };
         caller::for_owner(owner, Box::pin(call)).await
@@ -385,6 +396,7 @@ impl Provider for Azure {
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let call = async {
             let mut entry = self.entry(&owner.service).await;
+            entry.kept = None;
             let result = self.delete_all(owner, &mut entry).await;
             // Another incarnation may have changes that run.
             let is_empty = entry.complete.is_none() && entry.operations.is_empty();

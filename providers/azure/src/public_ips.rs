@@ -136,6 +136,22 @@ impl PublicIps {
         *self.listed.lock().await = None;
     }
 
+    /// The address of a public IP, of which the list that is at most so old knows most.
+    pub(crate) async fn known_address(
+        &self,
+        calls: &dyn Calls,
+        of: &Ref,
+        age: Duration,
+    ) -> Result<Option<IpAddr>, Error> {
+        let is_it = |ip: &&PublicIp| Ref::to(self.config.public_ip_path(None, &ip.name)) == *of;
+        let all = self.all(calls, age).await?;
+        if let Some(ip) = all.get(of.id.name()).filter(is_it) {
+            return Ok(ip.properties.ip_address);
+        }
+        let ip: Option<PublicIp> = read(calls, GET, &of.id.0).await?;
+        Ok(ip.and_then(|ip| ip.properties.ip_address))
+    }
+
     /// Brings a public IP of Steerage's in place.
     pub(crate) async fn ensure(
         &self,

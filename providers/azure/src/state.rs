@@ -33,8 +33,19 @@ pub(crate) struct ServiceState {
     pub(crate) alone: Option<bool>,
     /// The addresses that were handed over, while it still has old ones. They count where the Service's status has none.
     pub(crate) announced: Option<Vec<Ingress>>,
+    /// What is published of it, as far as this process handed it over, while it is not complete: it may be refused.
+    pub(crate) kept: Option<(Owner, Vec<Ingress>)>,
     /// The addresses that it had since the process began.
     pub(crate) vips: BTreeSet<IpAddr>,
     /// Of these, old ones that have no ports any more: they need no rules.
     pub(crate) silent: BTreeSet<IpAddr>,
+}
+
+impl ServiceState {
+    /// What is in place may change, apart from its addresses.
+    pub(crate) fn forget_complete(&mut self) {
+        if let Some(complete) = self.complete.take() {
+            self.kept = Some((complete.owner, complete.ingress));
+        }
+    }
 }

@@ -330,3 +330,41 @@ async fn public_ip_of_another_group_is_read_by_its_name() {
             .contains("/net/providers/Microsoft.Network/publicIPAddresses/other")
     );
 }
+
+/// The controller ended, or lost the API server, between the write of the load balancer and that of the status.
+#[tokio::test(start_paused = true)]
+async fn address_of_a_refused_service_is_handed_over_with_few_requests() {
+    let public = planned(&[80], &[1]);
+    for lb in [public.clone(), annotated(public, annotations::INTERNAL, "true")] {
+        let cloud = Scripted::new();
+        let served = settle(&cloud.guarded(), &lb).await.unwrap().ingress;
+        let provider = cloud.guarded();
+        let refused = annotated(lb.clone(), annotations::IDLE_TIMEOUT, "soon");
+        for round in 0..2 {
+            let error = provider.apply(&refused, Compare::Remembered).await.unwrap_err();
+            assert_eq!(error.reason(), "InvalidAnnotation");
+            cloud.calls();
+            let outcome = provider.set_targets(&lb.owner, &lb.targets()).await.unwrap();
+            assert_eq!((outcome.progress, outcome.ingress), (Progress::Done, served.clone()));
+            let calls = cloud.calls();
+            let of_ips = calls.iter().filter(|call| call.contains("publicIPAddresses")).count();
+            let is_first_public = round == 0 && lb.annotations.is_empty();
+            assert_eq!(of_ips, usize::from(is_first_public), "{calls:?}");
+            assert!(round == 0 || calls.is_empty(), "{calls:?}");
+        }
+        gone(&provider, &lb.owner).await.unwrap();
+        let outcome = provider.set_targets(&lb.owner, &lb.targets()).await.unwrap();
+        assert!(outcome.ingress.is_empty(), "it is gone: {outcome:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_of_a_refused_service_without_ports_is_not_handed_over() {
+    let cloud = Scripted::new();
+    let lb = planned(&[80], &[1]);
+    settle(&cloud.provider(), &lb).await.unwrap();
+    let path = cloud.all("loadBalancers")[0]["id"].as_str().unwrap().to_owned();
+    cloud.change(&path, |body| body["properties"]["loadBalancingRules"] = json!([]));
+    let outcome = cloud.provider().set_targets(&lb.owner, &lb.targets()).await.unwrap();
+    assert!(outcome.ingress.is_empty(), "{outcome:?}");
+}
