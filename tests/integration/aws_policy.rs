@@ -10,22 +10,22 @@ use steerage_requirements::requires;
 use crate::support::{Cluster, eventually, parse};
 
 const PAGE: &str = include_str!("../../docs/providers/aws.md");
-const RESOURCES: [&str; 2] = ["validatingadmissionpolicies", "validatingadmissionpolicybindings"];
-const CONTROLLER: &str = "system:serviceaccount:steerage-system:steerage-controller";
+pub(crate) const RESOURCES: [&str; 2] = ["validatingadmissionpolicies", "validatingadmissionpolicybindings"];
+pub(crate) const CONTROLLER: &str = "system:serviceaccount:steerage-system:steerage-controller";
 const SCHEME: &str = "service.beta.kubernetes.io/aws-load-balancer-scheme";
 
-/// The policy and its binding, as YAML.
-fn documents() -> [&'static str; 2] {
-    let section = PAGE.split_once("## Tenants").expect("a section").1;
+/// The policy of a guide and its binding, as YAML.
+pub(crate) fn documents(page: &'static str) -> [&'static str; 2] {
+    let section = page.split_once("## Tenants").expect("a section").1;
     let text = section.split_once("```yaml\n").expect("an example").1.split_once("```").expect("its end").0;
     text.split_once("---\n").expect("two documents").into()
 }
 
-fn url(resource: &str) -> String {
+pub(crate) fn url(resource: &str) -> String {
     format!("/apis/admissionregistration.k8s.io/v1/{resource}")
 }
 
-fn is_refused<T>(result: kube::Result<T>) -> bool {
+pub(crate) fn is_refused<T>(result: kube::Result<T>) -> bool {
     match result {
         Err(kube::Error::Api(status)) if status.message.contains("platform team") => true,
         Err(error) => panic!("another error: {error}"),
@@ -45,7 +45,7 @@ async fn documented_policy_refuses_tenants_and_lets_the_controller_work() {
     let annotation = || json!({"metadata": {"annotations": {(SCHEME): "internal"}}});
     let label = || json!({"metadata": {"labels": {"a": "b"}}});
     cluster.service("old", annotation()).await;
-    for (resource, text) in RESOURCES.into_iter().zip(documents()) {
+    for (resource, text) in RESOURCES.into_iter().zip(documents(PAGE)) {
         let request = http::Request::post(url(resource)).header("content-type", "application/yaml");
         let request = request.body(text.as_bytes().to_vec()).expect("request");
         cluster.client.request::<Value>(request).await.expect("created");

@@ -6,6 +6,7 @@ mod adoption;
 mod aws;
 mod aws_policy;
 mod bad_input;
+mod cloud_policies;
 mod dry_run;
 mod life_cycle;
 mod pod_gates;
