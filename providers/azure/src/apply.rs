@@ -369,7 +369,7 @@ fn not_ready(all: &BTreeMap<String, String>, used: &BTreeSet<String>, outcome: O
          its own again; correct one of yours. {words}",
         path.rsplit('/').next().unwrap_or_default()
     );
-    let incomplete = Some((reasons::REJECTED_BY_PROVIDER, message));
+    let incomplete = Some((reasons::PUBLIC_IP_NOT_READY, message));
     Outcome { incomplete, retry_refused: Some(UNKNOWN_WAIT), ..outcome }
 }
 

@@ -16,6 +16,11 @@ pub(crate) const INTERNAL_IPV6_NOT_SUPPORTED: &str = "InternalIPv6NotSupported";
 /// A namespace that has its part of a load balancer.
 pub(crate) const NAMESPACE_LIMIT_EXCEEDED: &str = "NamespaceLimitExceeded";
 
+/// A load balancer in the state `Failed` that Azure refuses as it is.
+pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
+/// A public IP that is in use and not ready: Azure takes no change of the load balancer.
+pub(crate) const PUBLIC_IP_NOT_READY: &str = "PublicIPNotReady";
+
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
@@ -23,6 +28,16 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         ADDRESS_NOT_AVAILABLE,
         "No public IP has the requested address or name, or something else uses it.",
         "Create the public IP in the resource group that the message names, free it, or request another address.",
+    ),
+    (
+        LOAD_BALANCER_FAILED,
+        "The load balancer is in the state `Failed`, and Azure refuses it as it is. Changes of all Services are tried alone, and probably refused.",
+        "Correct in Azure what the message names.",
+    ),
+    (
+        PUBLIC_IP_NOT_READY,
+        "The public IP of the Service is in use, and Azure's last change of it failed or has not ended. Until that is corrected, Azure takes no change of the load balancer, of no Service.",
+        "Repeat the change of a public IP of yours that failed. Steerage writes its own ones again.",
     ),
     (
         INTERNAL_IPV6_NOT_SUPPORTED,

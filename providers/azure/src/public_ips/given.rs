@@ -57,10 +57,12 @@ impl PublicIps {
                 (found, format!("with the address {address}"))
             }
         };
-        let unusable = |problem: String, advice: &str| {
+        let refuse = |reason, problem: String, advice: &str| {
             let message = format!("{problem} No load balancer is created or changed. {advice}");
-            Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message))
+            Err(Error::invalid(reason, message))
         };
+        let unusable =
+            |problem: String, advice: &str| refuse(reasons::ADDRESS_NOT_AVAILABLE, problem, advice);
         let Some(ip) = found else {
             let problem = format!("The resource group {shown_group} has no public IP {what}.");
             return unusable(
@@ -94,6 +96,14 @@ impl PublicIps {
                 self.forget().await;
                 Ok(Prepared::Again(self.config.poll))
             }
+            // Azure takes no change of the load balancer, of no Service, also not that which gives it another address.
+            (_, state) if state.is_failed() && user.is_some() => refuse(
+                reasons::PUBLIC_IP_NOT_READY,
+                format!(
+                    "Azure's last change of the public IP {name} failed, and Azure takes no change of the load balancer until it is repeated."
+                ),
+                "Repeat that change.",
+            ),
             (_, state) if state.is_failed() => unusable(
                 format!("Azure's last change of the public IP {name} failed."),
                 "Repeat that change, or request another one.",

@@ -165,6 +165,7 @@ impl<D: Document> Shared<D> {
                 reason = reasons::REJECTED_BY_PROVIDER;
             }
             if let Some((_, words)) = &state.broken {
+                reason = reasons::LOAD_BALANCER_FAILED;
                 told = format!(
                     "The {} is in the state Failed, and Azure refuses it as it is: correct that there first. {words} It refused this \
                      Service's change, too. {told}",

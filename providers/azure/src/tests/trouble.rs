@@ -120,7 +120,7 @@ async fn failed_load_balancer_stops_nobody_who_does_not_change() {
         assert_eq!(writes, ["PUT loadBalancers"], "one try to repair it, {is_late}");
         let fresh = named("c", &[80], &[1]);
         let error = settle(&provider, &fresh).await.unwrap_err();
-        assert_eq!(error.reason(), "RejectedByProvider", "{error}");
+        assert_eq!(error.reason(), "LoadBalancerFailed", "{error}");
         assert!(error.to_string().contains("in the state Failed"), "{error}");
         let moved = named("a", &[80], &[2]);
         assert!(settle(&provider, &moved).await.is_err());
@@ -153,7 +153,7 @@ async fn failed_public_ip_in_use_is_written_again_and_its_service_is_told() {
     // Its own Service says what is wrong.
     let outcome = provider.apply(&all[0], Compare::Remembered).await.unwrap();
     let (reason, message) = outcome.incomplete.unwrap();
-    assert!(reason == "RejectedByProvider" && message.contains(&name), "{message}");
+    assert!(reason == "PublicIPNotReady" && message.contains(&name), "{message}");
     cloud.unblock("PUT publicIPAddresses");
     let began = tokio::time::Instant::now();
     while !provider.apply(&moved, Compare::Remembered).await.is_ok_and(|done| done.progress == Progress::Done)
