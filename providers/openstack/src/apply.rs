@@ -17,7 +17,6 @@ use crate::error::CallError;
 use crate::node_rules_sync::{Opened, RulesState, rules_failed};
 use crate::provider::OpenStack;
 use crate::reasons;
-use crate::remake::preference;
 use crate::shared::check_families;
 use crate::state::{Complete, ServiceState, Tree};
 use crate::step::Step;
@@ -192,14 +191,7 @@ impl OpenStack {
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
                 return Ok(Present::Busy);
             }
-            let mut mine = mine;
-            if mine.len() > 1 {
-                let ours = self.own_floating_ips(&self.floating_mark(owner, entry.shared())).await?;
-                let known = entry.addressed.iter().filter(|known| known.uid == owner.uid);
-                let mut published: Vec<IpAddr> = known.map(|known| known.address).collect();
-                published.extend(writing.unwrap_or_default());
-                mine.sort_by_key(|balancer| preference(balancer, &published, &ours));
-            }
+            let mine = self.by_preference(owner, mine, writing.unwrap_or_default(), entry).await?;
             let mut mine = mine.into_iter();
             balancer = mine.next();
             // Of a shared one, others may have ports in each.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner, Progress};
 
 use crate::apply::again;
-use crate::desired::Desired;
+use crate::desired::{Desired, WantedAddress};
 use crate::provider::OpenStack;
 use crate::reasons;
 use crate::state::{SERVING_REMAKE_WAIT, ServiceState};
@@ -27,6 +27,9 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
         let id = &balancer.id;
+        if !self.is_still_chosen(lb, balancer, entry).await? {
+            return Ok(again(entry, self));
+        }
         let is_serving = balancer.is_serving();
         if is_serving && entry.is_kept(id) {
             return Err(Error::Unavailable(format!(
@@ -51,16 +54,22 @@ impl OpenStack {
                  is not complete yet."
             )));
         }
-        // One that replaced it before, and failed.
-        if let Some(failed) =
-            entry.spare.iter().find(|spare| spare.provisioning_status != Provisioning::Deleting)
-        {
+        let (failed, kept) = self.failed_replacements(lb, wanted, entry).await?;
+        if let Some(failed) = failed {
             tracing::warn!(service = %lb.owner.service, id = failed.id, "load balancer in ERROR; deleting it");
             entry.changing.get_or_insert_with(tokio::time::Instant::now);
             self.delete_balancer(&failed.id).await?;
             entry.note_remade();
             entry.sent();
             return Ok(again(entry, self));
+        }
+        if kept.len() > 1 {
+            let ids: Vec<&str> = kept.iter().map(|kept| kept.id.as_str()).collect();
+            return Err(Error::Unavailable(format!(
+                "Octavia reports ERROR for the load balancer {id}. The Service's others, {}, are in ERROR too, and serve or have its address: \
+                 Steerage deletes none of them, and creates no further one. Delete those that nobody needs.",
+                ids.join(" and ")
+            )));
         }
         if !wanted.publishes_vip() {
             tracing::warn!(service = %lb.owner.service, id, "load balancer in ERROR; creating another one");
@@ -81,6 +90,69 @@ impl OpenStack {
         entry.note_remade();
         entry.sent();
         Ok(again(entry, self))
+    }
+
+    /// Whether this is still the one of the owner's load balancers that stays. The choice may be older than the failure: a replacement is
+    /// chosen while it is being created, and the old one that serves is better than one that failed.
+    async fn is_still_chosen(
+        &self,
+        lb: &LoadBalancer,
+        balancer: &Balancer,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
+        if entry.is_listed && entry.spare.is_empty() {
+            return Ok(true);
+        }
+        let all = self.balancers_of(&lb.owner.service).await?;
+        let mine = all.into_iter().filter(|(of, _)| *of == lb.owner).map(|(_, found)| found).collect();
+        let mut mine = self.by_preference(&lb.owner, mine, &lb.published, entry).await?;
+        if mine.first().is_none_or(|first| first.id != balancer.id) {
+            entry.forget();
+            return Ok(false);
+        }
+        mine.remove(0);
+        (entry.spare, entry.is_listed) = (mine, true);
+        Ok(true)
+    }
+
+    /// The owner's load balancers, the one that stays first.
+    pub(crate) async fn by_preference(
+        &self,
+        owner: &Owner,
+        mut mine: Vec<Balancer>,
+        published: &[IpAddr],
+        entry: &ServiceState,
+    ) -> Result<Vec<Balancer>, Error> {
+        if mine.len() > 1 {
+            let ours = self.own_floating_ips(&self.floating_mark(owner, entry.shared())).await?;
+            let published = entry.known_addresses(owner, published);
+            mine.sort_by_key(|balancer| preference(balancer, &published, &ours));
+        }
+        Ok(mine)
+    }
+
+    /// One that replaced the owner's load balancer before, and failed; and those beside it that serve or have an address that clients know,
+    /// which are never deleted for it.
+    async fn failed_replacements(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        entry: &ServiceState,
+    ) -> Result<(Option<Balancer>, Vec<Balancer>), Error> {
+        let present = |spare: &&Balancer| spare.provisioning_status != Provisioning::Deleting;
+        let spares: Vec<Balancer> = entry.spare.iter().filter(present).cloned().collect();
+        if spares.is_empty() {
+            return Ok((None, spares));
+        }
+        let mut floating = self.own_floating_ips(&self.floating_mark(&lb.owner, None)).await?;
+        let published = entry.known_addresses(&lb.owner, &lb.published);
+        if let WantedAddress::Given(address) = wanted.address {
+            floating.extend(self.floating_ips(&[("floating_ip_address", &address.to_string())]).await?);
+        }
+        let is_needed =
+            |spare: &Balancer| spare.is_serving() || has_known_address(spare, &published, &floating);
+        let (kept, failed): (Vec<_>, Vec<_>) = spares.into_iter().partition(is_needed);
+        Ok((failed.into_iter().next(), kept))
     }
 
     /// Looks once for other load balancers of the owner: the answer to a creation may have been lost.
@@ -107,19 +179,22 @@ impl OpenStack {
     }
 }
 
+/// Whether it has a floating IP of these, or a VIP that is published.
+fn has_known_address(balancer: &Balancer, published: &[IpAddr], floating: &[FloatingIp]) -> bool {
+    let is_on = |ip: &FloatingIp| ip.port_id.as_deref().is_some_and(|port| balancer.floating_port() == port);
+    floating.iter().any(is_on) || balancer.vips().any(|(vip, _)| published.contains(&vip))
+}
+
 /// Which of several load balancers of an owner is the one: what serves clients, and not an empty one that only came first.
 pub(crate) fn preference(
     balancer: &Balancer,
     published: &[IpAddr],
     ours: &[FloatingIp],
 ) -> (bool, bool, bool, Option<String>, String) {
-    let has_floating =
-        ours.iter().any(|ip| ip.port_id.as_deref().is_some_and(|port| balancer.floating_port() == port));
-    let is_known = has_floating || balancer.vips().any(|(vip, _)| published.contains(&vip));
     (
         balancer.provisioning_status == Provisioning::Deleting,
         balancer.provisioning_status == Provisioning::Error,
-        !is_known,
+        !has_known_address(balancer, published, ours),
         balancer.created_at.clone(),
         balancer.id.clone(),
     )
@@ -236,6 +311,49 @@ mod tests {
         let _ = provider.apply(&lb, Compare::Remembered).await;
         settle(&provider, &lb).await.unwrap();
         assert_eq!(ids(&cloud).len(), 1);
+    }
+
+    /// It was chosen while it was being created, after a failed read or a restart.
+    #[tokio::test(start_paused = true)]
+    async fn replacement_that_fails_later_does_not_cost_the_one_that_serves() {
+        for is_restarted in [true, false] {
+            let cloud = Scripted::new();
+            let mut provider = cloud.provider();
+            let lb = planned(&[WEB], &[1]);
+            let before = settle(&provider, &lb).await.unwrap();
+            let old = ids(&cloud)[0].clone();
+            in_error(&cloud, &old, "ONLINE");
+            provider.apply(&lb, Compare::InPlace).await.unwrap_err();
+            tokio::time::advance(Duration::from_mins(11)).await;
+            provider.apply(&lb, Compare::Remembered).await.unwrap();
+            let new = ids(&cloud)[1].clone();
+            let pending = json!({ "provisioning_status": "PENDING_CREATE", "operating_status": "OFFLINE" });
+            cloud.set("loadbalancers", ("id", &new), &pending);
+            if is_restarted {
+                provider = cloud.provider();
+            }
+            // Longer than the wait after the first replacement.
+            for _ in 0..20 {
+                provider.apply(&lb, Compare::Remembered).await.unwrap();
+                tokio::time::advance(Duration::from_secs(5)).await;
+            }
+            in_error(&cloud, &new, "OFFLINE");
+            cloud.writes();
+            for _ in 0..10 {
+                let _ = provider.apply(&lb, Compare::Remembered).await;
+                tokio::time::advance(Duration::from_secs(2)).await;
+            }
+            assert!(ids(&cloud).contains(&old), "{is_restarted}: {:?}", cloud.writes());
+            assert!(ids(&cloud).len() <= 2 && cloud.all("floatingips").len() == 1);
+            let port = cloud.all("floatingips")[0]["port_id"].clone();
+            assert_eq!(port, json!(format!("port-of-{old}")));
+            for _ in 0..20 {
+                let _ = provider.apply(&lb, Compare::Remembered).await;
+                tokio::time::advance(Duration::from_mins(1)).await;
+            }
+            assert_eq!(settle(&provider, &lb).await.unwrap().ingress, before.ingress);
+            assert!(ids(&cloud).len() == 1 && ![&old, &new].contains(&&ids(&cloud)[0]));
+        }
     }
 
     #[tokio::test(start_paused = true)]

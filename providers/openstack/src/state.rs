@@ -210,6 +210,12 @@ impl ServiceState {
         self.tree.as_ref().filter(|(of, _)| of == owner).map(|(_, tree)| tree)
     }
 
+    /// The addresses that clients know: these, and the one that was in place last.
+    pub(crate) fn known_addresses(&self, owner: &Owner, published: &[IpAddr]) -> Vec<IpAddr> {
+        let known = self.addressed.iter().filter(|known| known.uid == owner.uid).map(|known| known.address);
+        known.chain(published.iter().copied()).collect()
+    }
+
     /// All of the load balancer was read.
     pub(crate) fn note_read(&mut self, owner: &Owner, tree: Tree) {
         (self.tree, self.is_verified, self.read_at) =
