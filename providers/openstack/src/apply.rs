@@ -113,16 +113,20 @@ impl OpenStack {
             let fitting = reduced.clone().for_families(&families);
             let steps = diff(owner, &tree, &fitting, entry.last_pool.as_deref())?;
             let Some(step) = steps.into_iter().next() else {
-                if wanted.shared.is_none() {
-                    self.look_for_others(owner, &tree.balancer, entry).await?;
-                }
+                self.look_for_others(owner, &tree.balancer, entry).await?;
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
                 if incomplete.is_none() && families.len() < wanted.families.len() {
                     incomplete =
                         missing(&wanted.families, &wanted.vips, &tree.balancer, self.version().await?);
                 }
-                self.remove_others(owner, entry).await?;
+                if let Some(shared) = &wanted.shared {
+                    if let Some(wait) = self.leave_others(owner, shared, entry).await? {
+                        return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
+                    }
+                } else {
+                    self.remove_others(owner, entry).await?;
+                }
                 match self.close_rules(owner, entry).await {
                     Ok(true) if missing_rule.is_some() => {
                         let opened = self.open_rules(owner, &reduced, entry).await;
@@ -191,12 +195,10 @@ impl OpenStack {
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
                 return Ok(Present::Busy);
             }
-            let mine = self.by_preference(owner, mine, writing.unwrap_or_default(), entry).await?;
-            let mut mine = mine.into_iter();
+            let mut mine =
+                self.by_preference(owner, mine, writing.unwrap_or_default(), entry).await?.into_iter();
             balancer = mine.next();
-            // Of a shared one, others may have ports in each.
-            let spare = if entry.shared().is_some() { Vec::new() } else { mine.collect() };
-            (entry.spare, entry.is_listed) = (spare, true);
+            (entry.spare, entry.is_listed) = (mine.collect(), true);
         }
         let Some(balancer) = balancer else { return Ok(Present::Nothing) };
         if entry.known(owner).is_none() {
@@ -233,7 +235,11 @@ impl OpenStack {
         is_writing: bool,
     ) -> Result<(Vec<Balancer>, Vec<(Owner, Balancer)>), Error> {
         if let Some(shared) = entry.shared() {
-            return Ok((self.shared_balancers(Some(shared)).await?, Vec::new()));
+            let found = self.shared_by_preference(shared).await?;
+            if !found.is_empty() {
+                self.end_shared_creation(shared);
+            }
+            return Ok((found, Vec::new()));
         }
         let all = self.balancers_of(&owner.service).await?;
         let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);

@@ -54,7 +54,16 @@ impl OpenStack {
             let body = Some(reduced.creation(&asked.collect::<Vec<_>>()));
             let call = Call::octavia(Method::POST, "POST loadbalancers", "loadbalancers", body);
             let name = call.name();
-            match self.calls.send(call).await {
+            if let Some(shared) = &wanted.shared {
+                self.begin_shared_creation(shared)?;
+            }
+            let answer = self.calls.send(call).await;
+            if let Some(shared) = &wanted.shared
+                && answer.as_ref().err().is_none_or(|failure| !failure.is_unanswered())
+            {
+                self.end_shared_creation(shared);
+            }
+            match answer {
                 Ok(answer) => {
                     let (tree, is_known) = match Tree::created(&answer) {
                         Some(tree) => (tree, true),

@@ -28,7 +28,7 @@ impl OpenStack {
                 &self.own_floating_ips(&marks::floating(&self.config.cluster, owner)).await?,
             )
             .await?;
-            if let Some(wait) = self.leave_shared(owner).await? {
+            if let Some(wait) = self.leave_shared(owner, entry).await? {
                 return Ok(Progress::Again(wait));
             }
             self.delete_rules(owner).await?;
@@ -76,13 +76,14 @@ impl OpenStack {
         Ok(())
     }
 
-    pub(crate) async fn delete_balancer(&self, id: &str) -> Result<(), CallError> {
+    /// Begins to delete a load balancer with all that is in it. False if another change has begun.
+    pub(crate) async fn delete_balancer(&self, id: &str) -> Result<bool, CallError> {
         let path = format!("loadbalancers/{id}?cascade=true");
         let call = Call::octavia(Method::DELETE, "DELETE loadbalancers", &path, None);
         match self.calls.send(call).await {
-            Ok(_) => Ok(()),
-            // It is gone, or another change has begun.
-            Err(failure) if failure.is_not_found() || failure.is_busy() => Ok(()),
+            Ok(_) => Ok(true),
+            Err(failure) if failure.is_not_found() => Ok(true),
+            Err(failure) if failure.is_busy() => Ok(false),
             Err(failure) => Err(failure),
         }
     }

@@ -97,6 +97,11 @@ impl CallError {
         self.status == Some(StatusCode::CONFLICT) && (says("immutable") || says("Invalid state PENDING"))
     }
 
+    /// Whether nobody knows if it was carried out: there is no answer, or only one of a proxy.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        !self.is_used_up && self.status.is_none_or(|status| matches!(status.as_u16(), 502 | 504))
+    }
+
     /// Whether OpenStack finds the request wrong, so that nothing was changed by it.
     pub(crate) fn is_rejected(&self) -> bool {
         self.meaning() == Meaning::Rejected

@@ -51,6 +51,9 @@ impl OpenStack {
             Used::Vip => balancer.vip(Family::V4).map(|(vip, _)| vip),
             Used::Existing(ip) if ip.port_id.as_deref() == Some(port) => Some(ip.address),
             used => {
+                if let (Some(shared), Used::Existing(ip)) = (&wanted.shared, &used) {
+                    self.check_shared_address(shared, ip, port).await?;
+                }
                 let attached = self.attach(lb, used, port, &ours, (entry, &mark)).await?;
                 own.extend(Some(attached.address).filter(|_| marks::is_floating(&attached.description)));
                 Some(attached.address)

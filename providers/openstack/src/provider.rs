@@ -51,6 +51,8 @@ pub struct OpenStack {
     version: OnceLock<(u32, u32)>,
     /// One for each shared load balancer: its Services change it one after the other.
     pub(crate) shared_locks: Keyed<String, ()>,
+    /// When the creation of a shared load balancer was sent that has no answer.
+    pub(crate) shared_creations: Mutex<BTreeMap<String, Instant>>,
     /// The addresses of subnets, which do not change.
     pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
     /// Held while rules of the nodes' security group are removed.
@@ -98,6 +100,7 @@ impl OpenStack {
             services: Keyed::default(),
             version: OnceLock::new(),
             shared_locks: Keyed::default(),
+            shared_creations: Mutex::default(),
             cidrs: tokio::sync::Mutex::default(),
             shared_needs: tokio::sync::Mutex::default(),
             remaking: Mutex::default(),
@@ -351,7 +354,7 @@ impl Provider for OpenStack {
         let wanted = desired(lb, &self.config)?;
         let all = match &wanted.shared {
             Some(shared) => {
-                let found = self.shared_balancers(Some(shared)).await?;
+                let found = self.shared_by_preference(shared).await?;
                 found.into_iter().take(1).map(|balancer| (lb.owner.clone(), balancer)).collect()
             }
             None => self.balancers_of(&lb.owner.service).await?,

@@ -123,8 +123,9 @@ impl OpenStack {
         published: &[IpAddr],
         entry: &ServiceState,
     ) -> Result<Vec<Balancer>, Error> {
-        if mine.len() > 1 {
-            let ours = self.own_floating_ips(&self.floating_mark(owner, entry.shared())).await?;
+        // Those that Services share are in order.
+        if mine.len() > 1 && entry.shared().is_none() {
+            let ours = self.own_floating_ips(&self.floating_mark(owner, None)).await?;
             let published = entry.known_addresses(owner, published);
             mine.sort_by_key(|balancer| preference(balancer, &published, &ours));
         }
@@ -155,18 +156,24 @@ impl OpenStack {
         Ok((failed.into_iter().next(), kept))
     }
 
-    /// Looks once for other load balancers of the owner: the answer to a creation may have been lost.
+    /// Looks once for other load balancers of the owner, or of the name: the answer to a creation may have been lost.
     pub(crate) async fn look_for_others(
         &self,
         owner: &Owner,
         balancer: &Balancer,
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
-        if !entry.is_listed {
-            let all = self.balancers_of(&owner.service).await?;
-            let others = all.into_iter().filter(|(of, found)| of == owner && found.id != balancer.id);
-            (entry.spare, entry.is_listed) = (others.map(|(_, found)| found).collect(), true);
+        if entry.is_listed {
+            return Ok(());
         }
+        let mut all: Vec<Balancer> = if let Some(shared) = entry.shared() {
+            self.shared_balancers(Some(shared)).await?
+        } else {
+            let all = self.balancers_of(&owner.service).await?;
+            all.into_iter().filter(|(of, _)| of == owner).map(|(_, found)| found).collect()
+        };
+        all.retain(|found| found.id != balancer.id);
+        (entry.spare, entry.is_listed) = (all, true);
         Ok(())
     }
 

@@ -2,7 +2,9 @@
 //! Looks after load balancers that several Services share: lets one Service at a time change one, finds what a Service has there, removes
 //! it, and deletes a load balancer that nobody uses. `shared` decides what is wanted.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use http::Method;
@@ -10,8 +12,8 @@ use serde::Deserialize;
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
 use steerage_provider_cloud::shared::{LoadBalancerUse, immutable};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
 
-use crate::adoption::is_part;
 use crate::client::{Call, list_of_project};
 use crate::desired::Desired;
 use crate::error::CallError;
@@ -20,12 +22,16 @@ use crate::observe;
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
 use crate::step::Step;
-use crate::types::{Balancer, Provisioning, Reference};
+use crate::types::{Balancer, FloatingIp, Provisioning, Reference};
 
 /// A Service waits for this time while another one changes the load balancer, and then makes room for others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// A Service that gets no turn comes again after this time.
 const BUSY_POLL: Duration = Duration::from_millis(500);
+/// For how long a Service that is complete takes its parts away from a second load balancer of the name, before the next resync does.
+const LONGEST_LEAVING: Duration = Duration::from_mins(2);
+/// After a creation without an answer, no other load balancer of the name is created for this time: it may be in no list yet.
+const UNANSWERED: Duration = Duration::from_mins(3);
 
 /// A listener or pool of a Service in a shared load balancer.
 #[derive(Clone, Debug, Deserialize)]
@@ -37,6 +43,17 @@ struct Part {
     tags: Vec<String>,
     #[serde(default)]
     loadbalancers: Vec<Reference>,
+}
+
+/// What is left of a Service in a load balancer.
+enum Left {
+    Nothing,
+    /// It cannot be changed now.
+    Pending,
+    /// Something was removed.
+    Again,
+    /// The whole is being deleted.
+    Deleted,
 }
 
 /// Listeners, then pools.
@@ -95,6 +112,34 @@ impl OpenStack {
         found.retain(is_it);
         found.sort_by(|one, other| (&one.created_at, &one.id).cmp(&(&other.created_at, &other.id)));
         Ok(found)
+    }
+
+    /// Those that are shared under a name, the one that its Services use first: a lost answer to a creation leaves two. It is the one with the
+    /// address that clients know, then the one that most Services use.
+    pub(crate) async fn shared_by_preference(&self, shared: &str) -> Result<Vec<Balancer>, CallError> {
+        let found = self.shared_balancers(Some(shared)).await?;
+        if found.len() < 2 {
+            return Ok(found);
+        }
+        let ours = self.own_floating_ips(&marks::shared_floating(&self.config.cluster, shared)).await?;
+        let mut keyed = Vec::new();
+        for balancer in found {
+            let parts = self.parts(("loadbalancer_id", &balancer.id)).await?;
+            let users: BTreeSet<Owner> =
+                parts.all().filter_map(|part| marks::part_owner(&self.config.cluster, &part.tags)).collect();
+            let has_address = ours.iter().any(|ip| ip.port_id.as_deref() == Some(balancer.floating_port()));
+            let status = balancer.provisioning_status;
+            let key = (
+                status == Provisioning::Deleting,
+                !has_address,
+                status == Provisioning::Error,
+                Reverse(users.len()),
+            );
+            keyed.push((key, balancer));
+        }
+        // The oldest first among equals.
+        keyed.sort_by_key(|(key, _)| *key);
+        Ok(keyed.into_iter().map(|(_, balancer)| balancer).collect())
     }
 
     /// The shared load balancer in which the owner has something, with its name.
@@ -165,45 +210,27 @@ impl OpenStack {
 
     /// Removes what a Service has in shared load balancers, and those that nobody uses. Returns when to call again; `None` if nothing is
     /// left.
-    pub(crate) async fn leave_shared(&self, owner: &Owner) -> Result<Option<Duration>, Error> {
+    pub(crate) async fn leave_shared(
+        &self,
+        owner: &Owner,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Duration>, Error> {
         let parts = self.parts_of(owner).await?;
         for id in parts.balancers() {
             let Some(balancer) = self.balancer(id).await? else { continue };
             let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
-            if balancer.provisioning_status.is_pending() {
-                return Ok(Some(BUSY_POLL));
+            match self.leave_one(owner, &shared, id, entry).await? {
+                Left::Nothing => {}
+                Left::Pending => return Ok(Some(BUSY_POLL)),
+                Left::Again => return Ok(Some(self.config.poll)),
+                Left::Deleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
             }
-            let all = self.parts(("loadbalancer_id", id)).await?;
-            let is_mine = |part: &Part| is_part(owner, &balancer, &part.name, &part.tags);
-            if all.all().all(is_mine) {
-                self.delete_shared(&shared, &balancer).await?;
-                return Ok(Some(self.config.poll.max(BUSY_POLL)));
-            }
-            if balancer.provisioning_status == Provisioning::Error {
-                return Err(Error::Unavailable(format!(
-                    "Octavia reports ERROR for the shared load balancer {id}, and lets nobody change it. The Service's ports are removed \
-                     when it is repaired: openstack loadbalancer failover {id}."
-                )));
-            }
-            let step = match (
-                all.listeners.iter().find(|part| is_mine(part)),
-                all.pools.iter().find(|part| is_mine(part)),
-            ) {
-                (Some(listener), _) => {
-                    Step::DeleteListener { id: listener.id.clone(), port: listener.name.clone() }
-                }
-                (None, Some(pool)) => Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() },
-                (None, None) => continue,
-            };
-            match self.calls.send(step.call()).await {
-                Ok(_) => {
-                    tracing::info!(service = %owner.service, shared, change = %step, "shared load balancer changed");
-                }
-                Err(failure) if failure.is_busy() || failure.is_not_found() => {}
-                Err(failure) => return Err(failure.into()),
-            }
-            return Ok(Some(self.config.poll));
+        }
+        if let Some(shared) = entry.left_address.clone() {
+            let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
+            self.release_shared(&shared).await?;
+            entry.left_address = None;
         }
         // A crash may have left one without any port.
         for balancer in self.shared_balancers(None).await? {
@@ -211,19 +238,163 @@ impl OpenStack {
             let Some(_lock) = self.lock_shared(&shared).await else { continue };
             if !balancer.provisioning_status.is_pending()
                 && self.parts(("loadbalancer_id", &balancer.id)).await?.all().next().is_none()
+                && self.delete_shared(&shared, &balancer, entry).await?
             {
-                self.delete_shared(&shared, &balancer).await?;
+                return Ok(Some(self.config.poll.max(BUSY_POLL)));
             }
         }
         Ok(None)
     }
 
-    /// Its floating IP goes first, as with other load balancers.
-    async fn delete_shared(&self, shared: &str, balancer: &Balancer) -> Result<(), Error> {
+    /// Removes one thing that the Service has in a load balancer that is shared under this name, whose lock the caller holds; the whole, if
+    /// nobody else has anything in it.
+    async fn leave_one(
+        &self,
+        owner: &Owner,
+        shared: &str,
+        id: &str,
+        entry: &mut ServiceState,
+    ) -> Result<Left, Error> {
+        let Some(balancer) = self.balancer(id).await? else { return Ok(Left::Nothing) };
+        // By UID: a Service of the same name may have taken the others over.
+        let is_mine = |part: &Part| marks::is_part(&part.tags, owner);
+        if balancer.provisioning_status == Provisioning::Deleting {
+            // An earlier process may have begun that.
+            if entry.left_address.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
+                entry.left_address = Some(shared.to_owned());
+            }
+            return Ok(Left::Pending);
+        }
+        if balancer.provisioning_status.is_pending() {
+            return Ok(Left::Pending);
+        }
+        let all = self.parts(("loadbalancer_id", id)).await?;
+        if all.all().all(is_mine) {
+            self.delete_shared(shared, &balancer, entry).await?;
+            return Ok(Left::Deleted);
+        }
+        if balancer.provisioning_status == Provisioning::Error {
+            return Err(Error::Unavailable(format!(
+                "Octavia reports ERROR for the shared load balancer {id}, and lets nobody change it. The Service's ports are removed \
+                 when it is repaired: openstack loadbalancer failover {id}."
+            )));
+        }
+        let step = match (
+            all.listeners.iter().find(|part| is_mine(part)),
+            all.pools.iter().find(|part| is_mine(part)),
+        ) {
+            (Some(listener), _) => {
+                Step::DeleteListener { id: listener.id.clone(), port: listener.name.clone() }
+            }
+            (None, Some(pool)) => Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() },
+            (None, None) => return Ok(Left::Nothing),
+        };
+        match self.calls.send(step.call()).await {
+            Ok(_) => {
+                tracing::info!(service = %owner.service, shared, change = %step, "shared load balancer changed");
+            }
+            Err(failure) if failure.is_busy() || failure.is_not_found() => {}
+            Err(failure) => return Err(failure.into()),
+        }
+        Ok(Left::Again)
+    }
+
+    /// Removes what a Service that is complete has in other load balancers of the name. Returns when to call again; `None` if nothing is
+    /// left, or what is left goes at a later resync.
+    pub(crate) async fn leave_others(
+        &self,
+        owner: &Owner,
+        shared: &str,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Duration>, Error> {
+        while let Some(other) = entry.spare.first().map(|other| other.id.clone()) {
+            let since = *entry.leaving_since.get_or_insert_with(Instant::now);
+            let left = if since.elapsed() < LONGEST_LEAVING {
+                self.leave_one(owner, shared, &other, entry).await
+            } else {
+                Ok(Left::Nothing)
+            };
+            match left {
+                Ok(Left::Nothing) => {}
+                Ok(_) => return Ok(Some(self.config.poll.max(BUSY_POLL))),
+                // It does no harm where it is.
+                Err(error) => {
+                    tracing::warn!(service = %owner.service, shared, id = other, %error, "second load balancer of the name stays for now");
+                }
+            }
+            entry.spare.remove(0);
+            entry.leaving_since = None;
+        }
+        // The address is in use.
+        entry.left_address = None;
+        Ok(None)
+    }
+
+    /// The load balancer goes first: if another Service changes it meanwhile, Octavia refuses, and the address stays. The address goes only
+    /// if no other load balancer of the name is there, whose Services have it. False if it cannot be deleted now.
+    async fn delete_shared(
+        &self,
+        shared: &str,
+        balancer: &Balancer,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
         tracing::info!(shared, id = balancer.id, "deleting shared load balancer, which no Service uses");
-        let mark = marks::shared_floating(&self.config.cluster, shared);
-        self.release(None, &self.own_floating_ips(&mark).await?).await?;
-        Ok(self.delete_balancer(&balancer.id).await?)
+        let is_begun = self.delete_balancer(&balancer.id).await?;
+        if is_begun {
+            entry.left_address = Some(shared.to_owned());
+        }
+        Ok(is_begun)
+    }
+
+    /// Deletes the floating IP of a name whose last load balancer this process deletes.
+    async fn release_shared(&self, shared: &str) -> Result<(), Error> {
+        let others = self.shared_balancers(Some(shared)).await?;
+        if others.iter().any(|other| other.provisioning_status != Provisioning::Deleting) {
+            return Ok(());
+        }
+        let ports: Vec<&str> = others.iter().map(Balancer::floating_port).collect();
+        let mut ips = self.own_floating_ips(&marks::shared_floating(&self.config.cluster, shared)).await?;
+        ips.retain(|ip| ip.port_id.as_deref().is_none_or(|port| ports.contains(&port)));
+        Ok(self.release(None, &ips).await?)
+    }
+
+    /// Refuses to take the address from another load balancer of the name, whose Services would lose it: the one that has it is the one.
+    pub(crate) async fn check_shared_address(
+        &self,
+        shared: &str,
+        ip: &FloatingIp,
+        port: &str,
+    ) -> Result<(), Error> {
+        let Some(other) = ip.port_id.as_deref().filter(|other| *other != port) else { return Ok(()) };
+        let has_it = |balancer: &Balancer| {
+            balancer.provisioning_status != Provisioning::Deleting && balancer.floating_port() == other
+        };
+        if self.shared_balancers(Some(shared)).await?.iter().any(has_it) {
+            return Err(Error::Conflict(format!(
+                "another load balancer of the name {shared} has its address"
+            )));
+        }
+        Ok(())
+    }
+
+    /// A load balancer of the name is about to be created. Refused for some minutes after a request without an answer: what it made may be
+    /// in no list yet, and another one would divide the Services.
+    pub(crate) fn begin_shared_creation(&self, shared: &str) -> Result<(), Error> {
+        let mut begun = self.shared_creations.lock().unwrap_or_else(PoisonError::into_inner);
+        if begun.get(shared).is_some_and(|at| at.elapsed() < UNANSWERED) {
+            return Err(Error::Unavailable(format!(
+                "Octavia did not answer to the creation of the shared load balancer {shared}. Steerage looks for it, and creates another one \
+                 only after {} minutes.",
+                UNANSWERED.as_secs() / 60
+            )));
+        }
+        begun.insert(shared.to_owned(), Instant::now());
+        Ok(())
+    }
+
+    /// The creation has an answer.
+    pub(crate) fn end_shared_creation(&self, shared: &str) {
+        self.shared_creations.lock().unwrap_or_else(PoisonError::into_inner).remove(shared);
     }
 }
 
@@ -231,13 +402,14 @@ impl OpenStack {
 mod tests {
     use std::collections::BTreeMap;
 
-    use steerage_model::Protocol;
+    use serde_json::json;
     use steerage_model::annotations::SHARED_LOAD_BALANCER;
+    use steerage_model::{Key, Protocol};
     use steerage_provider_api::Provider as _;
 
     use super::*;
     use crate::desired::tests::planned;
-    use crate::scripted::{Scripted, deleted, settle};
+    use crate::scripted::{Scripted, deleted, ids, settle};
 
     /// The operator removed the name from the file before the Services went.
     #[tokio::test(start_paused = true)]
@@ -260,6 +432,131 @@ mod tests {
         let without = cloud.provider();
         assert_eq!(without.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
         deleted(&without, &lb.owner).await;
+        assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+    }
+
+    fn sharing(cloud: &Scripted) -> crate::provider::OpenStack {
+        let file = r#"{"web": {"namespaces": ["*"]}}"#;
+        cloud.provider_with(|config| {
+            config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
+        })
+    }
+
+    fn service(name: &str, port: u16) -> LoadBalancer {
+        let annotations = BTreeMap::from([(SHARED_LOAD_BALANCER.to_owned(), "web".to_owned())]);
+        let owner = Owner { service: Key::new("shop", name), uid: format!("uid-of-{name}") };
+        let ports = [(Protocol::Tcp, port, 30_000 + port)];
+        LoadBalancer { annotations, owner, ..planned(&ports, &[1]) }
+    }
+
+    /// The load balancer of the listener on a port.
+    fn home(cloud: &Scripted, port: u16) -> String {
+        let all = cloud.all("listeners");
+        let found: Vec<_> = all.iter().filter(|listener| listener["protocol_port"] == json!(port)).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0]["loadbalancer_id"].as_str().unwrap().to_owned()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn creation_without_an_answer_is_not_repeated_at_once() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        cloud.lose("POST loadbalancers");
+        cloud.hide("loadbalancers");
+        settle(&provider, &service("a", 80)).await.unwrap_err();
+        for lb in [service("a", 80), service("b", 81)] {
+            tokio::time::advance(Duration::from_mins(1)).await;
+            let error = settle(&provider, &lb).await.unwrap_err();
+            assert!(error.to_string().contains("did not answer"), "{error}");
+        }
+        assert_eq!(ids(&cloud).len(), 1);
+        // It is there after all.
+        cloud.show();
+        settle(&provider, &service("a", 80)).await.unwrap();
+        settle(&provider, &service("b", 81)).await.unwrap();
+        assert_eq!(ids(&cloud).len(), 1);
+        // Of another one, nothing comes.
+        cloud.remove("loadbalancers", &ids(&cloud)[0]);
+        cloud.fail("POST loadbalancers", 504, "no answer");
+        settle(&provider, &service("c", 82)).await.unwrap_err();
+        tokio::time::advance(UNANSWERED).await;
+        settle(&provider, &service("c", 82)).await.unwrap();
+    }
+
+    /// The answer to a creation was lost, and no list showed it for minutes.
+    #[tokio::test(start_paused = true)]
+    async fn second_load_balancer_of_a_name_takes_nobody_s_address() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        let (a, b, c) = (service("a", 80), service("b", 81), service("c", 82));
+        cloud.lose("POST loadbalancers");
+        cloud.hide("loadbalancers");
+        settle(&provider, &a).await.unwrap_err();
+        tokio::time::advance(UNANSWERED).await;
+        let address = settle(&provider, &a).await.unwrap().ingress;
+        let all = ids(&cloud);
+        let (lost, used) = (&all[0], &all[1]);
+        cloud.show();
+        // As after a restart.
+        let provider = sharing(&cloud);
+        assert_eq!(settle(&provider, &b).await.unwrap().ingress, address);
+        assert_eq!(&home(&cloud, 81), used);
+        let attached = || {
+            let all = cloud.all("floatingips");
+            assert_eq!(all.len(), 1, "{all:?}");
+            all[0]["port_id"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(attached(), format!("port-of-{used}"));
+        // What a Service has in the other one goes, and that one with it.
+        deleted(&sharing(&cloud), &a.owner).await;
+        assert_eq!(ids(&cloud), std::slice::from_ref(used));
+        assert_eq!((attached(), home(&cloud, 81)), (format!("port-of-{used}"), used.clone()));
+        assert_eq!(settle(&provider, &c).await.unwrap().ingress, address);
+        // One that the process knows, and that is the wrong one by now, takes no address back.
+        let mut copy = cloud.all("loadbalancers")[0].clone();
+        for (key, value) in [("id", lost.as_str()), ("vip_port_id", "x"), ("created_at", "2025")] {
+            copy[key] = value.into();
+        }
+        cloud.add("loadbalancers", &copy);
+        cloud.set("floatingips", ("port_id", &attached()), &json!({ "port_id": "x" }));
+        let ports = [(Protocol::Tcp, 82, 30_082), (Protocol::Tcp, 83, 30_083)];
+        let changed = LoadBalancer { listeners: planned(&ports, &[1]).listeners, ..c };
+        let error = settle(&provider, &changed).await.unwrap_err();
+        assert_eq!((error.reason(), attached().as_str()), ("ProviderConflict", "x"));
+        assert_eq!(settle(&provider, &changed).await.unwrap().ingress, address);
+        assert_eq!((attached().as_str(), home(&cloud, 83)), ("x", lost.clone()));
+        assert_eq!(home(&cloud, 82), *lost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn service_that_is_complete_leaves_the_second_load_balancer() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        let a = service("a", 80);
+        cloud.lose("POST loadbalancers");
+        cloud.hide("loadbalancers");
+        settle(&provider, &a).await.unwrap_err();
+        tokio::time::advance(UNANSWERED).await;
+        let address = settle(&provider, &a).await.unwrap().ingress;
+        let used = ids(&cloud)[1].clone();
+        cloud.show();
+        provider.apply(&a, Compare::InPlace).await.unwrap();
+        assert_eq!(settle(&provider, &a).await.unwrap().ingress, address);
+        assert_eq!((ids(&cloud), home(&cloud, 80)), (vec![used.clone()], used));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn address_of_a_shared_load_balancer_stays_if_that_is_not_deleted() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        let a = service("a", 80);
+        settle(&provider, &a).await.unwrap();
+        cloud.fail("DELETE loadbalancers", 409, "Load Balancer is immutable and cannot be updated.");
+        cloud.writes();
+        assert!(matches!(provider.delete(&a.owner).await.unwrap(), Progress::Again(_)));
+        assert_eq!(cloud.writes(), ["DELETE loadbalancers"]);
+        assert_eq!(cloud.all("floatingips").len(), 1);
+        deleted(&provider, &a.owner).await;
         assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
     }
 }

@@ -183,6 +183,10 @@ pub(crate) struct ServiceState {
     pub(crate) addressed: Option<Addressed>,
     /// Where its load balancer is.
     pub(crate) usage: LoadBalancerUse,
+    /// The name of a shared load balancer that this process deletes for the Service, and whose address goes with it.
+    pub(crate) left_address: Option<String>,
+    /// Since when it leaves a second load balancer of the name.
+    pub(crate) leaving_since: Option<Instant>,
     /// The rules of the nodes' security group.
     pub(crate) rules: RulesState,
     /// Members that Octavia refuses.
