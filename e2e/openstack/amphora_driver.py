@@ -52,7 +52,7 @@ def call(method, path, content=None):
 
 
 def carry_out(load_balancer, deleted):
-    """Brings a change to the amphora. Returns whether it could; if not, the load balancer is in ERROR, as with Octavia's worker."""
+    """Brings a change to the amphora. Returns whether it could; if not, what was changed is in ERROR, as with Octavia's worker."""
     try:
         with child.one_call:
             amphora, wanted = read(load_balancer, deleted)

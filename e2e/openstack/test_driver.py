@@ -2,7 +2,8 @@
 """A provider driver for Octavia that has no load balancers: what Octavia asks for becomes ACTIVE after a delay, as it does with a real one.
 
 Octavia itself allocates the VIP port in Neutron, because `create_vip_port` is not implemented. A load balancer whose description is
-`test:error` becomes ERROR instead of ACTIVE and serves nobody, and one of `test:stuck` stays PENDING.
+`test:error` becomes ERROR instead of ACTIVE and serves nobody, and one of `test:stuck` stays PENDING. Of one of `test:fail`, changes of
+listeners, pools, members and health monitors fail as with Octavia's worker: what was changed is in ERROR, the rest is ACTIVE.
 """
 
 import os
@@ -39,6 +40,10 @@ def settle():
             report(load_balancer, deleted, done)
 
 
+def pending(items):
+    return [item for item in items if item.provisioning_status.startswith("PENDING")]
+
+
 def report(load_balancer, deleted, done):
     """Tells Octavia that everything of this load balancer that is PENDING is done, or could not be."""
     repos = repositories.Repositories()
@@ -50,13 +55,24 @@ def report(load_balancer, deleted, done):
         listeners, pools = list(found.listeners), list(found.pools)
         members = [member for pool in pools for member in pool.members]
         monitors = [pool.health_monitor for pool in pools if pool.health_monitor]
-    good = "ERROR" if found.description == "test:error" or not done else "ACTIVE"
+    # Octavia's worker reverts a change of a part by setting the part to ERROR, and its parents and the load balancer to ACTIVE; only what it
+    # does to the whole ends in ERROR of the load balancer. The API sets what is changed and its parents to PENDING.
+    failed = []
+    if found.description == "test:fail" or not done:
+        if not deleted and found.provisioning_status != "PENDING_CREATE":
+            kinds = (members, monitors, pools, listeners)
+            failed = next((kind for kind in map(pending, kinds) if kind), [])
+        if not failed and not done:
+            failed = pending([found, *listeners, *pools, *members, *monitors])
+        deleted = deleted and done
+    failed = {item.id for item in failed}
 
     def of(items, monitored=()):
         for item in items:
-            gone = item.provisioning_status == "PENDING_DELETE" or deleted
+            is_failed = found.description == "test:error" or item.id in failed
+            gone = (item.provisioning_status == "PENDING_DELETE" or deleted) and item.id not in failed
             if gone or item.provisioning_status.startswith("PENDING"):
-                state = {"id": item.id, "provisioning_status": "DELETED" if gone else good}
+                state = {"id": item.id, "provisioning_status": "DELETED" if gone else "ERROR" if is_failed else "ACTIVE"}
                 if not gone and found.description == "test:error":
                     state["operating_status"] = "OFFLINE"
                 elif not gone and REPORTS_OPERATION:

@@ -15,12 +15,13 @@ use crate::desired::{Desired, Nodes};
 use crate::diff::diff;
 use crate::error::CallError;
 use crate::node_rules_sync::{Opened, RulesState, rules_failed};
+use crate::observe;
 use crate::provider::OpenStack;
 use crate::reasons;
 use crate::shared::check_families;
 use crate::state::{Complete, ServiceState, Tree};
 use crate::step::Step;
-use crate::types::{Balancer, Provisioning};
+use crate::types::{Balancer, Member, Provisioning};
 use crate::vips::{WantedVip, missing};
 
 /// Members that one call finds refused, each by a request of its own.
@@ -113,6 +114,9 @@ impl OpenStack {
             let fitting = reduced.clone().for_families(&families);
             let steps = diff(owner, &tree, &fitting, entry.last_pool.as_deref())?;
             let Some(step) = steps.into_iter().next() else {
+                if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
+                    return Ok(again(entry, self));
+                }
                 self.look_for_others(owner, &tree.balancer, entry).await?;
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
@@ -156,6 +160,7 @@ impl OpenStack {
                 let outcome = finished(entry, &nodes, wanted.refused, ingress);
                 return Ok(Outcome { incomplete, retry_refused: outcome.retry_refused.or(retry), ..outcome });
             };
+            self.check_member_subnets(&tree, &step).await?;
             if self.make(&step, entry, &nodes).await? {
                 break;
             }
@@ -215,11 +220,21 @@ impl OpenStack {
                 return Ok(Present::Busy);
             }
             Provisioning::Error => return Ok(Present::Broken(Box::new(balancer))),
-            Provisioning::Active => entry.changing = None,
+            Provisioning::Active => {
+                if entry.is_verified && entry.is_check_due() {
+                    self.check_change(owner, &balancer.id, entry).await?;
+                }
+                entry.changing = None;
+            }
         }
         if !entry.is_verified {
             let tree = self.tree(owner, balancer.clone()).await?;
+            let failed = tree.failed(owner);
             entry.note_read(owner, tree);
+            if entry.unchecked_since.is_some() {
+                entry.note_failed_parts(&balancer.id, &failed)?;
+                entry.is_verified = true;
+            }
         }
         match entry.known(owner) {
             Some(tree) => Ok(Present::Ready(Box::new(tree.clone()))),
@@ -253,6 +268,24 @@ impl OpenStack {
             mine.push(balancer);
         }
         Ok((mine, earlier))
+    }
+
+    /// Refuses another subnet of members that does not exist. Octavia looks at it only for new members, and writes it for those that are
+    /// there, after which it carries out no change of the load balancer's members.
+    async fn check_member_subnets(&self, tree: &Tree, step: &Step) -> Result<(), Error> {
+        let Step::SetMembers { pool, members, .. } = step else { return Ok(()) };
+        let Some(pool) = tree.pools.iter().find(|known| known.id == *pool) else { return Ok(()) };
+        let subnet = |of: &Member| of.subnet_id.clone();
+        let changes = |member: &&Member| {
+            pool.members.iter().any(|known| known.key() == member.key() && subnet(known) != subnet(member))
+        };
+        let changed: BTreeSet<String> = members.iter().filter(changes).filter_map(subnet).collect();
+        for id in changed {
+            if observe::subnet(&*self.calls, &id).await?.is_none() {
+                return Err(missing_member_subnet(&id, "Members stay as they are."));
+            }
+        }
+        Ok(())
     }
 
     /// Makes a change. False if nothing was changed, because a member was refused.
@@ -299,10 +332,24 @@ impl OpenStack {
         tracing::info!(service, change = %step, "load balancer changed");
         entry.note_made(step);
         entry.sent();
+        // If another one fails, the load balancer is in ERROR.
+        if !matches!(step, Step::UpdateBalancer { .. }) {
+            entry.unchecked_since.get_or_insert_with(tokio::time::Instant::now);
+        }
         let is_certain = entry.tree.as_mut().is_some_and(|(_, tree)| tree.note(step, &answer));
         entry.is_verified = was_verified && is_certain;
         Ok(true)
     }
+}
+
+/// The subnet of nodes does not exist.
+pub(crate) fn missing_member_subnet(id: &str, consequence: &str) -> Error {
+    let message = format!(
+        "The subnet {id} of nodes does not exist, or the project does not see it. {consequence} Correct --openstack-member-subnet-id, \
+         --openstack-ipv6-member-subnet-id or the annotation {}.",
+        crate::annotations::MEMBER_SUBNET
+    );
+    Error::invalid(reasons::REJECTED_BY_PROVIDER, message)
 }
 
 /// Refuses what Octavia cannot change.
@@ -459,5 +506,84 @@ mod tests {
             cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ACTIVE" }));
             settle(&provider, &lb).await.unwrap();
         }
+    }
+
+    fn members(cloud: &Scripted) -> Vec<String> {
+        let all = cloud.all("pools")[0]["members"].as_array().unwrap().clone();
+        all.iter().map(|member| member["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The worker sets the part to ERROR, and the load balancer back to ACTIVE.
+    #[tokio::test(start_paused = true)]
+    async fn change_that_octavia_s_worker_fails_is_made_again() {
+        for by_apply in [true, false] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+            let changed = planned(&[WEB], &[2]);
+            let once = async || {
+                if by_apply {
+                    provider.apply(&changed, Compare::Remembered).await
+                } else {
+                    provider.set_targets(&changed.owner, &changed.targets()).await
+                }
+            };
+            cloud.break_worker(Some("PUT members"));
+            let mut told = None;
+            for _ in 0..20 {
+                match once().await {
+                    Ok(outcome) => assert_ne!(outcome.progress, Progress::Done, "it was not done"),
+                    Err(error) => told = told.or_else(|| Some(error.to_string())),
+                }
+            }
+            let told = told.unwrap();
+            assert!(told.contains("members of pool") && told.contains("in ERROR"), "{told}");
+            cloud.break_worker(None);
+            tokio::time::advance(Duration::from_mins(5)).await;
+            let mut is_done = false;
+            for _ in 0..10 {
+                // The first look finds what failed before.
+                is_done |= once().await.is_ok_and(|outcome| outcome.progress == Progress::Done);
+            }
+            assert!(is_done);
+            assert_eq!(members(&cloud).len(), 1);
+            let all = cloud.all("pools")[0]["members"].clone();
+            assert!(!all.to_string().contains("ERROR"), "{all}");
+        }
+    }
+
+    /// One request when all changes are made, and none where nothing changes.
+    #[tokio::test(start_paused = true)]
+    async fn complete_changes_cost_one_question() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        settle(&provider, &planned(&[WEB], &[1, 2])).await.unwrap();
+        cloud.calls();
+        settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+        let calls = cloud.calls();
+        assert_eq!(calls, ["PUT members", "GET loadbalancers", "GET status", "GET floatingips"]);
+        settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+        assert!(cloud.calls().is_empty());
+        // A new port is several changes.
+        settle(&provider, &planned(&[WEB, (Protocol::Tcp, 81, 30081)], &[1])).await.unwrap();
+        let calls = cloud.calls();
+        assert_eq!(calls.iter().filter(|call| *call == "GET status").count(), 1, "{calls:?}");
+        assert!(calls.iter().filter(|call| !call.starts_with("GET")).count() > 1, "{calls:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn subnet_of_present_members_that_does_not_exist_is_refused() {
+        let cloud = Scripted::new();
+        settle(&cloud.provider(), &planned(&[WEB], &[1])).await.unwrap();
+        let provider = cloud.provider_with(|config| "nowhere".clone_into(&mut config.member_subnet));
+        cloud.writes();
+        let lb = planned(&[WEB], &[1]);
+        let error = settle(&provider, &lb).await.unwrap_err();
+        assert!(error.to_string().contains("--openstack-member-subnet-id"), "{error}");
+        assert!(cloud.writes().is_empty());
+        // Targets follow in the subnet that they have.
+        let moved = planned(&[WEB], &[1, 2]);
+        while provider.set_targets(&lb.owner, &moved.targets()).await.unwrap().progress != Progress::Done {}
+        assert_eq!(members(&cloud).len(), 2);
     }
 }

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use steerage_model::Family;
 use steerage_provider_api::{Error, LoadBalancer, Outcome};
 
-use crate::apply::{MAX_REFUSED, addresses, again, note_refused};
+use crate::apply::{MAX_REFUSED, addresses, again, missing_member_subnet, note_refused};
 use crate::client::{Call, object};
 use crate::desired::{Desired, WantedAddress};
 use crate::error::CallError;
@@ -32,12 +32,7 @@ impl OpenStack {
             {
                 continue;
             }
-            let message = format!(
-                "The subnet {member_subnet} of nodes does not exist, or the project does not see it. No load balancer is created. Correct \
-                 --openstack-member-subnet-id, --openstack-ipv6-member-subnet-id or the annotation {}.",
-                crate::annotations::MEMBER_SUBNET
-            );
-            return Err(Error::invalid(reasons::REJECTED_BY_PROVIDER, message));
+            return Err(missing_member_subnet(member_subnet, "No load balancer is created."));
         }
         // What is refused or fails is told when the load balancer is there.
         if self.open_rules(&lb.owner, wanted, entry).await.is_more {
@@ -73,6 +68,8 @@ impl OpenStack {
                     entry.sent();
                     entry.note_read(&lb.owner, tree);
                     (entry.is_verified, entry.is_listed) = (is_known, false);
+                    // A creation that fails leaves the load balancer itself in ERROR.
+                    entry.unchecked_since = None;
                     return Ok(again(entry, self));
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The health of members, as Octavia's status tree has it.
+//! What Octavia's status tree has: the health of members, and the parts whose last change failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,9 +10,10 @@ use steerage_provider_api::{Error, Health, HealthState, Owner, PartHealth, Targe
 
 use crate::adoption::is_part;
 use crate::client::{Call, object};
+use crate::error::CallError;
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
-use crate::types::Listener;
+use crate::types::{Listener, Provisioning, active};
 
 /// Read health again after this time, because Octavia does not notify.
 const HEALTH_POLL: Duration = Duration::from_mins(1);
@@ -32,7 +33,11 @@ struct StatusTree {
 
 #[derive(Deserialize)]
 struct ListenerStatus {
+    #[serde(default)]
+    id: String,
     name: String,
+    #[serde(default = "active")]
+    provisioning_status: Provisioning,
     #[serde(default)]
     pools: Vec<PoolStatus>,
 }
@@ -40,12 +45,28 @@ struct ListenerStatus {
 #[derive(Deserialize)]
 struct PoolStatus {
     #[serde(default)]
+    id: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default = "active")]
+    provisioning_status: Provisioning,
+    #[serde(default)]
+    health_monitor: Option<MonitorStatus>,
+    #[serde(default)]
     members: Vec<MemberStatus>,
+}
+
+#[derive(Deserialize)]
+struct MonitorStatus {
+    #[serde(default = "active")]
+    provisioning_status: Provisioning,
 }
 
 #[derive(Deserialize)]
 struct MemberStatus {
     name: String,
+    #[serde(default = "active")]
+    provisioning_status: Provisioning,
     operating_status: String,
 }
 
@@ -74,14 +95,7 @@ impl OpenStack {
                 balancer.id
             }
         };
-        let call = Call::octavia(Method::GET, "GET status", &format!("loadbalancers/{id}/status"), None);
-        let name = call.name();
-        let answer = match self.calls.send(call).await {
-            Ok(answer) => answer,
-            Err(failure) if failure.is_not_found() => return Ok(Health::default()),
-            Err(failure) => return Err(failure.into()),
-        };
-        let Statuses { mut loadbalancer } = object(&name, answer, "statuses")?;
+        let Some(mut loadbalancer) = self.status(&id).await? else { return Ok(Health::default()) };
         if let Some(own) = own {
             loadbalancer.listeners.retain(|listener| own.contains(&listener.name));
         }
@@ -90,6 +104,74 @@ impl OpenStack {
         let disabled = members.filter(|member| !member.admin_state_up).map(|member| member.name.clone());
         Ok(health(loadbalancer, &disabled.collect()))
     }
+}
+
+impl OpenStack {
+    /// The status tree of a load balancer; `None` if it is gone.
+    async fn status(&self, id: &str) -> Result<Option<StatusTree>, CallError> {
+        let call = Call::octavia(Method::GET, "GET status", &format!("loadbalancers/{id}/status"), None);
+        let name = call.name();
+        match self.calls.send(call).await {
+            Ok(answer) => object::<Statuses>(&name, answer, "statuses").map(|all| Some(all.loadbalancer)),
+            Err(failure) if failure.is_not_found() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Whether all changes since the last look were carried out. If not, all is read again.
+    pub(crate) async fn is_carried_out(
+        &self,
+        owner: &Owner,
+        id: &str,
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
+        if entry.unchecked_since.is_none() {
+            return Ok(true);
+        }
+        self.check_change(owner, id, entry).await?;
+        Ok(entry.is_verified)
+    }
+
+    /// Looks whether Octavia carried changes out. If its worker fails a change of a part, the load balancer is `ACTIVE` again, and
+    /// only the part is in `ERROR`.
+    pub(crate) async fn check_change(
+        &self,
+        owner: &Owner,
+        id: &str,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let Some(status) = self.status(id).await? else {
+            return Err(Error::Conflict(format!("the load balancer {id} is gone")));
+        };
+        let failed = failed(&status, &entry.known(owner).map(|tree| tree.others(owner)).unwrap_or_default());
+        if !failed.is_empty() {
+            tracing::warn!(service = %owner.service, id, parts = ?failed, "Octavia failed a change; reading all and making it again");
+        }
+        entry.note_failed_parts(id, &failed)
+    }
+}
+
+/// The parts in `ERROR`, without those of others.
+fn failed(tree: &StatusTree, others: &BTreeSet<&str>) -> BTreeSet<String> {
+    let mut failed = BTreeSet::new();
+    let mut note = |status: Provisioning, what: String| {
+        if status == Provisioning::Error {
+            failed.insert(what);
+        }
+    };
+    for listener in tree.listeners.iter().filter(|part| !others.contains(part.id.as_str())) {
+        note(listener.provisioning_status, format!("listener {}", listener.name));
+        for pool in listener.pools.iter().filter(|part| !others.contains(part.id.as_str())) {
+            note(pool.provisioning_status, format!("pool {}", pool.name));
+            if let Some(monitor) = &pool.health_monitor {
+                note(monitor.provisioning_status, format!("health monitor of pool {}", pool.name));
+            }
+            for member in &pool.members {
+                note(member.provisioning_status, format!("members of pool {}", pool.name));
+            }
+        }
+    }
+    failed
 }
 
 /// The status does not say which members are disabled.
@@ -180,5 +262,26 @@ mod tests {
     fn new_member_is_not_disabled() {
         assert_eq!(state("OFFLINE", false).0, HealthState::Initial);
         assert_eq!(state("OFFLINE", true).0, HealthState::Unused);
+    }
+
+    /// As Octavia's API shows it.
+    #[test]
+    fn parts_in_error_are_named_without_those_of_others() {
+        let listener = |id: &str, status: &str, monitor: &str, member: &str| {
+            json!({ "id": id, "name": id, "provisioning_status": status, "operating_status": "ONLINE", "pools": [{
+                "id": format!("pool-{id}"), "name": format!("p-{id}"), "provisioning_status": "ACTIVE",
+                "health_monitor": { "id": "m", "type": "HTTP", "provisioning_status": monitor },
+                "members": [{ "name": "n1", "operating_status": "ONLINE", "provisioning_status": member }],
+            }] })
+        };
+        let tree = json!({ "listeners": [
+            listener("a", "ERROR", "ACTIVE", "ACTIVE"), listener("b", "ACTIVE", "ERROR", "ERROR"), listener("c", "ERROR", "ERROR", "ERROR"),
+        ]});
+        let tree: StatusTree = serde_json::from_value(tree).unwrap();
+        let found = failed(&tree, &BTreeSet::from(["c", "pool-c"]));
+        assert_eq!(
+            found.into_iter().collect::<Vec<_>>(),
+            ["health monitor of pool p-b", "listener a", "members of pool p-b"]
+        );
     }
 }

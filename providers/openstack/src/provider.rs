@@ -218,7 +218,12 @@ impl OpenStack {
                 members.retain(|(address, _), _| !entry.refused.must_wait(address));
                 member_step(pool, &members)
             });
-            let Some(step) = next else { return Ok(refusals(&names, refused, entry)) };
+            let Some(step) = next else {
+                if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
+                    return Ok(again(entry, self));
+                }
+                return Ok(refusals(&names, refused, entry));
+            };
             if self.make(&step, entry, &names).await? {
                 return Ok(again(entry, self));
             }

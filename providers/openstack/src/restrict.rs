@@ -15,7 +15,7 @@ use crate::provider::OpenStack;
 use crate::sources::{allowed, is_nobody, nobody, requested_sources};
 use crate::state::ServiceState;
 use crate::step::Step;
-use crate::types::Listener;
+use crate::types::{Listener, Provisioning};
 
 /// How far sources were taken away.
 pub(crate) enum Restricted {
@@ -52,7 +52,9 @@ impl OpenStack {
         for listener in tree.listeners.iter().filter(is_ours) {
             let present = ranges(listener);
             let narrowed = narrowed(present.as_deref(), &requested, &families);
-            if narrowed != sorted(listener) {
+            // Octavia writes the ranges before it carries them out: in ERROR, they may not be who is admitted.
+            let is_failed = listener.provisioning_status == Provisioning::Error && !narrowed.is_empty();
+            if is_failed || narrowed != sorted(listener) {
                 let changes = json!({ "allowed_cidrs": narrowed });
                 let port = format!("{} {}", listener.protocol, listener.protocol_port);
                 let step = Step::UpdateListener { id: listener.id.clone(), port, changes };
@@ -170,6 +172,26 @@ mod tests {
             sources.sort();
             assert_eq!(sources, ["10.0.0.0/24", "192.0.2.0/24"], "{state}");
         }
+    }
+
+    /// Octavia's API shows the ranges of a change that its worker failed.
+    #[tokio::test(start_paused = true)]
+    async fn ranges_of_a_failed_change_are_sent_again() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        settle(&provider, &lb).await.unwrap();
+        let requested = RequestedSources { ranges: nets(&["10.0.0.0/8"]), ..RequestedSources::default() };
+        cloud.break_worker(Some("PUT listeners"));
+        for _ in 0..4 {
+            let error = provider.restrict_sources(&lb.owner, &requested).await.unwrap_err();
+            assert_eq!(error.reason(), "ProviderConflict");
+        }
+        cloud.break_worker(None);
+        provider.restrict_sources(&lb.owner, &requested).await.unwrap_err();
+        let admitted = provider.restrict_sources(&lb.owner, &requested).await.unwrap();
+        assert_eq!(admitted, Some(AdmittedSources::Only(["10.0.0.0/8".to_owned()].into())));
+        assert_eq!(cloud.all("listeners")[0]["provisioning_status"], "ACTIVE");
     }
 
     #[tokio::test(start_paused = true)]

@@ -40,6 +40,8 @@ struct Objects {
     /// A kind whose lists are empty.
     hidden: Option<&'static str>,
     hanging: Option<&'static str>,
+    /// Changes of parts that Octavia accepts and its worker fails.
+    failing: Option<&'static str>,
 }
 
 /// The cloud.
@@ -100,6 +102,11 @@ impl Scripted {
 
     pub(crate) fn show(&self) {
         self.0.lock().unwrap().hidden = None;
+    }
+
+    /// From now on, Octavia accepts changes of this action, and its worker fails them: the part is in `ERROR`, the load balancer `ACTIVE`.
+    pub(crate) fn break_worker(&self, action: Option<&'static str>) {
+        self.0.lock().unwrap().failing = action;
     }
 
     pub(crate) fn mend(&self) {
@@ -266,6 +273,39 @@ impl Objects {
         self.all.retain(|(_, found)| !of(found, "id") && !of(found, "loadbalancer_id"));
     }
 
+    /// The listeners in Octavia's status tree.
+    fn statuses(&self, balancer: &str) -> Vec<Value> {
+        let of = |kind: &str, key: &str, value: &Value| -> Vec<Map<String, Value>> {
+            let is_it =
+                |(of, found): &&(String, Map<String, Value>)| of == kind && found.get(key) == Some(value);
+            self.all.iter().filter(is_it).map(|(_, found)| found.clone()).collect()
+        };
+        let shown = |found: &Map<String, Value>| {
+            let keys = ["id", "name", "provisioning_status", "operating_status"];
+            let pairs = keys.iter().filter_map(|key| Some(((*key).to_owned(), found.get(*key)?.clone())));
+            pairs.collect::<Map<String, Value>>()
+        };
+        let listeners = of("listeners", "loadbalancer_id", &json!(balancer)).into_iter().map(|listener| {
+            let pools = of("pools", "id", &listener["default_pool_id"]).into_iter().map(|found| {
+                let mut pool = shown(&found);
+                let mut members = found.get("members").and_then(Value::as_array).cloned().unwrap_or_default();
+                for member in &mut members {
+                    member["operating_status"] = "ONLINE".into();
+                }
+                pool.insert("members".to_owned(), members.into());
+                let monitor =
+                    found.get("healthmonitor_id").and_then(|id| of("healthmonitors", "id", id).pop());
+                pool.insert("health_monitor".to_owned(), json!(monitor.as_ref().map(shown)));
+                pool
+            });
+            let pools: Vec<_> = pools.collect();
+            let mut listener = shown(&listener);
+            listener.insert("pools".to_owned(), json!(pools));
+            listener.into()
+        });
+        listeners.collect()
+    }
+
     fn answer(&mut self, call: &Call) -> std::result::Result<Value, (u16, String)> {
         let path = call.path.trim_start_matches("/v2.0/lbaas/").trim_start_matches("/v2.0/");
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
@@ -273,6 +313,7 @@ impl Objects {
         let singular = |kind: &str| kind.strip_suffix('s').unwrap_or(kind).replace('-', "_");
         let plural = |kind: &str| kind.replace('-', "_");
         let missing = || (404, "not found".to_owned());
+        let status = if self.failing == Some(call.action) { "ERROR" } else { "ACTIVE" };
         let changes =
             call.body.as_ref().map(|body| body.as_object().unwrap().values().next().unwrap().clone());
         match (&call.method, parts.as_slice()) {
@@ -284,14 +325,25 @@ impl Objects {
             }
             (&Method::GET, [kind, id, "status"]) => {
                 self.find(kind, id).ok_or_else(missing)?;
-                Ok(json!({ "statuses": { "loadbalancer": {} } }))
+                Ok(json!({ "statuses": { "loadbalancer": { "listeners": self.statuses(id) } } }))
             }
             (&Method::GET, [kind, id]) => {
                 Ok(json!({ singular(kind): self.find(kind, id).ok_or_else(missing)? }))
             }
             (&Method::PUT, [_, id, "members"]) => {
                 let pool = self.find("pools", id).ok_or_else(missing)?;
-                pool.insert("members".to_owned(), changes.unwrap());
+                let mut members = changes.unwrap().as_array().unwrap().clone();
+                if status == "ERROR" {
+                    // Those that go are still there.
+                    let key = |member: &Value| (member["address"].clone(), member["protocol_port"].clone());
+                    let old = pool.get("members").and_then(Value::as_array).cloned().unwrap_or_default();
+                    let going = old.into_iter().filter(|old| members.iter().all(|new| key(new) != key(old)));
+                    members.extend(going.collect::<Vec<_>>());
+                }
+                for member in &mut members {
+                    member["provisioning_status"] = status.into();
+                }
+                pool.insert("members".to_owned(), members.into());
                 Ok(Value::Null)
             }
             (&Method::PUT, [kind, id]) => {
@@ -306,6 +358,9 @@ impl Objects {
                 }
                 let found = self.find(kind, id).ok_or_else(missing)?;
                 found.extend(changes.unwrap().as_object().unwrap().clone());
+                if ["listeners", "pools", "healthmonitors"].contains(kind) {
+                    found.insert("provisioning_status".to_owned(), status.into());
+                }
                 Ok(json!({ singular(kind): found }))
             }
             (&Method::POST, [kind]) => {
@@ -317,11 +372,20 @@ impl Objects {
                     }
                 }
                 let id = self.create(kind, &changes);
+                if status == "ERROR" {
+                    self.find(kind, &id)
+                        .ok_or_else(missing)?
+                        .insert("provisioning_status".to_owned(), status.into());
+                }
                 Ok(json!({ singular(kind): self.find(kind, &id).unwrap() }))
             }
             (&Method::DELETE, [kind, id]) => {
-                self.find(kind, id).ok_or_else(missing)?;
-                self.delete(kind, id);
+                let found = self.find(kind, id).ok_or_else(missing)?;
+                if status == "ERROR" {
+                    found.insert("provisioning_status".to_owned(), status.into());
+                } else {
+                    self.delete(kind, id);
+                }
                 Ok(Value::Null)
             }
             _ => Err((400, format!("{} {}", call.method, call.path))),

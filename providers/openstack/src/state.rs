@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the provider remembers of a Service. No I/O.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use steerage_provider_cloud::Refusals;
 use steerage_provider_cloud::shared::LoadBalancerUse;
 use tokio::time::Instant;
 
+use crate::adoption::is_part;
 use crate::desired::Desired;
 use crate::node_rules_sync::RulesState;
 use crate::step::Step;
@@ -30,6 +32,8 @@ const LONGEST_POLL: Duration = Duration::from_secs(5);
 const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
 /// Where only targets follow, all is read again after this time.
 const OLD: Duration = Duration::from_mins(10);
+/// Where one change follows the other, the parts are looked at after this time.
+const LONGEST_UNCHECKED: Duration = Duration::from_mins(1);
 /// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
 const STUCK: Duration = Duration::from_mins(10);
 
@@ -62,6 +66,38 @@ impl Tree {
         }
         let listeners = shown.get("listeners")?.as_array()?.iter().map(read).collect::<Option<_>>()?;
         Some(Self { balancer: serde_json::from_value(shown.clone()).ok()?, listeners, pools })
+    }
+
+    /// The owner's parts that are in `ERROR`.
+    pub(crate) fn failed(&self, owner: &Owner) -> BTreeSet<String> {
+        let is_ours = |name: &str, tags: &[String]| is_part(owner, &self.balancer, name, tags);
+        let mut failed = BTreeSet::new();
+        let mut note = |status: Provisioning, what: String| {
+            if status == Provisioning::Error {
+                failed.insert(what);
+            }
+        };
+        for listener in self.listeners.iter().filter(|listener| is_ours(&listener.name, &listener.tags)) {
+            note(listener.provisioning_status, format!("listener {}", listener.name));
+        }
+        for pool in self.pools.iter().filter(|pool| is_ours(&pool.name, &pool.tags)) {
+            note(pool.provisioning_status, format!("pool {}", pool.name));
+            for member in &pool.members {
+                note(member.provisioning_status, format!("members of pool {}", pool.name));
+            }
+            if let Some(monitor) = &pool.monitor {
+                note(monitor.provisioning_status, format!("health monitor of pool {}", pool.name));
+            }
+        }
+        failed
+    }
+
+    /// The parts of others.
+    pub(crate) fn others(&self, owner: &Owner) -> BTreeSet<&str> {
+        let is_other = |name: &str, tags: &[String]| !is_part(owner, &self.balancer, name, tags);
+        let listeners = self.listeners.iter().filter(|part| is_other(&part.name, &part.tags));
+        let pools = self.pools.iter().filter(|part| is_other(&part.name, &part.tags));
+        listeners.map(|part| part.id.as_str()).chain(pools.map(|part| part.id.as_str())).collect()
     }
 
     /// What a change makes of it, which its answer shows. False if that is not certain.
@@ -177,6 +213,10 @@ pub(crate) struct ServiceState {
     pub(crate) is_verified: bool,
     /// When it was read.
     read_at: Option<Instant>,
+    /// Since when changes of parts were made whose failure the load balancer would not show.
+    pub(crate) unchecked_since: Option<Instant>,
+    /// How often in a row parts were in `ERROR` after changes that Octavia accepted.
+    failed_changes: u32,
     /// When a change was sent whose end is not known.
     pub(crate) changing: Option<Instant>,
     pub(crate) complete: Option<Complete>,
@@ -268,6 +308,32 @@ impl ServiceState {
         self.changing.get_or_insert_with(Instant::now);
     }
 
+    /// Whether changes were made for so long that their parts are looked at before the last one is complete.
+    pub(crate) fn is_check_due(&self) -> bool {
+        self.unchecked_since.is_some_and(|since| since.elapsed() >= LONGEST_UNCHECKED)
+    }
+
+    /// Changes are complete, and these parts are in `ERROR` after it. An error if that is so again and again.
+    pub(crate) fn note_failed_parts(&mut self, id: &str, parts: &BTreeSet<String>) -> Result<(), Error> {
+        self.unchecked_since = None;
+        if parts.is_empty() {
+            self.failed_changes = 0;
+            return Ok(());
+        }
+        (self.is_verified, self.complete) = (false, None);
+        self.failed_changes = self.failed_changes.saturating_add(1);
+        if self.failed_changes < MAX_REPEATS {
+            return Ok(());
+        }
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Err(Error::Unavailable(format!(
+            "Octavia accepted changes of the load balancer {id} {} times in a row and failed them: {} in ERROR. It may still do what it did before \
+             them, also admit clients that were taken away. Steerage makes them again later. Look at Octavia's logs.",
+            self.failed_changes,
+            parts.join(", ")
+        )))
+    }
+
     /// A change was sent.
     pub(crate) fn sent(&mut self) {
         self.changing = Some(Instant::now());
@@ -349,6 +415,7 @@ impl ServiceState {
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
         (self.remade, self.last, self.failing) = ((0, None), None, None);
+        self.failed_changes = 0;
         self.down_since = None;
         self.kept_vips.clear();
     }

@@ -202,7 +202,7 @@ fn yes() -> bool {
     true
 }
 
-fn active() -> Provisioning {
+pub(crate) fn active() -> Provisioning {
     Provisioning::Active
 }
 
