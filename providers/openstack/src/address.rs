@@ -96,6 +96,7 @@ mod tests {
             floating_network_id: network.to_owned(),
             port_id: port.map(str::to_owned),
             description: String::new(),
+            revision_number: None,
         }
     }
 

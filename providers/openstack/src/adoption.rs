@@ -254,6 +254,7 @@ mod tests {
             floating_network_id: String::new(),
             port_id: None,
             description: format!("Floating IP for Kubernetes external service {service} from cluster prod"),
+            revision_number: None,
         };
         assert!(is_floating_of_peer(&of("shop/web"), &owner().service));
         assert!(!is_floating_of_peer(&of("shop/web2"), &owner().service));

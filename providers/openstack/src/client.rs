@@ -89,15 +89,24 @@ pub(crate) struct Call {
     /// Path and query, after the endpoint.
     pub(crate) path: String,
     pub(crate) body: Option<Value>,
+    /// Neutron's number of the object's revision that was read: if there is a newer one, the change is refused.
+    pub(crate) if_match: Option<u64>,
 }
 
 impl Call {
     pub(crate) fn octavia(method: Method, action: &'static str, path: &str, body: Option<Value>) -> Self {
-        Self { api: Api::LoadBalancer, action, method, path: format!("/v2.0/lbaas/{path}"), body }
+        Self {
+            api: Api::LoadBalancer,
+            action,
+            method,
+            path: format!("/v2.0/lbaas/{path}"),
+            body,
+            if_match: None,
+        }
     }
 
     pub(crate) fn neutron(method: Method, action: &'static str, path: &str, body: Option<Value>) -> Self {
-        Self { api: Api::Network, action, method, path: format!("/v2.0/{path}"), body }
+        Self { api: Api::Network, action, method, path: format!("/v2.0/{path}"), body, if_match: None }
     }
 
     /// How messages call it.
@@ -143,6 +152,9 @@ impl Client {
             .header(header::ACCEPT, "application/json");
         if call.body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        if let Some(revision) = call.if_match {
+            request = request.header(header::IF_MATCH, format!("revision_number={revision}"));
         }
         let body = call.body.as_ref().map_or_else(Bytes::new, |body| body.to_string().into());
         let request = request

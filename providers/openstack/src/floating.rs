@@ -93,7 +93,7 @@ impl OpenStack {
         let mut ports = vec![port];
         ports.extend(others.iter().map(Balancer::floating_port));
         let given = match &wanted.address {
-            WantedAddress::Given(address) => Some(self.given(&lb.owner, *address, &ports).await?),
+            WantedAddress::Given(address) => Some(self.given(lb, *address, &ports).await?),
             WantedAddress::Internal | WantedAddress::Floating { .. } => None,
         };
         Ok(plan(wanted, port, &lb.published, ours, given))
@@ -135,7 +135,7 @@ impl OpenStack {
     }
 
     /// The floating IP of the address that the Service requests, if the load balancer may have it.
-    async fn given(&self, owner: &Owner, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
+    async fn given(&self, lb: &LoadBalancer, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
         let text = address.to_string();
         let found = self.floating_ips(&[("floating_ip_address", &text)]).await?;
         let unavailable = |problem: &str, advice: &str| {
@@ -147,17 +147,51 @@ impl OpenStack {
             return Err(unavailable("No floating IP of the project has it.", advice));
         };
         if marks::is_floating(&ip.description)
-            && ip.description != marks::floating(&self.config.cluster, owner)
+            && ip.description != marks::floating(&self.config.cluster, &lb.owner)
         {
             let problem = "Steerage reserved it for another Service.";
             return Err(unavailable(problem, "Request another address."));
         }
-        match &ip.port_id {
-            Some(other) if !ports.contains(&other.as_str()) => {
-                let problem = format!("Its floating IP belongs to the port {other}.");
-                Err(unavailable(&problem, "Detach it, or request another address."))
+        let Some(other) = ip.port_id.as_deref().filter(|port| !ports.contains(port)) else {
+            let is_reserved = marks::reserved_for(&ip.description)
+                .is_some_and(|namespace| namespace != lb.owner.service.namespace());
+            if is_reserved && ip.port_id.is_none() {
+                let problem = "The floating IP's description reserves it for another namespace.";
+                return Err(unavailable(
+                    problem,
+                    "Request another address, or ask the operator of Steerage to change the description.",
+                ));
             }
-            _ => Ok(ip),
+            return Ok(ip);
+        };
+        let problem = self.holder(lb, &ip, other).await;
+        Err(unavailable(&problem, "Detach it, or request another address."))
+    }
+
+    /// What has a requested floating IP. A tenant learns the name of another namespace's Service only where the address is the tenant's.
+    async fn holder(&self, lb: &LoadBalancer, ip: &FloatingIp, port: &str) -> String {
+        let found = observe::balancers_with(&*self.calls, "vip_port_id", port).await.unwrap_or_default();
+        let Some(balancer) = found.iter().find(|found| found.vip_port_id.as_deref() == Some(port)) else {
+            return format!("Its floating IP belongs to the port {port}.");
+        };
+        let id = &balancer.id;
+        let Some(holder) = marks::owner(&self.config.cluster, balancer) else {
+            return format!("Its floating IP is attached to the load balancer {id} (port {port}).");
+        };
+        let (service, namespace) = (&lb.owner.service, lb.owner.service.namespace());
+        tracing::warn!(%service, address = %ip.address, holder = %holder.service, "requested floating IP is attached to another Service");
+        let is_the_tenants = holder.service.namespace() == namespace
+            || marks::reserved_for(&ip.description) == Some(namespace)
+            || lb.published.contains(&ip.address);
+        if is_the_tenants {
+            format!(
+                "Its floating IP is attached to the load balancer {id} of the Service {}.",
+                holder.service
+            )
+        } else {
+            format!(
+                "Its floating IP is attached to the load balancer {id} of a Service in another namespace."
+            )
         }
     }
 
@@ -182,6 +216,10 @@ impl OpenStack {
                 Used::Vip => Err(Error::Unavailable("the VIP needs no floating IP".to_owned())),
             };
         };
+        if matches!(used, Used::New { .. }) && present.description == marks::requested(&lb.owner.service) {
+            // It was Steerage's until the Service requested it, which it does no more.
+            return self.describe(&present, mark).await;
+        }
         let is_given = known.is_some_and(|known| known.is_given && known.address == present.address);
         let is_known = known.is_some_and(|known| known.address == present.address);
         let was_own = known.is_some_and(|known| known.is_own && known.address == present.address);
@@ -210,6 +248,8 @@ impl OpenStack {
         match self.connect_ip(&next, Some(port)).await {
             Ok(attached) => Ok(attached),
             Err(error) => {
+                // Whatever its revision is by now.
+                let present = FloatingIp { revision_number: None, ..present };
                 self.connect_ip(&present, Some(port)).await?;
                 Err(error)
             }
@@ -237,23 +277,32 @@ impl OpenStack {
 
     /// Attaches a floating IP to a port, or detaches it.
     async fn connect_ip(&self, ip: &FloatingIp, port: Option<&str>) -> Result<FloatingIp, Error> {
-        self.put(ip, &json!({ "port_id": port })).await
+        // A user's may be requested by several Services at the same time: the first one has it.
+        let is_contended = port.is_some() && !marks::is_floating(&ip.description);
+        let revision = ip.revision_number.filter(|_| is_contended);
+        self.put(ip, &json!({ "port_id": port }), revision).await
     }
 
     async fn describe(&self, ip: &FloatingIp, description: &str) -> Result<FloatingIp, Error> {
-        self.put(ip, &json!({ "description": description })).await
+        self.put(ip, &json!({ "description": description }), None).await
     }
 
     /// Makes one of Steerage's floating IPs the user's, who requests it: it is not deleted any more.
     async fn give(&self, owner: &Owner, ip: &FloatingIp) -> Result<FloatingIp, Error> {
         tracing::info!(service = %owner.service, address = %ip.address, "floating IP is the user's from now on");
-        self.describe(ip, &format!("Requested by the Kubernetes Service {}", owner.service)).await
+        self.describe(ip, &marks::requested(&owner.service)).await
     }
 
-    async fn put(&self, ip: &FloatingIp, changes: &Value) -> Result<FloatingIp, Error> {
+    async fn put(
+        &self,
+        ip: &FloatingIp,
+        changes: &Value,
+        revision: Option<u64>,
+    ) -> Result<FloatingIp, Error> {
         let body = Some(json!({ "floatingip": changes }));
         let path = format!("floatingips/{}", ip.id);
-        self.change(Call::neutron(Method::PUT, "PUT floatingips", &path, body)).await
+        let call = Call::neutron(Method::PUT, "PUT floatingips", &path, body);
+        self.change(Call { if_match: revision, ..call }).await
     }
 
     async fn change(&self, call: Call) -> Result<FloatingIp, Error> {
@@ -300,6 +349,102 @@ mod tests {
         let kept = cloud.all("floatingips");
         assert_eq!((kept.len(), &kept[0]["floating_ip_address"]), (1, &json!(address)));
         assert!(cloud.all("loadbalancers").is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn address_is_steerages_again_when_its_service_requests_it_no_more() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let address = served(&provider, &web()).await;
+        for is_restarted in [false, true, false] {
+            let provider = if is_restarted { &cloud.provider() } else { &provider };
+            served(provider, &requesting(address)).await;
+            let published = LoadBalancer { published: vec![address], ..web() };
+            assert_eq!(served(provider, &published).await, address);
+            assert_eq!(cloud.all("floatingips").len(), 1, "one more each time");
+        }
+        deleted(&provider, &web().owner).await;
+        assert!(cloud.all("floatingips").is_empty());
+    }
+
+    fn other(namespace: &str, name: &str) -> LoadBalancer {
+        let owner = Owner { service: Key::new(namespace, name), uid: format!("uid-of-{name}") };
+        LoadBalancer { owner, ..web() }
+    }
+
+    fn users(cloud: &Scripted, description: &str) -> IpAddr {
+        cloud.add("floatingips", &json!({ "floating_network_id": "net", "description": description }));
+        let all = cloud.all("floatingips");
+        all[all.len() - 1]["floating_ip_address"].as_str().unwrap().parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn floating_ip_that_is_reserved_for_a_namespace_goes_to_no_other_one() {
+        for description in [
+            "Requested by the Kubernetes Service shop/old",
+            "Reserved for the Kubernetes namespace shop (db)",
+        ] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let address = users(&cloud, description);
+            let thief = LoadBalancer { requested_addresses: vec![address], ..other("evil", "thief") };
+            let error = settle(&provider, &thief).await.unwrap_err();
+            assert_eq!(error.reason(), "AddressNotAvailable");
+            assert!(!error.to_string().contains("shop"), "{error}");
+            assert_eq!(served(&provider, &requesting(address)).await, address);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusal_names_who_has_the_address() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let address = users(&cloud, "mine");
+        let holder = LoadBalancer { requested_addresses: vec![address], ..other("blog", "x") };
+        served(&provider, &holder).await;
+        let id = crate::scripted::ids(&cloud).remove(0);
+        let told = async |lb: LoadBalancer| {
+            let lb = LoadBalancer { requested_addresses: vec![address], ..lb };
+            let error = settle(&provider, &lb).await.unwrap_err();
+            assert!(error.reason() == "AddressNotAvailable" && error.to_string().contains(&id), "{error}");
+            error.to_string().contains("blog/x")
+        };
+        assert!(told(other("blog", "y")).await);
+        // A tenant learns nothing of others, unless they have what is the tenant's.
+        assert!(!told(other("shop", "z")).await);
+        assert!(told(requesting(address)).await, "it published that");
+        let reserved = json!({ "description": "Reserved for the Kubernetes namespace shop" });
+        cloud.set("floatingips", ("floating_ip_address", &address.to_string()), &reserved);
+        assert!(told(other("shop", "z")).await);
+        // It goes on where it is.
+        assert_eq!(served(&provider, &holder).await, address);
+        assert_eq!(served(&cloud.provider(), &holder).await, address);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_services_that_request_an_address_the_first_one_has_it() {
+        let cloud = Scripted::new();
+        let provider = cloud.provider();
+        let both = [other("blog", "x"), other("shop", "y")];
+        for lb in &both {
+            served(&provider, lb).await;
+        }
+        let address = users(&cloud, "");
+        let [one, two] = both.map(|lb| LoadBalancer { requested_addresses: vec![address], ..lb });
+        let apply = async |lb: &LoadBalancer| settle(&provider, lb).await.map_err(|error| error.reason());
+        let results = tokio::join!(apply(&one), apply(&two));
+        let results = [results.0.map(drop), results.1.map(drop)];
+        assert!(results.contains(&Ok(())) && results.contains(&Err("ProviderConflict")), "{results:?}");
+        let all = cloud.all("floatingips");
+        let port =
+            all.iter().find(|ip| ip["floating_ip_address"] == json!(address)).unwrap()["port_id"].clone();
+        let loser = if results[0].is_err() { &one } else { &two };
+        assert_eq!(settle(&provider, loser).await.unwrap_err().reason(), "AddressNotAvailable");
+        let all = cloud.all("floatingips");
+        assert_eq!(
+            all.iter().find(|ip| ip["port_id"] == port).unwrap()["floating_ip_address"],
+            json!(address)
+        );
     }
 
     /// The old address serves until the new one does.

@@ -17,6 +17,10 @@ const NODE_PORT: &str = "steerage.dev/node-port";
 const CHECK_PORT: &str = "steerage.dev/check-port";
 /// A floating IP's description begins with it.
 const FLOATING: &str = "steerage.dev: ";
+/// That of one which was Steerage's until its Service requested it.
+const REQUESTED: &str = "Requested by the Kubernetes Service ";
+/// That of one which the operator reserves.
+const RESERVED: &str = "Reserved for the Kubernetes namespace ";
 
 fn tag(key: &str, value: &str) -> String {
     format!("{key}={value}")
@@ -147,6 +151,19 @@ pub(crate) fn is_floating(description: &str) -> bool {
     description.starts_with(FLOATING)
 }
 
+/// The description of a floating IP that Steerage made and whose Service requests it.
+pub(crate) fn requested(service: &Key) -> String {
+    format!("{REQUESTED}{service}")
+}
+
+/// The only namespace whose Services may request a user's floating IP, by its description: Steerage's own, or an operator's.
+pub(crate) fn reserved_for(description: &str) -> Option<&str> {
+    if let Some(service) = description.strip_prefix(REQUESTED) {
+        return service.split_once('/').map(|(namespace, _)| namespace);
+    }
+    description.strip_prefix(RESERVED)?.split_whitespace().next()
+}
+
 /// The owner of a floating IP with this description, if Steerage created it for this cluster.
 pub(crate) fn floating_owner(cluster: &ClusterId, description: &str) -> Option<Owner> {
     let rest = description.strip_prefix(FLOATING)?.strip_prefix("cluster-uid=")?;
@@ -182,6 +199,19 @@ mod tests {
         let uid = "00000000-0000-0000-0000-000000000000";
         let longest = Owner { service: Key::new("n".repeat(63), "s".repeat(63)), uid: uid.to_owned() };
         assert!(floating(&cluster(uid), &longest).len() <= 255);
+    }
+
+    #[test]
+    fn description_reserves_a_floating_ip_for_a_namespace() {
+        assert_eq!(reserved_for(&requested(&web().service)), Some("shop"));
+        for (description, namespace) in [
+            ("Reserved for the Kubernetes namespace shop", Some("shop")),
+            ("Reserved for the Kubernetes namespace shop by the network team", Some("shop")),
+            ("reserved for shop", None),
+            ("", None),
+        ] {
+            assert_eq!(reserved_for(description), namespace, "{description}");
+        }
     }
 
     #[test]

@@ -130,7 +130,8 @@ impl OpenStack {
             return Ok(Some(*known));
         }
         let (api, action) = (Api::LoadBalancer, "GET versions");
-        let call = Call { api, action, method: Method::GET, path: "/".to_owned(), body: None };
+        let call =
+            Call { api, action, method: Method::GET, path: "/".to_owned(), body: None, if_match: None };
         let newest = newest_version(&self.calls.send(call).await?);
         Ok(newest.map(|newest| *self.version.get_or_init(|| newest)))
     }

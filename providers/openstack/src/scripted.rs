@@ -196,6 +196,7 @@ impl Objects {
             "floatingips" => {
                 defaults["floating_ip_address"] = format!("203.0.113.{}", self.next).into();
                 defaults["port_id"] = Value::Null;
+                defaults["revision_number"] = 1.into();
             }
             "listeners" => defaults["default_pool_id"] = Value::Null,
             "pools" => defaults["session_persistence"] = Value::Null,
@@ -357,6 +358,12 @@ impl Objects {
                     }
                 }
                 let found = self.find(kind, id).ok_or_else(missing)?;
+                if let Some(revision) = found.get("revision_number").and_then(Value::as_u64) {
+                    if call.if_match.is_some_and(|wanted| wanted != revision) {
+                        return Err((412, "Constrained to another revision".to_owned()));
+                    }
+                    found.insert("revision_number".to_owned(), (revision + 1).into());
+                }
                 found.extend(changes.unwrap().as_object().unwrap().clone());
                 if ["listeners", "pools", "healthmonitors"].contains(kind) {
                     found.insert("provisioning_status".to_owned(), status.into());

@@ -279,6 +279,9 @@ pub(crate) struct FloatingIp {
     pub(crate) port_id: Option<String>,
     #[serde(default)]
     pub(crate) description: String,
+    /// `None` where Neutron does not count revisions.
+    #[serde(default)]
+    pub(crate) revision_number: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
