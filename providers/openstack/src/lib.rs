@@ -37,6 +37,7 @@ mod provider;
 mod reads;
 mod reasons;
 mod remake;
+mod remake_turns;
 mod restrict;
 #[cfg(test)]
 mod scripted;

@@ -34,6 +34,7 @@ use crate::node_rules_sync::{RulesState, SharedNeeds};
 use crate::paced::Paced;
 use crate::reads::Reads;
 use crate::remake::preference;
+use crate::remake_turns::RemakeTurns;
 use crate::restrict::Restricted;
 use crate::state::{ServiceState, Tree};
 use crate::types::{Balancer, Provisioning};
@@ -57,13 +58,10 @@ pub struct OpenStack {
     pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
     /// Held while rules of the nodes' security group are removed.
     pub(crate) shared_needs: tokio::sync::Mutex<SharedNeeds>,
-    /// The Service whose load balancer is made anew, and since when.
-    remaking: Mutex<Option<(Key, Instant)>>,
+    /// Which Service's load balancer is made anew.
+    remaking: Mutex<RemakeTurns>,
     pub(crate) reads: Reads,
 }
-
-/// After this time another load balancer in `ERROR` is made anew, although the last one is not complete.
-const LONGEST_REMAKE: Duration = Duration::from_mins(10);
 
 impl OpenStack {
     /// A provider that keeps to the rate which the cloud takes.
@@ -138,20 +136,12 @@ impl OpenStack {
 
     /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
     pub(crate) fn may_remake(&self, service: &Key) -> bool {
-        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_other = remaking
-            .as_ref()
-            .is_some_and(|(other, since)| other != service && since.elapsed() < LONGEST_REMAKE);
-        if !is_other {
-            *remaking = Some((service.clone(), Instant::now()));
-        }
-        !is_other
+        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).may_begin(service)
     }
 
     /// The Service's load balancer is complete, or gone.
     pub(crate) fn note_remade(&self, service: &Key) {
-        let mut remaking = self.remaking.lock().unwrap_or_else(PoisonError::into_inner);
-        remaking.take_if(|(of, _)| of == service);
+        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).end(service);
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
