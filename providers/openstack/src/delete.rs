@@ -41,6 +41,7 @@ impl OpenStack {
             // What was complete is not any more; the time of the change stays.
             entry.begin();
         }
+        entry.had_own = true;
         for balancer in &mine {
             self.remove(owner, balancer, true).await?;
         }

@@ -232,18 +232,38 @@ impl OpenStack {
             self.release_shared(&shared).await?;
             entry.left_address = None;
         }
-        // A crash may have left one without any port.
-        for balancer in self.shared_balancers(None).await? {
-            let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
-            let Some(_lock) = self.lock_shared(&shared).await else { continue };
-            if !balancer.provisioning_status.is_pending()
-                && self.parts(("loadbalancer_id", &balancer.id)).await?.all().next().is_none()
-                && self.delete_shared(&shared, &balancer, entry).await?
-            {
-                return Ok(Some(self.config.poll.max(BUSY_POLL)));
+        if entry.had_own {
+            return Ok(None);
+        }
+        // What fails here is none of this Service's.
+        match self.delete_unused(entry).await {
+            Ok(true) => return Ok(Some(self.config.poll.max(BUSY_POLL))),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!(%error, "shared load balancers without ports are left over; the next Service that leaves one tries again");
             }
         }
         Ok(None)
+    }
+
+    /// Deletes a shared load balancer without any port, as a crash may leave it. False if there is none.
+    async fn delete_unused(&self, entry: &mut ServiceState) -> Result<bool, Error> {
+        let mut failed = None;
+        for balancer in self.shared_balancers(None).await? {
+            let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
+            let Some(_lock) = self.lock_shared(&shared).await else { continue };
+            if balancer.provisioning_status.is_pending()
+                || self.parts(("loadbalancer_id", &balancer.id)).await?.all().next().is_some()
+            {
+                continue;
+            }
+            match self.delete_shared(&shared, &balancer, entry).await {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(false), Err)
     }
 
     /// Removes one thing that the Service has in a load balancer that is shared under this name, whose lock the caller holds; the whole, if
@@ -558,5 +578,29 @@ mod tests {
         assert_eq!(cloud.all("floatingips").len(), 1);
         deleted(&provider, &a.owner).await;
         assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shared_load_balancer_that_cannot_be_deleted_holds_up_no_other_service() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        let (own, a) = (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), service("a", 80));
+        settle(&provider, &a).await.unwrap();
+        // A crash leaves it without its ports.
+        for kind in ["listeners", "pools"] {
+            for part in cloud.all(kind) {
+                cloud.remove(kind, part["id"].as_str().unwrap());
+            }
+        }
+        let left = ids(&cloud);
+        settle(&provider, &own).await.unwrap();
+        cloud.calls();
+        deleted(&provider, &own.owner).await;
+        assert_eq!(ids(&cloud), left, "only who shared something looks");
+        cloud.fail("DELETE loadbalancers", 500, "the driver is disabled");
+        assert_eq!(provider.delete(&a.owner).await.unwrap(), Progress::Done);
+        assert_eq!(ids(&cloud), left);
+        deleted(&sharing(&cloud), &service("b", 81).owner).await;
+        assert!(ids(&cloud).is_empty() && cloud.all("floatingips").is_empty());
     }
 }

@@ -225,6 +225,8 @@ pub(crate) struct ServiceState {
     pub(crate) usage: LoadBalancerUse,
     /// The name of a shared load balancer that this process deletes for the Service, and whose address goes with it.
     pub(crate) left_address: Option<String>,
+    /// Whether a load balancer of the Service's own was deleted.
+    pub(crate) had_own: bool,
     /// Since when it leaves a second load balancer of the name.
     pub(crate) leaving_since: Option<Instant>,
     /// The rules of the nodes' security group.
