@@ -90,6 +90,8 @@ pub(crate) struct WantedPool {
     pub(crate) tags: Vec<String>,
     pub(crate) monitor_name: String,
     pub(crate) check: Check,
+    /// Whether its check port is the Service's, and not that of the nodes' proxy.
+    pub(crate) is_own_check: bool,
     pub(crate) members: Members,
 }
 
@@ -163,6 +165,7 @@ pub(crate) fn own(lb: &LoadBalancer, config: &Config, shared: Option<String>) ->
             tags: marks::of_pool(&part_tags, ports),
             monitor_name: name(&["monitor", parts[0], parts[1], parts[2]]),
             check: check(&group.health_check, listener.protocol, driver),
+            is_own_check: group.health_check.is_of_service,
             members: members(&nodes, ports, &reached, driver, &mut refused),
         };
         listeners.push(WantedListener {

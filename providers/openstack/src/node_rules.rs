@@ -160,11 +160,12 @@ pub(crate) fn needed(wanted: &Desired, node_ports: &RangeInclusive<u16>, subnets
                 (false, _) => rules.own.insert(exact(protocol, ports.node_port, source)),
             };
             let Some(port) = ports.check_port else { continue };
+            // The proxy's port may be in the range of node ports, and is no Service's.
             match (is_operators, node_ports.contains(&port)) {
                 (true, true) => rules.shared.insert(range("tcp")),
-                (false, true) => rules.own.insert(exact("tcp", port, source)),
+                (false, true) if listener.pool.is_own_check => rules.own.insert(exact("tcp", port, source)),
                 // That of the node's proxy, which all Services have.
-                (_, false) => rules.shared.insert(exact("tcp", port, source)),
+                _ => rules.shared.insert(exact("tcp", port, source)),
             };
         }
     }
@@ -272,6 +273,20 @@ mod tests {
         let own: Vec<String> = found.own.iter().map(ToString::to_string).collect();
         assert_eq!(own, ["tcp 30080-30080 from 10.9.0.0/16", "tcp 32000-32000 from 10.9.0.0/16"]);
         assert!(found.shared.is_empty());
+    }
+
+    /// Each Service would take the other's rule for one of a node port that it has now.
+    #[test]
+    fn proxys_port_in_the_range_of_node_ports_is_shared() {
+        let mut lb = planned(&[WEB], &[1]);
+        let check = &mut lb.groups[0].health_check;
+        (check.port, check.is_of_service) = (Some(10_256), false);
+        let wanted = desired(&lb, &config("amphora")).unwrap();
+        let subnet = MemberSubnet { cidr: nets(&["10.9.0.0/16"])[0], is_operators: false };
+        let found = needed(&wanted, &(1..=65_535), &[subnet]);
+        let texts = |rules: &BTreeSet<NodeRule>| rules.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(texts(&found.own), ["tcp 30080-30080 from 10.9.0.0/16"]);
+        assert_eq!(texts(&found.shared), ["tcp 10256-10256 from 10.9.0.0/16"]);
     }
 
     #[test]
