@@ -197,6 +197,7 @@ impl OpenStack {
                     entry.note_pending(&found)?;
                 }
                 self.remove(&of, &found, true).await?;
+                entry.note_deletion(&found)?;
                 entry.changing.get_or_insert_with(tokio::time::Instant::now);
                 return Ok(Present::Busy);
             }
@@ -468,6 +469,37 @@ mod tests {
         assert_eq!(found("169.254.169.254 is not a valid option for member address"), ["169.254.169.254"]);
         assert_eq!(found("IP address 2001:db8::1, not 10.0.0.7. It"), ["2001:db8::1", "10.0.0.7"]);
         assert!(found("Listener 45e25bcb-83b0-404c-ba45-c68e4b97fbec: port 80").is_empty());
+    }
+
+    /// Its flow fails each time.
+    #[tokio::test(start_paused = true)]
+    async fn deletion_that_ends_in_error_is_told() {
+        for is_earlier in [false, true] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let mut lb = planned(&[WEB], &[1]);
+            settle(&provider, &lb).await.unwrap();
+            let id = ids(&cloud)[0].clone();
+            if is_earlier {
+                "u2".clone_into(&mut lb.owner.uid);
+            }
+            cloud.break_worker(Some("DELETE loadbalancers"));
+            let mut told = None;
+            for _ in 0..10 {
+                let result = if is_earlier {
+                    provider.apply(&lb, Compare::Remembered).await.map(drop)
+                } else {
+                    provider.delete(&lb.owner).await.map(drop)
+                };
+                told = told.or(result.err());
+            }
+            let told = told.unwrap().to_string();
+            assert!(told.contains(&id) && told.contains("in ERROR again"), "{told}");
+            cloud.break_worker(None);
+            let _ = provider.delete(&lb.owner).await;
+            settle(&provider, &lb).await.unwrap();
+            assert_ne!(ids(&cloud), [id]);
+        }
     }
 
     #[tokio::test(start_paused = true)]

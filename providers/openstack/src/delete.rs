@@ -17,6 +17,12 @@ impl OpenStack {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
+        if let Some(id) = entry.leaving.take()
+            && let Some(balancer) = self.balancer(&id).await?
+            && balancer.provisioning_status.is_pending()
+        {
+            return self.wait_to_leave(&balancer, entry).map(Progress::Again);
+        }
         let all = self.balancers_of(&owner.service).await?;
         let mine: Vec<Balancer> =
             all.into_iter().filter(|(of, _)| of == owner).map(|(_, balancer)| balancer).collect();
@@ -44,6 +50,7 @@ impl OpenStack {
         entry.had_own = true;
         for balancer in &mine {
             self.remove(owner, balancer, true).await?;
+            entry.note_deletion(balancer)?;
         }
         entry.changing.get_or_insert_with(tokio::time::Instant::now);
         match mine.iter().find(|balancer| balancer.provisioning_status.is_pending()) {

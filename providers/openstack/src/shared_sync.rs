@@ -49,7 +49,7 @@ struct Part {
 enum Left {
     Nothing,
     /// It cannot be changed now.
-    Pending,
+    Pending(Box<Balancer>),
     /// Something was removed.
     Again,
     /// The whole is being deleted.
@@ -222,7 +222,7 @@ impl OpenStack {
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
             match self.leave_one(owner, &shared, id, entry).await? {
                 Left::Nothing => {}
-                Left::Pending => return Ok(Some(BUSY_POLL)),
+                Left::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
                 Left::Again => return Ok(Some(self.config.poll)),
                 Left::Deleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
             }
@@ -283,14 +283,15 @@ impl OpenStack {
             if entry.left_address.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
                 entry.left_address = Some(shared.to_owned());
             }
-            return Ok(Left::Pending);
+            return Ok(Left::Pending(Box::new(balancer)));
         }
         if balancer.provisioning_status.is_pending() {
-            return Ok(Left::Pending);
+            return Ok(Left::Pending(Box::new(balancer)));
         }
         let all = self.parts(("loadbalancer_id", id)).await?;
         if all.all().all(is_mine) {
             self.delete_shared(shared, &balancer, entry).await?;
+            entry.note_deletion(&balancer)?;
             return Ok(Left::Deleted);
         }
         if balancer.provisioning_status == Provisioning::Error {
@@ -316,7 +317,21 @@ impl OpenStack {
             Err(failure) if failure.is_busy() || failure.is_not_found() => {}
             Err(failure) => return Err(failure.into()),
         }
+        entry.sent();
+        entry.note_settled();
         Ok(Left::Again)
+    }
+
+    /// When to look again at a shared load balancer that cannot be changed now. An error if that is so for long.
+    pub(crate) fn wait_to_leave(
+        &self,
+        balancer: &Balancer,
+        entry: &mut ServiceState,
+    ) -> Result<Duration, Error> {
+        entry.leaving = Some(balancer.id.clone());
+        entry.changing.get_or_insert_with(Instant::now);
+        entry.note_pending(balancer)?;
+        Ok(entry.poll(self.config.poll.max(BUSY_POLL)))
     }
 
     /// Removes what a Service that is complete has in other load balancers of the name. Returns when to call again; `None` if nothing is
@@ -602,5 +617,34 @@ mod tests {
         assert_eq!(ids(&cloud), left);
         deleted(&sharing(&cloud), &service("b", 81).owner).await;
         assert!(ids(&cloud).is_empty() && cloud.all("floatingips").is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shared_load_balancer_that_stays_pending_is_told() {
+        let cloud = Scripted::new();
+        let provider = sharing(&cloud);
+        let (a, b) = (service("a", 80), service("b", 81));
+        settle(&provider, &a).await.unwrap();
+        settle(&provider, &b).await.unwrap();
+        let id = ids(&cloud)[0].clone();
+        cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "PENDING_UPDATE" }));
+        cloud.calls();
+        let mut waits = Vec::new();
+        let error = loop {
+            match provider.delete(&a.owner).await {
+                Ok(Progress::Again(wait)) => waits.push(wait),
+                Ok(Progress::Done) => panic!("it is done"),
+                Err(error) => break error,
+            }
+            assert!(waits.len() < 100, "it is never told");
+            tokio::time::advance(waits[waits.len() - 1]).await;
+        };
+        assert!(error.to_string().contains(&id), "{error}");
+        assert!(waits.iter().sum::<Duration>() >= Duration::from_mins(10), "{waits:?}");
+        // After the first look, only the load balancer is asked for.
+        assert!(cloud.calls().len() < waits.len() + 10);
+        cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ACTIVE" }));
+        deleted(&provider, &a.owner).await;
+        assert_eq!(home(&cloud, 81), id);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the provider remembers of a Service. No I/O.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -225,6 +225,10 @@ pub(crate) struct ServiceState {
     pub(crate) usage: LoadBalancerUse,
     /// The name of a shared load balancer that this process deletes for the Service, and whose address goes with it.
     pub(crate) left_address: Option<String>,
+    /// A shared load balancer that cannot be changed now, which the Service leaves.
+    pub(crate) leaving: Option<String>,
+    /// How often the deletion of load balancers was sent that were in `ERROR`.
+    deletions: BTreeMap<String, u32>,
     /// Whether a load balancer of the Service's own was deleted.
     pub(crate) had_own: bool,
     /// Since when it leaves a second load balancer of the name.
@@ -374,6 +378,23 @@ impl ServiceState {
             "The load balancer {id} has been {state} for more than {} minutes, and Octavia lets nobody change or delete it. Steerage asks \
              again. Look at Octavia's workers and logs; an operator can set its status.",
             STUCK.as_secs() / 60
+        )))
+    }
+
+    /// The deletion of a load balancer was sent. An error if it ends in `ERROR` again and again.
+    pub(crate) fn note_deletion(&mut self, balancer: &Balancer) -> Result<(), Error> {
+        if balancer.provisioning_status != Provisioning::Error {
+            return Ok(());
+        }
+        let id = &balancer.id;
+        let count = self.deletions.entry(id.clone()).or_default();
+        *count = count.saturating_add(1);
+        if *count <= MAX_REPEATS {
+            return Ok(());
+        }
+        Err(Error::Unavailable(format!(
+            "Octavia was asked {count} times to delete the load balancer {id}, and it is in ERROR again. Steerage asks again. Look at \
+             Octavia's logs, or delete it: openstack loadbalancer delete --cascade {id}."
         )))
     }
 
