@@ -160,6 +160,7 @@ impl OpenStack {
                 let outcome = finished(entry, &nodes, wanted.refused, ingress);
                 return Ok(Outcome { incomplete, retry_refused: outcome.retry_refused.or(retry), ..outcome });
             };
+            let step = if entry.is_at_member_quota() { step.of_final_members(&fitting) } else { step };
             self.check_member_subnets(&tree, &step).await?;
             if self.make(&step, entry, &nodes).await? {
                 break;
@@ -315,6 +316,11 @@ impl OpenStack {
             }
             Err(failure) => {
                 let is_of_members = matches!(step, Step::SetMembers { .. });
+                if is_of_members && failure.is_quota() && entry.note_member_quota() {
+                    // Nothing was changed. What needs no more members than there are may still be taken.
+                    (entry.is_verified, entry.changing) = (was_verified, was_changing);
+                    return Ok(false);
+                }
                 if is_of_members && note_refused(&failure, nodes, &mut entry.refused) {
                     // Nothing was changed.
                     (entry.is_verified, entry.changing) = (was_verified, was_changing);
@@ -581,6 +587,34 @@ mod tests {
             assert_eq!(members(&cloud).len(), 1);
             let all = cloud.all("pools")[0]["members"].clone();
             assert!(!all.to_string().contains("ERROR"), "{all}");
+        }
+    }
+
+    /// Octavia counts what comes less what goes, so the final set is taken where both sets at once are not.
+    #[tokio::test(start_paused = true)]
+    async fn targets_move_also_at_the_quota_of_members() {
+        for by_apply in [true, false] {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            settle(&provider, &planned(&[WEB], &[1])).await.unwrap();
+            let moved = planned(&[WEB], &[2]);
+            cloud.fail("PUT members", 403, "Quota has been met for resources: Member");
+            for _ in 0..5 {
+                if by_apply {
+                    provider.apply(&moved, Compare::Remembered).await.unwrap();
+                } else {
+                    provider.set_targets(&moved.owner, &moved.targets()).await.unwrap();
+                }
+            }
+            let members = cloud.all("pools")[0]["members"].clone();
+            assert_eq!(members.as_array().unwrap().len(), 1, "{members}");
+            assert_eq!(members[0]["address"], json!(moved.nodes().targets[0].addresses[0]));
+            // More members than the quota allows are refused.
+            for _ in 0..2 {
+                cloud.fail("PUT members", 403, "Quota has been met for resources: Member");
+            }
+            let error = settle(&provider, &planned(&[WEB], &[2, 3])).await.unwrap_err();
+            assert_eq!(error.reason(), "QuotaExceeded");
         }
     }
 

@@ -117,6 +117,11 @@ impl CallError {
         matches!(self.meaning(), Meaning::Rejected | Meaning::QuotaExceeded | Meaning::NoFreeAddress)
     }
 
+    /// Whether a quota is reached.
+    pub(crate) fn is_quota(&self) -> bool {
+        self.meaning() == Meaning::QuotaExceeded
+    }
+
     /// Whether the cloud had too many requests.
     pub(crate) fn is_throttled(&self) -> bool {
         !self.is_used_up && matches!(self.meaning(), Meaning::Throttled(_))

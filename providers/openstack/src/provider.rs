@@ -207,7 +207,8 @@ impl OpenStack {
             let next = pools.find_map(|pool| {
                 let mut members = wanted.get(&pool.name)?.clone();
                 members.retain(|(address, _), _| !entry.refused.must_wait(address));
-                member_step(pool, &members)
+                let step = member_step(pool, &members)?;
+                Some(if entry.is_at_member_quota() { step.without_others(&members) } else { step })
             });
             let Some(step) = next else {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {

@@ -32,6 +32,8 @@ const LONGEST_POLL: Duration = Duration::from_secs(5);
 const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
 /// Where only targets follow, all is read again after this time.
 const OLD: Duration = Duration::from_mins(10);
+/// After the quota of members refused a change, sets that need more members for a moment are not sent for this time.
+const MEMBER_QUOTA: Duration = Duration::from_mins(10);
 /// Where one change follows the other, the parts are looked at after this time.
 const LONGEST_UNCHECKED: Duration = Duration::from_mins(1);
 /// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
@@ -245,6 +247,8 @@ pub(crate) struct ServiceState {
     pub(crate) refused_vips: Vec<IpAddr>,
     /// The last accepted change, how often it was accepted in a row, and when.
     last: Option<(Step, u32, Instant)>,
+    /// When the project's quota of members refused a change.
+    at_member_quota: Option<Instant>,
     /// The name of the pool whose members changed last.
     pub(crate) last_pool: Option<String>,
 }
@@ -305,6 +309,18 @@ impl ServiceState {
     /// A change was refused, or nobody knows: only changes that are accepted in a row count.
     pub(crate) fn note_failed(&mut self) {
         self.last = None;
+    }
+
+    /// The project's quota refused a change of members. False if that is known, so that another try helps no more.
+    pub(crate) fn note_member_quota(&mut self) -> bool {
+        let is_news = !self.is_at_member_quota();
+        self.at_member_quota = Some(Instant::now());
+        is_news
+    }
+
+    /// Whether the project had no quota for more members a moment ago.
+    pub(crate) fn is_at_member_quota(&self) -> bool {
+        self.at_member_quota.is_some_and(|at| at.elapsed() < MEMBER_QUOTA)
     }
 
     /// A change is about to be sent. The call may be abandoned before its answer comes.

@@ -7,6 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use crate::client::Call;
+use crate::desired::{Desired, Members};
 use crate::types::Member;
 
 /// A change.
@@ -64,6 +65,23 @@ pub(crate) enum Step {
 }
 
 impl Step {
+    /// A change of members without those that are not wanted, which would come along until the others serve.
+    pub(crate) fn without_others(mut self, wanted: &Members) -> Self {
+        if let Self::SetMembers { members, .. } = &mut self {
+            members.retain(|member| wanted.contains_key(&member.key()));
+        }
+        self
+    }
+
+    /// The same with all that is wanted of the load balancer.
+    pub(crate) fn of_final_members(self, wanted: &Desired) -> Self {
+        let Self::SetMembers { name, .. } = &self else { return self };
+        match wanted.listeners.iter().find(|listener| listener.pool.name == *name) {
+            Some(listener) => self.without_others(&listener.pool.members),
+            None => self,
+        }
+    }
+
     /// The request.
     pub(crate) fn call(&self) -> Call {
         let put = |action, path: String, key: &str, changes: &Value| {
