@@ -30,7 +30,8 @@ pub(crate) struct AddressPlan {
     pub(crate) incomplete: Option<(&'static str, String)>,
 }
 
-/// Plans the address. `ours` are the floating IPs that Steerage created for the Service, `given` is the one that it requests.
+/// Plans the address. `ours` are the floating IPs that Steerage created for the Service, `given` is the one that it requests, or else one of
+/// the user's that clients know from the load balancer that was there before.
 pub(crate) fn plan(
     wanted: &Desired,
     port: &str,
@@ -53,6 +54,9 @@ pub(crate) fn plan(
                 let is_of_network = ip.floating_network_id == *network;
                 (!fits(ip), !is_attached(ip), !published.contains(&ip.address), !is_of_network, ip.id.clone())
             });
+            if let Some(known) = given.filter(fits) {
+                return of(Used::Existing(known), ours);
+            }
             match ours.first().filter(|first| fits(first)).cloned() {
                 Some(first) => of(Used::Existing(first), ours.split_off(1)),
                 None => of(Used::New { network: network.clone(), subnet: subnet.clone() }, ours),

@@ -10,6 +10,7 @@ use steerage_model::{Family, Ingress, IpMode, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 
 use crate::address::{AddressPlan, Used, plan};
+use crate::adoption::is_floating_of_peer;
 use crate::client::{Call, object};
 use crate::desired::{Desired, WantedAddress};
 use crate::error::CallError;
@@ -37,8 +38,10 @@ impl OpenStack {
             tracing::info!(service = %lb.owner.service, address = %ip.address, "floating IP adopted");
             ours.push(self.describe(&ip, &mark).await?);
         }
+        let known = entry.addressed.as_ref().filter(|known| known.uid == lb.owner.uid);
+        let known = known.map(|known| known.address);
         let AddressPlan { used, dropped, incomplete } =
-            self.plan_address(lb, wanted, balancer, ours.clone(), &entry.spare).await?;
+            self.plan_address(lb, wanted, balancer, ours.clone(), &entry.spare, known).await?;
         let mut own: Vec<IpAddr> = ours.iter().map(|ip| ip.address).collect();
         own.extend(
             entry
@@ -54,7 +57,11 @@ impl OpenStack {
                 if let (Some(shared), Used::Existing(ip)) = (&wanted.shared, &used) {
                     self.check_shared_address(shared, ip, port).await?;
                 }
-                let attached = self.attach(lb, used, port, &ours, (entry, &mark)).await?;
+                let mut attached = self.attach(lb, used, port, &ours, (entry, &mark)).await?;
+                if is_floating_of_peer(&attached, &lb.owner.service) {
+                    // The new load balancer does not have the name by which it would be adopted.
+                    attached = self.describe(&attached, &mark).await?;
+                }
                 own.extend(Some(attached.address).filter(|_| marks::is_floating(&attached.description)));
                 Some(attached.address)
             }
@@ -88,15 +95,48 @@ impl OpenStack {
         balancer: &Balancer,
         ours: Vec<FloatingIp>,
         others: &[Balancer],
+        known: Option<IpAddr>,
     ) -> Result<AddressPlan, Error> {
         let port = balancer.floating_port();
         let mut ports = vec![port];
         ports.extend(others.iter().map(Balancer::floating_port));
         let given = match &wanted.address {
             WantedAddress::Given(address) => Some(self.given(lb, *address, &ports).await?),
-            WantedAddress::Internal | WantedAddress::Floating { .. } => None,
+            WantedAddress::Floating { .. } => self.kept_ip(lb, balancer, &ours, &ports[1..], known).await?,
+            WantedAddress::Internal => None,
         };
         Ok(plan(wanted, port, &lb.published, ours, given))
+    }
+
+    /// A floating IP that the Service publishes without requesting it, as after an adoption, and that was on the load balancer which this one
+    /// replaces: it moves.
+    async fn kept_ip(
+        &self,
+        lb: &LoadBalancer,
+        balancer: &Balancer,
+        ours: &[FloatingIp],
+        old_ports: &[&str],
+        known: Option<IpAddr>,
+    ) -> Result<Option<FloatingIp>, Error> {
+        let is_vip = |address: &IpAddr| balancer.vips().any(|(vip, _)| vip == *address);
+        let is_own = |address: &IpAddr| ours.iter().any(|ip| ip.address == *address);
+        let mut published = lb.published.iter().filter(|address| address.is_ipv4());
+        let Some(address) = published.find(|address| !is_vip(address) && !is_own(address)) else {
+            return Ok(None);
+        };
+        let found = self.floating_ips(&[("floating_ip_address", &address.to_string())]).await?;
+        let is_kept = |ip: &FloatingIp| {
+            let was_there = match ip.port_id.as_deref() {
+                Some(port) => old_ports.contains(&port),
+                None => known == Some(*address),
+            };
+            let namespace = lb.owner.service.namespace();
+            ip.address == *address
+                && was_there
+                && !marks::is_floating(&ip.description)
+                && marks::reserved_for(&ip.description).is_none_or(|reserved| reserved == namespace)
+        };
+        Ok(found.into_iter().find(is_kept))
     }
 
     /// The floating IPs that pass a filter. A cloud without routers has none.
@@ -504,6 +544,40 @@ mod tests {
         }
         deleted(&provider, &external.owner).await;
         assert_eq!(cloud.all("floatingips").len(), 1);
+    }
+
+    /// As after an adoption that did not come to its end.
+    #[tokio::test(start_paused = true)]
+    async fn published_floating_ip_moves_to_the_load_balancer_that_replaces_another() {
+        let peers = "Floating IP for Kubernetes external service shop/web from cluster prod";
+        for (description, kept, state) in
+            [("mine", "mine", "ERROR"), (peers, "", "ERROR"), ("mine", "mine", "gone")]
+        {
+            let cloud = Scripted::new();
+            let provider = cloud.provider();
+            let address = served(&provider, &web()).await;
+            let lb = LoadBalancer { published: vec![address], ..web() };
+            let key = ("floating_ip_address", &*address.to_string());
+            cloud.set("floatingips", key, &json!({ "description": description }));
+            // Seen by this process as the user's.
+            let provider = cloud.provider();
+            provider.apply(&lb, Compare::InPlace).await.unwrap();
+            assert_eq!(served(&provider, &lb).await, address);
+            let old = crate::scripted::ids(&cloud).remove(0);
+            if state == "gone" {
+                cloud.remove("loadbalancers", &old);
+            } else {
+                let broken = json!({ "provisioning_status": state, "operating_status": "OFFLINE" });
+                cloud.set("loadbalancers", ("id", &old), &broken);
+            }
+            provider.apply(&lb, Compare::InPlace).await.unwrap();
+            assert_eq!(served(&provider, &lb).await, address);
+            let all = cloud.all("floatingips");
+            assert_eq!(all.len(), 1, "{all:?}");
+            let mark = marks::floating(&provider.config.cluster, &lb.owner);
+            assert_eq!(all[0]["description"], json!(if kept.is_empty() { &*mark } else { kept }));
+            assert!(crate::scripted::ids(&cloud).len() == 1 && crate::scripted::ids(&cloud)[0] != old);
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -381,7 +381,7 @@ impl Provider for OpenStack {
                 lines.extend(diff(&lb.owner, &tree, &wanted, None)?.iter().map(ToString::to_string));
             }
         }
-        let plan = self.plan_address(lb, &wanted, &balancer, ours, &others).await?;
+        let plan = self.plan_address(lb, &wanted, &balancer, ours, &others, None).await?;
         match plan.used {
             Used::New { .. } => lines.push("floating IP: created".to_owned()),
             Used::Existing(ip) if ip.port_id.as_deref() != Some(balancer.floating_port()) => {
