@@ -95,18 +95,8 @@ impl OpenStack {
             known.extend(observe::balancer(calls, id).await?);
         }
         let is_named = !known.is_empty();
-        for address in lb.published.iter().filter(|_| !is_named) {
-            let text = address.to_string();
-            let floating = self.floating_ips(&[("floating_ip_address", &text)]).await?;
-            let port = floating.into_iter().find(|ip| ip.address == *address).and_then(|ip| ip.port_id);
-            let all = match &port {
-                Some(port) => observe::balancers_with(calls, "vip_port_id", port).await?,
-                None => observe::balancers_with(calls, "vip_address", &text).await?,
-            };
-            let has = |found: &Balancer| {
-                found.vips().any(|(vip, on)| vip == *address || port.as_deref() == Some(on))
-            };
-            known.extend(all.into_iter().filter(has));
+        if !is_named {
+            known.extend(self.published_balancers(lb).await?);
         }
         // One that is neither named in the annotation nor of the peer's kind is the user's business.
         known.retain(|found| {
@@ -138,6 +128,81 @@ impl OpenStack {
             || self.publishes(lb, &balancer).await?
             || self.has_nodes(lb, &balancer).await?;
         Ok(Some(Candidate { balancer, listeners, is_known, is_ours, has_nodes }))
+    }
+
+    /// The load balancers of the project that have an address which the Service publishes.
+    async fn published_balancers(&self, lb: &LoadBalancer) -> Result<Vec<Balancer>, CallError> {
+        let calls = &*self.calls;
+        let mut known = Vec::new();
+        for address in &lb.published {
+            let text = address.to_string();
+            let floating = self.floating_ips(&[("floating_ip_address", &text)]).await?;
+            let port = floating.into_iter().find(|ip| ip.address == *address).and_then(|ip| ip.port_id);
+            let all = match &port {
+                Some(port) => observe::balancers_with(calls, "vip_port_id", port).await?,
+                None => observe::balancers_with(calls, "vip_address", &text).await?,
+            };
+            let has = |found: &Balancer| {
+                found.vips().any(|(vip, on)| vip == *address || port.as_deref() == Some(on))
+            };
+            known.extend(all.into_iter().filter(has));
+        }
+        Ok(known)
+    }
+
+    /// Looks whether the load balancer whose address the Service publishes is the Service's and has lost tags, before another one is created
+    /// beside it: it gets them back if the UIDs in those that are left say so. `None` if there is no such load balancer.
+    pub(crate) async fn restore_tags(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Outcome>, Error> {
+        if wanted.shared.is_some() || lb.published.is_empty() {
+            return Ok(None);
+        }
+        for balancer in self.published_balancers(lb).await? {
+            let id = &balancer.id;
+            if marks::has_lost(&self.config.cluster, &lb.owner, &balancer.tags) {
+                match balancer.provisioning_status {
+                    Provisioning::Active => {}
+                    Provisioning::Error => {
+                        return Err(Error::Unavailable(format!(
+                            "Octavia reports ERROR for the load balancer {id}, which has lost tags of Steerage and gets them back when it is \
+                             repaired. To repair it: openstack loadbalancer failover {id}."
+                        )));
+                    }
+                    Provisioning::Pending | Provisioning::Deleting => {
+                        entry.changing.get_or_insert_with(tokio::time::Instant::now);
+                        entry.note_pending(&balancer)?;
+                        return Ok(Some(again(entry, self)));
+                    }
+                }
+                tracing::warn!(service = %lb.owner.service, id, "load balancer has lost tags; restoring them");
+                let tags =
+                    marks::merged(&balancer.tags, &wanted.tags).unwrap_or_else(|| balancer.tags.clone());
+                let step = Step::UpdateBalancer { id: id.clone(), changes: json!({ "tags": tags }) };
+                entry.forget();
+                match self.calls.send(step.call()).await {
+                    Ok(_) => {}
+                    Err(failure) if failure.is_busy() => {}
+                    Err(failure) => return Err(failure.into()),
+                }
+                entry.sent();
+                return Ok(Some(again(entry, self)));
+            }
+            if balancer.name == wanted.name && !marks::has_any(&balancer.tags) {
+                let tags: Vec<String> = wanted.tags.iter().map(|tag| format!("--tag {tag}")).collect();
+                let message = format!(
+                    "The Service publishes an address of the load balancer {id}, which has Steerage's name for it and none of Steerage's tags. \
+                     It is not changed, and no other one is created. If it is the Service's: openstack loadbalancer set {} {id}. Otherwise \
+                     clear the Service's status for a new load balancer.",
+                    tags.join(" ")
+                );
+                return Err(Error::invalid(crate::reasons::OBJECT_NOT_OWNED, message));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a load balancer is of our project, and its VIP in a network that the flags or the Service name.
@@ -281,5 +346,38 @@ mod tests {
         };
         let wanted = crate::desired::desired(&lb, &provider.config).unwrap();
         assert_eq!(provider.candidate(&lb, &wanted).await.unwrap().unwrap().balancer.id, "near");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_tags_make_no_second_load_balancer() {
+        let cloud = Scripted::new();
+        let lb = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        let before = settle(&cloud.provider(), &lb).await.unwrap();
+        let lb = LoadBalancer { published: vec![before.ingress[0].ip.unwrap()], ..lb };
+        let made = cloud.all("loadbalancers")[0].clone();
+        let id = made["id"].as_str().unwrap();
+        let all: Vec<String> = serde_json::from_value(made["tags"].clone()).unwrap();
+        for lost in ["steerage.dev/cluster=", "steerage.dev/service="] {
+            let left: Vec<_> = all.iter().filter(|tag| !tag.starts_with(lost)).collect();
+            assert_eq!(left.len() + 1, all.len(), "{all:?}");
+            cloud.set("loadbalancers", ("id", id), &json!({ "tags": left }));
+            assert_eq!(settle(&cloud.provider(), &lb).await.unwrap().ingress, before.ingress);
+            let mut tags: Vec<String> =
+                serde_json::from_value(cloud.all("loadbalancers")[0]["tags"].clone()).unwrap();
+            let mut whole = all.clone();
+            (tags.sort(), whole.sort());
+            assert_eq!(tags, whole);
+        }
+        cloud.set("loadbalancers", ("id", id), &json!({ "tags": ["team=a"] }));
+        cloud.writes();
+        let error = settle(&cloud.provider(), &lb).await.unwrap_err();
+        assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains(id), "{error}");
+        assert!(cloud.writes().is_empty());
+        // Of another cluster, it is none of ours.
+        let foreign: Vec<String> =
+            all.iter().map(|tag| tag.replace("cluster-uid=", "cluster-uid=another-")).collect();
+        cloud.set("loadbalancers", ("id", id), &json!({ "tags": foreign }));
+        settle(&cloud.provider(), &lb).await.unwrap();
+        assert_eq!(cloud.all("loadbalancers").len(), 2);
     }
 }

@@ -84,6 +84,9 @@ impl OpenStack {
         let tree = match self.present(owner, entry, Some(&lb.published)).await? {
             Present::Busy => return Ok(again(entry, self)),
             Present::Nothing => {
+                if let Some(outcome) = self.restore_tags(lb, &wanted, entry).await? {
+                    return Ok(outcome);
+                }
                 return match self.adopt(lb, &wanted, entry).await? {
                     Some(outcome) => Ok(outcome),
                     None => self.create(lb, &wanted, entry).await,

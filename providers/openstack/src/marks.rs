@@ -56,6 +56,17 @@ pub(crate) fn part_owner(cluster: &ClusterId, tags: &[String]) -> Option<Owner> 
     marks::owner(cluster, &pairs(tags))
 }
 
+/// Whether a load balancer of the owner's own has lost tags, and those that are left still say whose it is.
+pub(crate) fn has_lost(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
+    let pairs = pairs(tags);
+    marks::lost(cluster, owner, &pairs).is_some() && marks::is_balancer_of(cluster, owner, &pairs)
+}
+
+/// Whether there is any tag of Steerage.
+pub(crate) fn has_any(tags: &[String]) -> bool {
+    tags.iter().any(|tag| tag.starts_with("steerage.dev/"))
+}
+
 fn pairs(tags: &[String]) -> BTreeMap<String, String> {
     let pairs = tags.iter().filter_map(|tag| tag.split_once('='));
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
