@@ -365,7 +365,8 @@ mod tests {
             let mut tags: Vec<String> =
                 serde_json::from_value(cloud.all("loadbalancers")[0]["tags"].clone()).unwrap();
             let mut whole = all.clone();
-            (tags.sort(), whole.sort());
+            tags.sort();
+            whole.sort();
             assert_eq!(tags, whole);
         }
         cloud.set("loadbalancers", ("id", id), &json!({ "tags": ["team=a"] }));

@@ -56,6 +56,14 @@ pub(crate) fn kept_in_error(balancer: &Balancer, what: &str) -> Error {
     ))
 }
 
+fn shared_in_error(balancer: &Balancer) -> Error {
+    let id = &balancer.id;
+    Error::Unavailable(format!(
+        "Octavia reports ERROR for the shared load balancer {id}, and changes it no more. It may still serve. To repair it: openstack \
+         loadbalancer failover {id}. If it is deleted, its Services create another one."
+    ))
+}
+
 impl OpenStack {
     pub(crate) async fn apply_wanted(
         &self,
@@ -83,22 +91,8 @@ impl OpenStack {
         entry.complete = None;
         let tree = match self.present(owner, entry, Some(&lb.published)).await? {
             Present::Busy => return Ok(again(entry, self)),
-            Present::Nothing => {
-                if let Some(outcome) = self.restore_tags(lb, &wanted, entry).await? {
-                    return Ok(outcome);
-                }
-                return match self.adopt(lb, &wanted, entry).await? {
-                    Some(outcome) => Ok(outcome),
-                    None => self.create(lb, &wanted, entry).await,
-                };
-            }
-            Present::Broken(balancer) if wanted.shared.is_some() => {
-                let id = &balancer.id;
-                return Err(Error::Unavailable(format!(
-                    "Octavia reports ERROR for the shared load balancer {id}, and changes it no more. It may still serve. To repair it: \
-                     openstack loadbalancer failover {id}. If it is deleted, its Services create another one."
-                )));
-            }
+            Present::Nothing => return self.begin_new(lb, &wanted, entry).await,
+            Present::Broken(balancer) if wanted.shared.is_some() => return Err(shared_in_error(&balancer)),
             Present::Broken(balancer) => return self.remake(lb, &wanted, &balancer, entry).await,
             Present::Ready(tree) => tree,
         };
@@ -171,6 +165,22 @@ impl OpenStack {
             reduced = wanted.clone().without(|address| entry.refused.must_wait(address));
         }
         Ok(again(entry, self))
+    }
+
+    /// Takes over the load balancer of the Service that is not known as such, or creates one.
+    async fn begin_new(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> Result<Outcome, Error> {
+        if let Some(outcome) = self.restore_tags(lb, wanted, entry).await? {
+            return Ok(outcome);
+        }
+        match self.adopt(lb, wanted, entry).await? {
+            Some(outcome) => Ok(outcome),
+            None => self.create(lb, wanted, entry).await,
+        }
     }
 
     /// Finds the owner's load balancer, and reads what is not known of it. When writing, with the published addresses, those of earlier

@@ -557,8 +557,9 @@ mod tests {
             let provider = cloud.provider();
             let address = served(&provider, &web()).await;
             let lb = LoadBalancer { published: vec![address], ..web() };
-            let key = ("floating_ip_address", &*address.to_string());
-            cloud.set("floatingips", key, &json!({ "description": description }));
+            let text = address.to_string();
+            let described = json!({ "description": description });
+            cloud.set("floatingips", ("floating_ip_address", &text), &described);
             // Seen by this process as the user's.
             let provider = cloud.provider();
             provider.apply(&lb, Compare::InPlace).await.unwrap();

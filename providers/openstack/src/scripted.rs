@@ -302,7 +302,7 @@ impl Objects {
             let pools: Vec<_> = pools.collect();
             let mut listener = shown(&listener);
             listener.insert("pools".to_owned(), json!(pools));
-            listener.into()
+            Value::from(listener)
         });
         listeners.collect()
     }

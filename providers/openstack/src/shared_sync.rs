@@ -288,6 +288,7 @@ impl OpenStack {
         if balancer.provisioning_status.is_pending() {
             return Ok(Left::Pending(Box::new(balancer)));
         }
+        entry.note_settled();
         let all = self.parts(("loadbalancer_id", id)).await?;
         if all.all().all(is_mine) {
             self.delete_shared(shared, &balancer, entry).await?;
@@ -318,7 +319,6 @@ impl OpenStack {
             Err(failure) => return Err(failure.into()),
         }
         entry.sent();
-        entry.note_settled();
         Ok(Left::Again)
     }
 
@@ -555,7 +555,7 @@ mod tests {
         cloud.add("loadbalancers", &copy);
         cloud.set("floatingips", ("port_id", &attached()), &json!({ "port_id": "x" }));
         let ports = [(Protocol::Tcp, 82, 30_082), (Protocol::Tcp, 83, 30_083)];
-        let changed = LoadBalancer { listeners: planned(&ports, &[1]).listeners, ..c };
+        let changed = LoadBalancer { annotations: c.annotations, owner: c.owner, ..planned(&ports, &[1]) };
         let error = settle(&provider, &changed).await.unwrap_err();
         assert_eq!((error.reason(), attached().as_str()), ("ProviderConflict", "x"));
         assert_eq!(settle(&provider, &changed).await.unwrap().ingress, address);
