@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::collections::BTreeMap;
+
+use serde_json::json;
+use steerage_model::annotations::SHARED_LOAD_BALANCER;
+use steerage_model::{Key, Protocol};
+use steerage_provider_api::Provider as _;
+
+use super::*;
+use crate::desired::tests::planned;
+use crate::scripted::{Scripted, deleted, ids, settle};
+
+/// The operator removed the name from the file before the Services went.
+#[tokio::test(start_paused = true)]
+async fn shared_load_balancer_goes_when_the_file_does_not_name_it_any_more() {
+    let cloud = Scripted::new();
+    let file = r#"{"web": {"namespaces": ["*"]}}"#;
+    let provider = cloud.provider_with(|config| {
+        config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
+    });
+    let annotations = BTreeMap::from([(SHARED_LOAD_BALANCER.to_owned(), "web".to_owned())]);
+    let lb = LoadBalancer { annotations, ..planned(&[(Protocol::Tcp, 80, 30080)], &[1]) };
+    settle(&provider, &lb).await.unwrap();
+    // The cloud of tests does not show this by itself.
+    let of = serde_json::json!({ "loadbalancers": [{ "id": cloud.all("loadbalancers")[0]["id"] }] });
+    for kind in ["listeners", "pools"] {
+        for part in cloud.all(kind) {
+            cloud.set(kind, ("id", part["id"].as_str().unwrap()), &of);
+        }
+    }
+    let without = cloud.provider();
+    assert_eq!(without.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
+    deleted(&without, &lb.owner).await;
+    assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+}
+
+fn sharing(cloud: &Scripted) -> crate::provider::OpenStack {
+    let file = r#"{"web": {"namespaces": ["*"]}}"#;
+    cloud.provider_with(|config| {
+        config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
+    })
+}
+
+fn service(name: &str, port: u16) -> LoadBalancer {
+    let annotations = BTreeMap::from([(SHARED_LOAD_BALANCER.to_owned(), "web".to_owned())]);
+    let owner = Owner { service: Key::new("shop", name), uid: format!("uid-of-{name}") };
+    let ports = [(Protocol::Tcp, port, 30_000 + port)];
+    LoadBalancer { annotations, owner, ..planned(&ports, &[1]) }
+}
+
+/// The load balancer of the listener on a port.
+fn home(cloud: &Scripted, port: u16) -> String {
+    let all = cloud.all("listeners");
+    let found: Vec<_> = all.iter().filter(|listener| listener["protocol_port"] == json!(port)).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found[0]["loadbalancer_id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn creation_without_an_answer_is_not_repeated_at_once() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    cloud.lose("POST loadbalancers");
+    cloud.hide("loadbalancers");
+    settle(&provider, &service("a", 80)).await.unwrap_err();
+    for lb in [service("a", 80), service("b", 81)] {
+        tokio::time::advance(Duration::from_mins(1)).await;
+        let error = settle(&provider, &lb).await.unwrap_err();
+        assert!(error.to_string().contains("did not answer"), "{error}");
+    }
+    assert_eq!(ids(&cloud).len(), 1);
+    // It is there after all.
+    cloud.show();
+    settle(&provider, &service("a", 80)).await.unwrap();
+    settle(&provider, &service("b", 81)).await.unwrap();
+    assert_eq!(ids(&cloud).len(), 1);
+    // Of another one, nothing comes.
+    cloud.remove("loadbalancers", &ids(&cloud)[0]);
+    cloud.fail("POST loadbalancers", 504, "no answer");
+    settle(&provider, &service("c", 82)).await.unwrap_err();
+    tokio::time::advance(UNANSWERED).await;
+    settle(&provider, &service("c", 82)).await.unwrap();
+}
+
+/// The answer to a creation was lost, and no list showed it for minutes.
+#[tokio::test(start_paused = true)]
+async fn second_load_balancer_of_a_name_takes_nobody_s_address() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let (a, b, c) = (service("a", 80), service("b", 81), service("c", 82));
+    cloud.lose("POST loadbalancers");
+    cloud.hide("loadbalancers");
+    settle(&provider, &a).await.unwrap_err();
+    tokio::time::advance(UNANSWERED).await;
+    let address = settle(&provider, &a).await.unwrap().ingress;
+    let all = ids(&cloud);
+    let (lost, used) = (&all[0], &all[1]);
+    cloud.show();
+    // As after a restart.
+    let provider = sharing(&cloud);
+    assert_eq!(settle(&provider, &b).await.unwrap().ingress, address);
+    assert_eq!(&home(&cloud, 81), used);
+    let attached = || {
+        let all = cloud.all("floatingips");
+        assert_eq!(all.len(), 1, "{all:?}");
+        all[0]["port_id"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(attached(), format!("port-of-{used}"));
+    // What a Service has in the other one goes, and that one with it.
+    deleted(&sharing(&cloud), &a.owner).await;
+    assert_eq!(ids(&cloud), std::slice::from_ref(used));
+    assert_eq!((attached(), home(&cloud, 81)), (format!("port-of-{used}"), used.clone()));
+    assert_eq!(settle(&provider, &c).await.unwrap().ingress, address);
+    // One that the process knows, and that is the wrong one by now, takes no address back.
+    let mut copy = cloud.all("loadbalancers")[0].clone();
+    for (key, value) in [("id", lost.as_str()), ("vip_port_id", "x"), ("created_at", "2025")] {
+        copy[key] = value.into();
+    }
+    cloud.add("loadbalancers", &copy);
+    cloud.set("floatingips", ("port_id", &attached()), &json!({ "port_id": "x" }));
+    let ports = [(Protocol::Tcp, 82, 30_082), (Protocol::Tcp, 83, 30_083)];
+    let changed = LoadBalancer { annotations: c.annotations, owner: c.owner, ..planned(&ports, &[1]) };
+    let error = settle(&provider, &changed).await.unwrap_err();
+    assert_eq!((error.reason(), attached().as_str()), ("ProviderConflict", "x"));
+    assert_eq!(settle(&provider, &changed).await.unwrap().ingress, address);
+    assert_eq!((attached().as_str(), home(&cloud, 83)), ("x", lost.clone()));
+    assert_eq!(home(&cloud, 82), *lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_that_is_complete_leaves_the_second_load_balancer() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let a = service("a", 80);
+    cloud.lose("POST loadbalancers");
+    cloud.hide("loadbalancers");
+    settle(&provider, &a).await.unwrap_err();
+    tokio::time::advance(UNANSWERED).await;
+    let address = settle(&provider, &a).await.unwrap().ingress;
+    let used = ids(&cloud)[1].clone();
+    cloud.show();
+    provider.apply(&a, Compare::InPlace).await.unwrap();
+    assert_eq!(settle(&provider, &a).await.unwrap().ingress, address);
+    assert_eq!((ids(&cloud), home(&cloud, 80)), (vec![used.clone()], used));
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_of_a_shared_load_balancer_stays_if_that_is_not_deleted() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let a = service("a", 80);
+    settle(&provider, &a).await.unwrap();
+    cloud.fail("DELETE loadbalancers", 409, "Load Balancer is immutable and cannot be updated.");
+    cloud.writes();
+    assert!(matches!(provider.delete(&a.owner).await.unwrap(), Progress::Again(_)));
+    assert_eq!(cloud.writes(), ["DELETE loadbalancers"]);
+    assert_eq!(cloud.all("floatingips").len(), 1);
+    deleted(&provider, &a.owner).await;
+    assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_load_balancer_that_cannot_be_deleted_holds_up_no_other_service() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let (own, a) = (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), service("a", 80));
+    settle(&provider, &a).await.unwrap();
+    // A crash leaves it without its ports.
+    for kind in ["listeners", "pools"] {
+        for part in cloud.all(kind) {
+            cloud.remove(kind, part["id"].as_str().unwrap());
+        }
+    }
+    let left = ids(&cloud);
+    settle(&provider, &own).await.unwrap();
+    cloud.calls();
+    deleted(&provider, &own.owner).await;
+    assert_eq!(ids(&cloud), left, "only who shared something looks");
+    cloud.fail("DELETE loadbalancers", 500, "the driver is disabled");
+    assert_eq!(provider.delete(&a.owner).await.unwrap(), Progress::Done);
+    assert_eq!(ids(&cloud), left);
+    deleted(&sharing(&cloud), &service("b", 81).owner).await;
+    assert!(ids(&cloud).is_empty() && cloud.all("floatingips").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_load_balancer_that_stays_pending_is_told() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let (a, b) = (service("a", 80), service("b", 81));
+    settle(&provider, &a).await.unwrap();
+    settle(&provider, &b).await.unwrap();
+    let id = ids(&cloud)[0].clone();
+    cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "PENDING_UPDATE" }));
+    cloud.calls();
+    let mut waits = Vec::new();
+    let error = loop {
+        match provider.delete(&a.owner).await {
+            Ok(Progress::Again(wait)) => waits.push(wait),
+            Ok(Progress::Done) => panic!("it is done"),
+            Err(error) => break error,
+        }
+        assert!(waits.len() < 100, "it is never told");
+        tokio::time::advance(waits[waits.len() - 1]).await;
+    };
+    assert!(error.to_string().contains(&id), "{error}");
+    assert!(waits.iter().sum::<Duration>() >= Duration::from_mins(10), "{waits:?}");
+    // After the first look, only the load balancer is asked for.
+    assert!(cloud.calls().len() < waits.len() + 10);
+    cloud.set("loadbalancers", ("id", &id), &json!({ "provisioning_status": "ACTIVE" }));
+    deleted(&provider, &a.owner).await;
+    assert_eq!(home(&cloud, 81), id);
+}
