@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use steerage_model::Key;
 use steerage_provider_api::{Error, Owner};
 
+use crate::apply::missing_member_subnet;
 use crate::client::{Call, list};
 use crate::config::Driver;
 use crate::desired::Desired;
@@ -108,8 +109,11 @@ impl OpenStack {
         for vip in with_vips.take(count) {
             let is_operators =
                 wanted.shared.is_some() || vip.member_subnet == self.config.nodes_subnet(vip.family);
-            let cidr = self.subnet_cidr(&vip.member_subnet).await?;
-            subnets.extend(cidr.map(|cidr| MemberSubnet { cidr, is_operators }));
+            let Some(cidr) = self.subnet_cidr(&vip.member_subnet).await? else {
+                // No rule would be needed: those of all Services would go.
+                return Err(missing_member_subnet(&vip.member_subnet, "The nodes' rules stay as they are."));
+            };
+            subnets.push(MemberSubnet { cidr, is_operators });
         }
         Ok(Some((group, needed(wanted, &self.config.node_ports, &subnets))))
     }

@@ -50,6 +50,19 @@ async fn shared_rule_stays_until_the_last_service_goes() {
     assert_eq!((left.len(), &left[0]["description"]), (1, &json!("ssh")));
 }
 
+/// As where the project sees it no more.
+#[tokio::test(start_paused = true)]
+async fn subnet_that_is_not_there_costs_no_rule() {
+    let cloud = Scripted::new();
+    settle(&managing(&cloud), &service("a")).await.unwrap();
+    let before = cloud.all(RULES);
+    assert!(!before.is_empty());
+    cloud.remove("subnets", "members");
+    let outcome = settle(&managing(&cloud), &service("a")).await.unwrap();
+    assert!(outcome.incomplete.is_some_and(|(_, message)| message.contains("members")));
+    assert_eq!(cloud.all(RULES), before);
+}
+
 /// Each change ends in a new process, which knows nothing, or in one that knew the earlier Service.
 #[tokio::test(start_paused = true)]
 async fn rules_that_nothing_needs_any_more_go_with_the_change() {
