@@ -73,9 +73,8 @@ fn unsupported_services_are_refused_with_their_reason() {
 fn ports_times_source_ranges_have_a_limit() {
     let with = |ports: u16, ranges: u16| {
         let mut service = service();
-        service.ports = (1..=ports)
-            .map(|port| ServicePort::new(&format!("p{port}"), Protocol::Tcp, port, None))
-            .collect();
+        service.ports =
+            (1..=ports).map(|port| ServicePort::new(format!("p{port}"), Protocol::Tcp, port, None)).collect();
         let range = |i: u16| format!("10.{}.{}.0/24", i / 256, i % 256).parse().expect("range");
         service.source_ranges = (0..ranges).map(range).collect();
         plan_of(&service, &config()).map(|_| ())

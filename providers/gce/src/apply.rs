@@ -20,7 +20,7 @@ use crate::shared::Cleaned;
 use crate::state::{Complete, DENIED_WAIT, ServiceState};
 use crate::step::{Endpoint, Step};
 use crate::tree::{Tree, address_of};
-use crate::{firewall_command, marks, reasons};
+use crate::{firewall_command, marks, reasons, unended};
 
 /// Rounds of changes whose operations end at once.
 const MAX_ROUNDS: usize = 12;
@@ -28,7 +28,8 @@ const MAX_ROUNDS: usize = 12;
 impl Gce {
     /// The outcome of a change that is not complete.
     pub(crate) fn again(&self, entry: &ServiceState) -> Outcome {
-        Outcome { progress: Progress::Again(self.poll(entry)), ..Outcome::done() }
+        let outcome = Outcome { progress: Progress::Again(self.poll(entry)), ..Outcome::done() };
+        unended::told(outcome, entry, &self.config)
     }
 
     /// What is wanted, with its targets.
@@ -124,7 +125,7 @@ impl Gce {
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
-                    return Ok(outcome);
+                    return Ok(unended::told(outcome, entry, &self.config));
                 }
                 self.shared.end_moving(&owner.service).await;
                 match self.shared.clean_later(self).await? {

@@ -44,6 +44,7 @@ mod shared;
 mod state;
 mod step;
 mod tree;
+mod unended;
 mod unknown;
 
 use prometheus_client::registry::Registry;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps to the rate that Google takes. Its quotas are per minute, region and kind of request; the budget begins with one that all of
-//! them allow, and learns from what is throttled.
+//! them allow, and learns from what is throttled. Namespaces take turns in it.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
 
 use crate::client::{Call, Calls};
 use crate::error::{CallError, Result};
@@ -36,15 +36,21 @@ impl Calls for Paced {
     async fn send(&self, call: Call) -> Result<Value> {
         let action = call.action;
         let used_up = |used_up| CallError::used_up(action, used_up);
-        self.budget.send("", self.calls.send(call), used_up, CallError::is_throttled).await
+        self.budget.send(&caller::namespace(), self.calls.send(call), used_up, CallError::is_throttled).await
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use http::Response;
+    use steerage_provider_api::{Compare, GroupTargets, Provider as _, RequestedSources, TargetSet};
 
     use super::*;
+    use crate::config::tests::config;
+    use crate::desired::tests::web;
+    use crate::provider::Gce;
 
     struct Throttling;
 
@@ -61,5 +67,37 @@ mod tests {
         let call = || Call::get("regions.get", "projects/p/regions/r".to_owned());
         assert!(paced.send(call()).await.unwrap_err().is_throttled());
         assert!((paced.budget.per_second() - 10.0).abs() < 0.1, "{}", paced.budget.per_second());
+    }
+
+    /// Notes for whose namespace each request is, and refuses it.
+    #[derive(Default)]
+    struct Noting(Mutex<Vec<String>>);
+
+    #[async_trait]
+    impl Calls for Noting {
+        async fn send(&self, call: Call) -> Result<Value> {
+            self.0.lock().unwrap().push(caller::namespace());
+            Err(CallError::answered(call.action, &Response::builder().status(500).body("").unwrap()))
+        }
+    }
+
+    /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
+    #[tokio::test(start_paused = true)]
+    async fn every_request_for_a_service_is_its_namespace_s() {
+        let calls = Arc::new(Noting::default());
+        let provider = || Gce::over(config(), calls.clone());
+        let (lb, targets) = (web(), GroupTargets::of_nodes(TargetSet::default()));
+        let asked = || std::mem::take(&mut *calls.0.lock().unwrap());
+        let is_shops = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == "shop");
+        let _ = provider().apply(&lb, Compare::Remembered).await;
+        assert!(is_shops(asked()), "apply");
+        let _ = provider().set_targets(&lb.owner, &targets).await;
+        assert!(is_shops(asked()), "set_targets");
+        let _ = provider().restrict_sources(&lb.owner, &RequestedSources::default()).await;
+        assert!(is_shops(asked()), "restrict_sources");
+        let _ = provider().target_health(&lb.owner).await;
+        assert!(is_shops(asked()), "target_health");
+        let _ = provider().delete(&lb.owner).await;
+        assert!(is_shops(asked()), "delete");
     }
 }

@@ -334,6 +334,7 @@ mod tests {
     use super::*;
     use crate::client::{Call, Calls};
     use crate::config::tests::config;
+    use crate::unended::told_of_deletion;
 
     /// Refuses requests with the VM `bad`, and says so or not.
     struct Refusing {
@@ -428,5 +429,17 @@ mod tests {
         let steps = [stuck, other.clone()].map(|id| Step::Delete { id });
         assert!(gce.send_all(&owner, &steps, &mut entry).await.unwrap());
         assert_eq!(*calls.0.lock().unwrap(), [other.path(&config())]);
+        // It is not told before it is long.
+        assert_eq!(gce.again(&entry).incomplete, None);
+        assert!(told_of_deletion(gce.again(&entry).progress, &entry, &config()).is_ok());
+        tokio::time::advance(std::time::Duration::from_mins(5)).await;
+        let waiting = gce.again(&entry);
+        let (reason, text) = waiting.incomplete.unwrap();
+        assert_eq!(reason, "ProviderUnavailable");
+        let operation = "--filter=name=o";
+        assert!(text.contains("address stuck") && text.contains(operation), "{text}");
+        let told = told_of_deletion(waiting.progress, &entry, &config()).unwrap_err();
+        assert_eq!(told.to_string(), text);
+        assert!(told_of_deletion(steerage_provider_api::Progress::Done, &entry, &config()).is_ok());
     }
 }

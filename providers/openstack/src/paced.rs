@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps to the rate that the cloud takes. OpenStack documents none, and clouds put limits of their own in front of it: the budget begins
-//! with a rate that a small cloud serves, and learns from what is throttled.
+//! with a rate that a small cloud serves, and learns from what is throttled. Namespaces take turns in it.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
 
 use crate::client::{Call, Calls};
 use crate::error::{CallError, Result};
@@ -36,7 +36,7 @@ impl Calls for Paced {
     async fn send(&self, call: Call) -> Result<Value> {
         let action = call.name();
         let used_up = |used_up| CallError::used_up(action, used_up);
-        self.budget.send("", self.calls.send(call), used_up, CallError::is_throttled).await
+        self.budget.send(&caller::namespace(), self.calls.send(call), used_up, CallError::is_throttled).await
     }
 
     async fn project(&self) -> Result<Option<String>> {
@@ -46,9 +46,17 @@ impl Calls for Paced {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use http::{Method, Response};
+    use steerage_model::Protocol;
+    use steerage_provider_api::{GroupTargets, Provider as _, RequestedSources, TargetSet};
 
     use super::*;
+    use crate::desired::tests::planned;
+    use crate::options::tests::config;
+    use crate::provider::OpenStack;
+    use crate::scripted::{Scripted, settle};
 
     struct Throttling;
 
@@ -74,5 +82,42 @@ mod tests {
             let _ = paced.send(call()).await;
         }
         assert!(start.elapsed().as_millis() >= 100, "{:?}", start.elapsed());
+    }
+
+    /// Notes for whose namespace each request is.
+    struct Noting(Scripted, Mutex<Vec<String>>);
+
+    #[async_trait]
+    impl Calls for Noting {
+        async fn send(&self, call: Call) -> Result<Value> {
+            self.1.lock().unwrap().push(caller::namespace());
+            self.0.send(call).await
+        }
+
+        async fn project(&self) -> Result<Option<String>> {
+            self.0.project().await
+        }
+    }
+
+    /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
+    #[tokio::test(start_paused = true)]
+    async fn every_request_for_a_service_is_its_namespace_s() {
+        let calls = Arc::new(Noting(Scripted::new(), Mutex::default()));
+        let provider = OpenStack::over(config("amphora"), calls.clone());
+        let (lb, targets) =
+            (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), GroupTargets::of_nodes(TargetSet::default()));
+        let asked = || std::mem::take(&mut *calls.1.lock().unwrap());
+        let namespace = lb.owner.service.namespace();
+        let is_its = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == namespace);
+        settle(&provider, &lb).await.unwrap();
+        assert!(is_its(asked()), "apply");
+        let _ = provider.set_targets(&lb.owner, &targets).await;
+        assert!(is_its(asked()), "set_targets");
+        let _ = provider.restrict_sources(&lb.owner, &RequestedSources::default()).await;
+        assert!(is_its(asked()), "restrict_sources");
+        let _ = provider.target_health(&lb.owner).await;
+        assert!(is_its(asked()), "target_health");
+        let _ = provider.delete(&lb.owner).await;
+        assert!(is_its(asked()), "delete");
     }
 }

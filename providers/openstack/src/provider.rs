@@ -18,7 +18,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::shared::LoadBalancerUse;
-use steerage_provider_cloud::{ApiMetrics, Keyed};
+use steerage_provider_cloud::{ApiMetrics, Keyed, caller};
 use tokio::time::Instant;
 
 use crate::address::Used;
@@ -282,24 +282,30 @@ impl Provider for OpenStack {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let wanted = desired(lb, &self.config)?;
-        let mut entry = self.entry(&lb.owner.service).await;
-        let result = if let Some(shared) = wanted.shared.clone() {
-            self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
-        } else {
-            if entry.shared().is_some() {
-                entry.usage = LoadBalancerUse::Own;
-                entry.forget();
-            }
-            self.apply_wanted(lb, wanted, &mut entry, compare).await
+        let call = async {
+            let wanted = desired(lb, &self.config)?;
+            let mut entry = self.entry(&lb.owner.service).await;
+            let result = if let Some(shared) = wanted.shared.clone() {
+                self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+            } else {
+                if entry.shared().is_some() {
+                    entry.usage = LoadBalancerUse::Own;
+                    entry.forget();
+                }
+                self.apply_wanted(lb, wanted, &mut entry, compare).await
+            };
+            noted(result, &mut entry)
         };
-        noted(result, &mut entry)
+        caller::for_owner(&lb.owner, Box::pin(call)).await
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let mut entry = self.entry(&owner.service).await;
-        let result = self.follow(owner, targets, &mut entry).await;
-        noted(result, &mut entry)
+        let call = async {
+            let mut entry = self.entry(&owner.service).await;
+            let result = self.follow(owner, targets, &mut entry).await;
+            noted(result, &mut entry)
+        };
+        caller::for_owner(owner, Box::pin(call)).await
     }
 
     async fn restrict_sources(
@@ -307,33 +313,42 @@ impl Provider for OpenStack {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
-        let mut entry = self.entry(&owner.service).await;
-        let result = self.restrict(owner, requested, &mut entry).await;
-        match noted(result, &mut entry)? {
-            Restricted::To(admitted) => Ok(admitted),
-            Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
-        }
+        let call = async {
+            let mut entry = self.entry(&owner.service).await;
+            let result = self.restrict(owner, requested, &mut entry).await;
+            match noted(result, &mut entry)? {
+                Restricted::To(admitted) => Ok(admitted),
+                Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
+            }
+        };
+        caller::for_owner(owner, Box::pin(call)).await
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
-        let entry = self.entry(&owner.service).await;
-        let mut health = self.read_health(owner, &entry).await?;
-        // A load balancer that is not there now will be.
-        health.due.get_or_insert(HEALTH_POLL_UNDECIDED);
-        Ok(health)
+        let call = async {
+            let entry = self.entry(&owner.service).await;
+            let mut health = self.read_health(owner, &entry).await?;
+            // A load balancer that is not there now will be.
+            health.due.get_or_insert(HEALTH_POLL_UNDECIDED);
+            Ok(health)
+        };
+        caller::for_owner(owner, Box::pin(call)).await
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        let mut entry = self.entry(&owner.service).await;
-        let result = self.delete_all(owner, &mut entry).await;
-        let result = noted(result, &mut entry);
-        if matches!(result, Ok(Progress::Done)) {
-            self.note_remade(&owner.service);
-        }
-        if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
-            self.services.remove(&owner.service);
-        }
-        result
+        let call = async {
+            let mut entry = self.entry(&owner.service).await;
+            let result = self.delete_all(owner, &mut entry).await;
+            let result = noted(result, &mut entry);
+            if matches!(result, Ok(Progress::Done)) {
+                self.note_remade(&owner.service);
+            }
+            if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
+                self.services.remove(&owner.service);
+            }
+            result
+        };
+        caller::for_owner(owner, Box::pin(call)).await
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
