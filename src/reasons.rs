@@ -34,8 +34,8 @@ reasons! {
         SHARED_LOAD_BALANCERS_NOT_SUPPORTED = "SharedLoadBalancersNotSupported";
         /// The Service has no ports.
         NO_PORTS = "NoPorts";
-        /// The Service has more than 10,000 pairs of a port and a source range of `spec.loadBalancerSourceRanges`, which a service proxy may write on
-        /// every node. The provider may allow less, and gives the same reason.
+        /// The Service has no address yet, and more than 10,000 pairs of a port and a source range of `spec.loadBalancerSourceRanges`, which a
+        /// service proxy may write on every node. The provider may allow less, and gives the same reason.
         TOO_MANY_SOURCE_RANGES = "TooManySourceRanges";
         /// A port has a protocol that the provider does not support.
         PROTOCOL_NOT_SUPPORTED = "ProtocolNotSupported";

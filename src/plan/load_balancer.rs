@@ -121,7 +121,8 @@ fn listeners(service: &Service, config: &Config) -> Result<Vec<Listener>, PlanEr
         return Err(PlanError::NoPorts);
     }
     let (ports, ranges) = (service.ports.len(), service.source_ranges.len());
-    if ports.saturating_mul(ranges) > MOST_SOURCES {
+    // kube-proxy has read a published one already, and no change of it would be made any more.
+    if service.ingress.is_empty() && ports.saturating_mul(ranges) > MOST_SOURCES {
         return Err(PlanError::TooManySourceRanges { ports, ranges, most: MOST_SOURCES });
     }
     let of_pods = has_pod_targets(service, config)?;

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ipnet::{IpNet, Ipv4Net};
 use proptest::prelude::*;
 use serde_json::json;
 use steerage_model::{
-    Affinity, Endpoint, EndpointSlice, Family, IneligibleReason, Key, Node, NodeAgent, Protocol, Service,
-    ServiceKind, ServicePort, TrafficPolicy, annotations, names,
+    Affinity, Endpoint, EndpointSlice, Family, IneligibleReason, Ingress, Key, Node, NodeAgent, Protocol,
+    Service, ServiceKind, ServicePort, TrafficPolicy, annotations, names,
 };
 use steerage_provider_api::{Addressing, HealthProtocol, SharedSet, Steering, Target, TargetSet};
 
@@ -88,6 +89,19 @@ fn ports_times_source_ranges_have_a_limit() {
         let text = error.to_string();
         assert!(text.contains(&ports.to_string()) && text.contains(&ranges.to_string()), "{text}");
     }
+}
+
+/// Nothing is gained by the refusal of one that kube-proxy has written, and its load balancer is repaired as before.
+#[test]
+fn published_service_has_no_limit_of_source_ranges() {
+    let mut service = service();
+    service.source_ranges = (0..10_001_u32).map(|i| IpNet::V4(Ipv4Net::new_assert(i.into(), 32))).collect();
+    assert_eq!(
+        plan_of(&service, &config()).map(drop).map_err(|error| error.reason()),
+        Err("TooManySourceRanges")
+    );
+    service.ingress = vec![Ingress { ip: Some([192, 0, 2, 1].into()), hostname: None, ip_mode: None }];
+    assert_eq!(plan_of(&service, &config()).map(drop), Ok(()));
 }
 
 /// An annotation may have 256 KiB, and conditions and logs repeat what is wrong.

@@ -191,10 +191,12 @@ impl OpenStack {
                 entry.sent();
                 return Ok(Some(again(entry, self)));
             }
-            if balancer.name == wanted.name && !marks::has_any(&balancer.tags) {
+            if balancer.name == wanted.name
+                && marks::is_doubtful(&self.config.cluster, &lb.owner, &balancer.tags)
+            {
                 let tags: Vec<String> = wanted.tags.iter().map(|tag| format!("--tag {tag}")).collect();
                 let message = format!(
-                    "The Service publishes an address of the load balancer {id}, which has Steerage's name for it and none of Steerage's tags. \
+                    "The Service publishes an address of the load balancer {id}, which has Steerage's name for it and lacks tags of Steerage. \
                      It is not changed, and no other one is created. If it is the Service's: openstack loadbalancer set {} {id}. Otherwise \
                      clear the Service's status for a new load balancer.",
                     tags.join(" ")
@@ -369,11 +371,17 @@ mod tests {
             whole.sort();
             assert_eq!(tags, whole);
         }
-        cloud.set("loadbalancers", ("id", id), &json!({ "tags": ["team=a"] }));
-        cloud.writes();
-        let error = settle(&cloud.provider(), &lb).await.unwrap_err();
-        assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains(id), "{error}");
-        assert!(cloud.writes().is_empty());
+        // What is left does not say enough.
+        let without = |key: &str| all.iter().filter(|tag| !tag.starts_with(key)).cloned().collect();
+        for left in
+            [vec!["team=a".to_owned()], without("steerage.dev/cluster-uid="), without("steerage.dev/uid=")]
+        {
+            cloud.set("loadbalancers", ("id", id), &json!({ "tags": left }));
+            cloud.writes();
+            let error = settle(&cloud.provider(), &lb).await.unwrap_err();
+            assert!(error.reason() == "ObjectNotOwned" && error.to_string().contains(id), "{error} {left:?}");
+            assert!(cloud.writes().is_empty());
+        }
         // Of another cluster, it is none of ours.
         let foreign: Vec<String> =
             all.iter().map(|tag| tag.replace("cluster-uid=", "cluster-uid=another-")).collect();

@@ -129,7 +129,8 @@ impl OpenStack {
                     self.remove_others(owner, entry).await?;
                 }
                 match self.close_rules(owner, entry).await {
-                    Ok(true) if missing_rule.is_some() => {
+                    // What was removed may have made room, or admitted what rules of all Services have to admit now.
+                    Ok(true) => {
                         let opened = self.open_rules(owner, &reduced, entry).await;
                         if opened.is_more {
                             return Ok(again(entry, self));
@@ -311,9 +312,7 @@ impl OpenStack {
         nodes: &Nodes,
     ) -> Result<bool, Error> {
         if !entry.may_make(step) {
-            return Err(Error::Unavailable(format!(
-                "Octavia accepted a change and does not show it ({step}). Steerage makes it again later. Look at Octavia's logs."
-            )));
+            return Err(not_shown(step));
         }
         if let Step::SetMembers { name, .. } = step {
             // Also if it fails: the others do not wait for it.
@@ -454,6 +453,13 @@ pub(crate) fn note_refused(failure: &CallError, nodes: &Nodes, refused: &mut Ref
 pub(crate) fn addresses(text: &str) -> impl Iterator<Item = IpAddr> + '_ {
     let is_part = |c: char| c.is_ascii_hexdigit() || matches!(c, '.' | ':');
     text.split(move |c| !is_part(c)).filter_map(|part| part.trim_end_matches(['.', ':']).parse().ok())
+}
+
+/// A change that was accepted as often as it may be.
+pub(crate) fn not_shown(step: &Step) -> Error {
+    Error::Unavailable(format!(
+        "Octavia accepted a change and does not show it ({step}). Steerage makes it again later. Look at Octavia's logs."
+    ))
 }
 
 #[cfg(test)]

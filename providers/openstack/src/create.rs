@@ -7,9 +7,11 @@ use http::Method;
 use ipnet::IpNet;
 use steerage_model::Family;
 use steerage_provider_api::{Error, LoadBalancer, Outcome};
+use tokio::time::Instant;
 
 use crate::apply::{MAX_REFUSED, addresses, again, missing_member_subnet, note_refused};
 use crate::client::{Call, object};
+use crate::config::Driver;
 use crate::desired::{Desired, WantedAddress};
 use crate::error::CallError;
 use crate::provider::OpenStack;
@@ -68,8 +70,8 @@ impl OpenStack {
                     entry.sent();
                     entry.note_read(&lb.owner, tree);
                     (entry.is_verified, entry.is_listed) = (is_known, false);
-                    // A creation that fails leaves the load balancer itself in ERROR.
-                    entry.unchecked_since = None;
+                    // An amphora's creation that fails leaves the load balancer itself in ERROR. OVN's driver may make the parts later.
+                    entry.unchecked_since = (self.config.driver() == Driver::Ovn).then(Instant::now);
                     return Ok(again(entry, self));
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}

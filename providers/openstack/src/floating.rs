@@ -58,7 +58,8 @@ impl OpenStack {
                     self.check_shared_address(shared, ip, port).await?;
                 }
                 let mut attached = self.attach(lb, used, port, &ours, (entry, &mark)).await?;
-                if is_floating_of_peer(&attached, &lb.owner.service) {
+                let is_kept = matches!(wanted.address, WantedAddress::Floating { .. });
+                if is_kept && is_floating_of_peer(&attached, &lb.owner.service) {
                     // The new load balancer does not have the name by which it would be adopted.
                     attached = self.describe(&attached, &mark).await?;
                 }
@@ -195,7 +196,8 @@ impl OpenStack {
         let Some(other) = ip.port_id.as_deref().filter(|port| !ports.contains(port)) else {
             let is_reserved = marks::reserved_for(&ip.description)
                 .is_some_and(|namespace| namespace != lb.owner.service.namespace());
-            if is_reserved && ip.port_id.is_none() {
+            // Clients know it as this Service's, wherever it was attached.
+            if is_reserved && ip.port_id.is_none() && !lb.published.contains(&address) {
                 let problem = "The floating IP's description reserves it for another namespace.";
                 return Err(unavailable(
                     problem,

@@ -43,6 +43,7 @@ mod restrict;
 mod scripted;
 mod shared;
 mod shared_sync;
+mod shared_users;
 mod sources;
 mod state;
 mod step;

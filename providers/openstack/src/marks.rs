@@ -62,9 +62,13 @@ pub(crate) fn has_lost(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> b
     marks::lost(cluster, owner, &pairs).is_some() && marks::is_balancer_of(cluster, owner, &pairs)
 }
 
-/// Whether there is any tag of Steerage.
-pub(crate) fn has_any(tags: &[String]) -> bool {
-    tags.iter().any(|tag| tag.starts_with("steerage.dev/"))
+/// Whether a tag is missing that says whose a load balancer is, and none says that it is another one's.
+pub(crate) fn is_doubtful(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
+    let (pairs, service) = (pairs(tags), owner.service.to_string());
+    let ours = [(marks::CLUSTER_UID, &cluster.uid), (marks::SERVICE, &service), (marks::UID, &owner.uid)];
+    let is_another = ours.iter().any(|(key, value)| pairs.get(*key).is_some_and(|found| found != *value));
+    let lacks = ours.iter().any(|(key, _)| !pairs.contains_key(*key));
+    lacks && !is_another
 }
 
 fn pairs(tags: &[String]) -> BTreeMap<String, String> {

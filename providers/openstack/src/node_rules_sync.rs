@@ -256,7 +256,9 @@ impl OpenStack {
             return Ok(false);
         }
         let has_removed = self.remove_unused(group, owner, Some(&needed)).await?;
-        if let RulesState::Open(needed) = std::mem::take(&mut entry.rules) {
+        if let RulesState::Open(needed) = std::mem::take(&mut entry.rules)
+            && !has_removed
+        {
             entry.rules = RulesState::Complete(needed);
         }
         Ok(has_removed)

@@ -36,6 +36,7 @@ use crate::reads::Reads;
 use crate::remake::preference;
 use crate::remake_turns::RemakeTurns;
 use crate::restrict::Restricted;
+use crate::shared_users::SharedUsers;
 use crate::state::{ServiceState, Tree};
 use crate::types::{Balancer, Provisioning};
 use crate::{marks, observe};
@@ -54,6 +55,7 @@ pub struct OpenStack {
     pub(crate) shared_locks: Keyed<String, ()>,
     /// When the creation of a shared load balancer was sent that has no answer.
     pub(crate) shared_creations: Mutex<BTreeMap<String, Instant>>,
+    pub(crate) shared_users: SharedUsers,
     /// The addresses of subnets, which do not change.
     pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
     /// Held while rules of the nodes' security group are removed.
@@ -99,6 +101,7 @@ impl OpenStack {
             version: OnceLock::new(),
             shared_locks: Keyed::default(),
             shared_creations: Mutex::default(),
+            shared_users: SharedUsers::default(),
             cidrs: tokio::sync::Mutex::default(),
             shared_needs: tokio::sync::Mutex::default(),
             remaking: Mutex::default(),
@@ -137,6 +140,11 @@ impl OpenStack {
     /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
     pub(crate) fn may_remake(&self, service: &Key) -> bool {
         self.remaking.lock().unwrap_or_else(PoisonError::into_inner).may_begin(service)
+    }
+
+    /// The Service must not remake its load balancer now.
+    pub(crate) fn forgo_remaking(&self, service: &Key) {
+        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).forgo(service);
     }
 
     /// The Service's load balancer is complete, or gone.
@@ -286,6 +294,7 @@ impl Provider for OpenStack {
             let wanted = desired(lb, &self.config)?;
             let mut entry = self.entry(&lb.owner.service).await;
             let result = if let Some(shared) = wanted.shared.clone() {
+                self.shared_users.add(&lb.owner.service, &shared);
                 self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
             } else {
                 if entry.shared().is_some() {
@@ -338,6 +347,9 @@ impl Provider for OpenStack {
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let call = async {
             let mut entry = self.entry(&owner.service).await;
+            if let Some(shared) = self.shared_users.remove(&owner.service) {
+                entry.left_address.get_or_insert(shared);
+            }
             let result = self.delete_all(owner, &mut entry).await;
             let result = noted(result, &mut entry);
             if matches!(result, Ok(Progress::Done)) {

@@ -43,6 +43,7 @@ impl OpenStack {
             return Ok(Outcome { progress: Progress::Again(DOUBT_POLL), ..Outcome::done() });
         }
         if !entry.may_remake() {
+            self.forgo_remaking(&lb.owner.service);
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}, which replaced another one a moment ago. Steerage replaces it later. \
                  Look at the load balancer and at Octavia's logs."

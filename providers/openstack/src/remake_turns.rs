@@ -48,6 +48,11 @@ impl RemakeTurns {
         true
     }
 
+    /// The Service has to wait for a reason of its own: nobody waits for it meanwhile.
+    pub(crate) fn forgo(&mut self, service: &Key) {
+        self.waiting.remove(service);
+    }
+
     /// Its load balancer is complete, or gone.
     pub(crate) fn end(&mut self, service: &Key) {
         self.current.take_if(|(of, _)| of == service);
@@ -93,5 +98,16 @@ mod tests {
         turns.end(&a);
         turns.end(&b);
         assert!(turns.may_begin(&c));
+        // Nor one that may not begin now, although it had no turn for longer.
+        let mut turns = RemakeTurns::default();
+        assert!(turns.may_begin(&a) && !turns.may_begin(&b));
+        tokio::time::advance(LONGEST_REMAKE).await;
+        assert!(turns.may_begin(&b) && !turns.may_begin(&a));
+        tokio::time::advance(LONGEST_REMAKE / 2).await;
+        assert!(!turns.may_begin(&a));
+        tokio::time::advance(LONGEST_REMAKE / 2).await;
+        assert!(!turns.may_begin(&b), "`a` asked a moment ago");
+        turns.forgo(&a);
+        assert!(turns.may_begin(&b));
     }
 }

@@ -14,6 +14,7 @@ use steerage_provider_cloud::shared::{LoadBalancerUse, immutable};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
+use crate::apply::not_shown;
 use crate::client::{Call, list_of_project};
 use crate::desired::Desired;
 use crate::error::CallError;
@@ -28,6 +29,8 @@ use crate::types::{Balancer, FloatingIp, Provisioning, Reference};
 const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// A Service that gets no turn comes again after this time.
 const BUSY_POLL: Duration = Duration::from_millis(500);
+/// The longest time between two looks at a shared load balancer that is `PENDING`.
+const LONGEST_BUSY_POLL: Duration = Duration::from_secs(5);
 /// For how long a Service that is complete takes its parts away from a second load balancer of the name, before the next resync does.
 const LONGEST_LEAVING: Duration = Duration::from_mins(2);
 /// After a creation without an answer, no other load balancer of the name is created for this time: it may be in no list yet.
@@ -132,8 +135,8 @@ impl OpenStack {
             let key = (
                 status == Provisioning::Deleting,
                 !has_address,
-                status == Provisioning::Error,
                 Reverse(users.len()),
+                status == Provisioning::Error,
             );
             keyed.push((key, balancer));
         }
@@ -311,8 +314,12 @@ impl OpenStack {
             (None, Some(pool)) => Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() },
             (None, None) => return Ok(Left::Nothing),
         };
+        if !entry.may_make(&step) {
+            return Err(not_shown(&step));
+        }
         match self.calls.send(step.call()).await {
             Ok(_) => {
+                entry.note_made(&step);
                 tracing::info!(service = %owner.service, shared, change = %step, "shared load balancer changed");
             }
             Err(failure) if failure.is_busy() || failure.is_not_found() => {}
@@ -331,7 +338,8 @@ impl OpenStack {
         entry.leaving = Some(balancer.id.clone());
         entry.changing.get_or_insert_with(Instant::now);
         entry.note_pending(balancer)?;
-        Ok(entry.poll(self.config.poll.max(BUSY_POLL)))
+        // Others may change it all the time: who looks rarely never sees it between two changes.
+        Ok(entry.poll(self.config.poll.max(BUSY_POLL)).min(LONGEST_BUSY_POLL))
     }
 
     /// Removes what a Service that is complete has in other load balancers of the name. Returns when to call again; `None` if nothing is
@@ -381,8 +389,11 @@ impl OpenStack {
         Ok(is_begun)
     }
 
-    /// Deletes the floating IP of a name whose last load balancer this process deletes.
+    /// Deletes the floating IP of a name that has no load balancer any more, and that no Service names.
     async fn release_shared(&self, shared: &str) -> Result<(), Error> {
+        if self.shared_users.any(shared) {
+            return Ok(());
+        }
         let others = self.shared_balancers(Some(shared)).await?;
         if others.iter().any(|other| other.provisioning_status != Provisioning::Deleting) {
             return Ok(());

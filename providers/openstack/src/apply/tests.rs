@@ -207,3 +207,16 @@ async fn subnet_of_present_members_that_does_not_exist_is_refused() {
     while provider.set_targets(&lb.owner, &moved.targets()).await.unwrap().progress != Progress::Done {}
     assert_eq!(members(&cloud).len(), 2);
 }
+
+/// Its driver may make the parts of a creation one by one, after the load balancer is `ACTIVE`.
+#[tokio::test(start_paused = true)]
+async fn part_of_a_creation_that_ovn_fails_is_made_again() {
+    let cloud = Scripted::new();
+    let provider = cloud.provider_with(|config| "ovn".clone_into(&mut config.provider));
+    let lb = planned(&[WEB], &[1]);
+    provider.apply(&lb, Compare::Remembered).await.unwrap();
+    let id = cloud.all("listeners")[0]["id"].as_str().unwrap().to_owned();
+    cloud.set("listeners", ("id", &id), &json!({ "provisioning_status": "ERROR" }));
+    settle(&provider, &lb).await.unwrap();
+    assert_eq!(cloud.all("listeners")[0]["provisioning_status"], "ACTIVE");
+}

@@ -221,6 +221,32 @@ async fn published_floating_ip_moves_to_the_load_balancer_that_replaces_another(
     }
 }
 
+/// Its load balancer was deleted by somebody, and the Service had the address before it was reserved for another namespace.
+#[tokio::test(start_paused = true)]
+async fn published_floating_ip_stays_its_services_whatever_is_reserved() {
+    let cloud = Scripted::new();
+    let address = users(&cloud, "Reserved for the Kubernetes namespace other");
+    assert_eq!(served(&cloud.provider(), &requesting(address)).await, address);
+    let new = LoadBalancer {
+        published: Vec::new(),
+        ..requesting(users(&cloud, "Reserved for the Kubernetes namespace other"))
+    };
+    assert_eq!(settle(&cloud.provider(), &new).await.unwrap_err().reason(), "AddressNotAvailable");
+}
+
+/// The user kept it when the peer was removed. That somebody asked for it decides, not what its description says.
+#[tokio::test(start_paused = true)]
+async fn requested_floating_ip_with_the_peers_description_stays_the_users() {
+    let cloud = Scripted::new();
+    let provider = cloud.provider();
+    let peers = "Floating IP for Kubernetes external service shop/web from cluster prod";
+    let address = users(&cloud, peers);
+    assert_eq!(served(&provider, &requesting(address)).await, address);
+    assert_eq!(cloud.all("floatingips")[0]["description"], peers);
+    deleted(&provider, &requesting(address).owner).await;
+    assert_eq!(cloud.all("floatingips").len(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn lost_flag_keeps_the_address_and_says_so() {
     let cloud = Scripted::new();

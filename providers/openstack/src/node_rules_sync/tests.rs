@@ -50,6 +50,39 @@ async fn shared_rule_stays_until_the_last_service_goes() {
     assert_eq!((left.len(), &left[0]["description"]), (1, &json!("ssh")));
 }
 
+/// Versions before made the rule of the proxy's check port, where it is in the range of node ports, one of the Service's own.
+#[tokio::test(start_paused = true)]
+async fn rule_that_all_services_share_now_takes_the_place_of_a_services_own() {
+    let cloud = Scripted::new();
+    cloud.add("subnets", &json!({ "id": "other", "cidr": "10.9.0.0/24", "ip_version": 4 }));
+    let provider = || {
+        cloud.provider_with(|config| {
+            config.security_group = Some("nodes".to_owned());
+            config.node_ports = 10_000..=32_767;
+        })
+    };
+    let mut lb = service("a");
+    lb.annotations.insert(crate::annotations::MEMBER_SUBNET.to_owned(), "other".to_owned());
+    for group in &mut lb.groups {
+        (group.health_check.port, group.health_check.is_of_service) = (Some(10_256), false);
+    }
+    settle(&provider(), &lb).await.unwrap();
+    let admits = || {
+        let all = cloud.all(RULES);
+        let found = all.iter().filter(|rule| rule["port_range_min"] == json!(10_256));
+        found.map(|rule| rule["description"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let of_all = marks::shared_rule(&provider().config.cluster);
+    assert_eq!(admits(), std::slice::from_ref(&of_all));
+    let own = json!({ "description": marks::floating(&provider().config.cluster, &lb.owner) });
+    cloud.set(RULES, ("description", &of_all), &own);
+    assert_eq!(admits(), [own["description"].as_str().unwrap()]);
+    let provider = provider();
+    provider.apply(&lb, Compare::InPlace).await.unwrap();
+    settle(&provider, &lb).await.unwrap();
+    assert_eq!(admits(), [of_all]);
+}
+
 /// As where the project sees it no more.
 #[tokio::test(start_paused = true)]
 async fn subnet_that_is_not_there_costs_no_rule() {

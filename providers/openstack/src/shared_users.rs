@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which Services name which shared load balancer, as far as this process has seen. A load balancer that somebody else is deleting does not
+//! show who used it, and its address is deleted only with its last Service. No I/O.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use steerage_model::Key;
+
+/// The name that each Service names.
+#[derive(Debug, Default)]
+pub(crate) struct SharedUsers(Mutex<BTreeMap<Key, String>>);
+
+impl SharedUsers {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The Service is to use this one.
+    pub(crate) fn add(&self, service: &Key, shared: &str) {
+        self.lock().insert(service.clone(), shared.to_owned());
+    }
+
+    /// The Service uses none any more. Returns the one that it used.
+    pub(crate) fn remove(&self, service: &Key) -> Option<String> {
+        self.lock().remove(service)
+    }
+
+    /// Whether a Service uses this one.
+    pub(crate) fn any(&self, shared: &str) -> bool {
+        self.lock().values().any(|used| used == shared)
+    }
+}
