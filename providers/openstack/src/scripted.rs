@@ -274,6 +274,26 @@ impl Objects {
         self.all.retain(|(_, found)| !of(found, "id") && !of(found, "loadbalancer_id"));
     }
 
+    /// The answer to a creation has all parts.
+    fn show_parts(&mut self, balancer: &mut Value) {
+        let of = |kind: &str| -> Vec<Value> {
+            let is_its = |(of, found): &&(String, Map<String, Value>)| {
+                of == kind && found.get("loadbalancer_id") == Some(&balancer["id"])
+            };
+            self.all.iter().filter(is_its).map(|(_, found)| found.clone().into()).collect()
+        };
+        let (listeners, mut pools) = (of("listeners"), of("pools"));
+        for pool in &mut pools {
+            let monitor = pool["healthmonitor_id"].as_str().map(ToOwned::to_owned);
+            let monitor = monitor.and_then(|id| self.find("healthmonitors", &id).cloned());
+            pool["healthmonitor"] = monitor.into();
+            if pool["members"].is_null() {
+                pool["members"] = json!([]);
+            }
+        }
+        (balancer["listeners"], balancer["pools"]) = (listeners.into(), pools.into());
+    }
+
     /// The listeners in Octavia's status tree.
     fn statuses(&self, balancer: &str) -> Vec<Value> {
         let of = |kind: &str, key: &str, value: &Value| -> Vec<Map<String, Value>> {
@@ -384,7 +404,11 @@ impl Objects {
                         .ok_or_else(missing)?
                         .insert("provisioning_status".to_owned(), status.into());
                 }
-                Ok(json!({ singular(kind): self.find(kind, &id).unwrap() }))
+                let mut made = Value::from(self.find(kind, &id).unwrap().clone());
+                if *kind == "loadbalancers" {
+                    self.show_parts(&mut made);
+                }
+                Ok(json!({ singular(kind): made }))
             }
             (&Method::DELETE, [kind, id]) => {
                 let found = self.find(kind, id).ok_or_else(missing)?;
