@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_find_nothing_to_obey() {
+    fn control_characters_are_escaped() {
         for (text, expected) in [
             ("é … `web`", "é … `web`"),
             ("\u{1b}[31mapi", "\\u{1b}[31mapi"),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The admission policies of the guides of GCE and Azure in a real API server: each refuses what tenants may not, and nothing else.
+//! The admission policies of the guides of GCE, Azure and OpenStack in a real API server: each refuses what tenants may not, and nothing
+//! else.
 
 use k8s_openapi::api::core::v1::Service;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -9,7 +10,7 @@ use steerage_requirements::requires;
 use crate::aws_policy::{CONTROLLER, RESOURCES, documents, is_refused, url};
 use crate::support::{Cluster, eventually, parse};
 
-const CLOUDS: [(&str, &str, &[&str]); 2] = [
+const CLOUDS: [(&str, &str, &[&str]); 3] = [
     (
         include_str!("../../docs/providers/gce.md"),
         "gce-load-balancers",
@@ -21,6 +22,16 @@ const CLOUDS: [(&str, &str, &[&str]); 2] = [
         &[
             "service.beta.kubernetes.io/azure-load-balancer-ipv4",
             "service.beta.kubernetes.io/azure-pip-name",
+            "steerage.dev/addresses",
+        ],
+    ),
+    (
+        include_str!("../../docs/providers/openstack.md"),
+        "openstack-load-balancers",
+        &[
+            "loadbalancer.openstack.org/floating-network-id",
+            "loadbalancer.openstack.org/load-balancer-id",
+            "service.beta.kubernetes.io/openstack-internal-load-balancer",
             "steerage.dev/addresses",
         ],
     ),

@@ -366,7 +366,7 @@ fn not_ready(all: &BTreeMap<String, String>, used: &BTreeSet<String>, outcome: O
     let Some((path, words)) = all.iter().find(|(path, _)| used.contains(*path)) else { return outcome };
     let message = format!(
         "The Service is served. Its public IP {} is not ready, and Azure takes no change of the load balancer until it is. Steerage writes \
-         its own again; correct one of yours. {words}",
+         its own again. Write one of yours again: `az network public-ip update --ids {path}`. {words}",
         path.rsplit('/').next().unwrap_or_default()
     );
     let incomplete = Some((reasons::PUBLIC_IP_NOT_READY, message));

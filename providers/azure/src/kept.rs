@@ -56,7 +56,7 @@ impl Azure {
             let mut parts = serving.iter().filter(|part| mark.is_frontend(family, &part.name));
             let Some(part) = parts.next() else { continue };
             if parts.next().is_some() {
-                // It moves. Its status may have the old address, which serves, too.
+                // The Service moves to another address. Its status may have the old one, which serves, too.
                 return Ok(entry.announced.clone().unwrap_or_default());
             }
             let public = part.properties.public_ip.as_ref();

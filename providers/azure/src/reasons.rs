@@ -16,7 +16,7 @@ pub(crate) const INTERNAL_IPV6_NOT_SUPPORTED: &str = "InternalIPv6NotSupported";
 /// A namespace that has its part of a load balancer.
 pub(crate) const NAMESPACE_LIMIT_EXCEEDED: &str = "NamespaceLimitExceeded";
 
-/// A load balancer in the state `Failed` that Azure refuses as it is.
+/// A load balancer or network security group in the state `Failed` that Azure refuses as it is.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
 /// A public IP that is in use and not ready: Azure takes no change of the load balancer.
 pub(crate) const PUBLIC_IP_NOT_READY: &str = "PublicIPNotReady";
@@ -31,13 +31,14 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         LOAD_BALANCER_FAILED,
-        "The load balancer is in the state `Failed`, and Azure refuses it as it is. Changes of all Services are tried alone, and probably refused.",
-        "Correct in Azure what the message names.",
+        "The load balancer, or the network security group that the message names, is in the state `Failed`, and Azure refuses it as it is. \
+         The changes of each Service are tried alone, and probably refused.",
+        "Correct in Azure what the message names. Then write the resource again, or wait: Steerage writes it every five minutes.",
     ),
     (
         PUBLIC_IP_NOT_READY,
-        "The public IP of the Service is in use, and Azure's last change of it failed or has not ended. Until that is corrected, Azure takes no change of the load balancer, of no Service.",
-        "Repeat the change of a public IP of yours that failed. Steerage writes its own ones again.",
+        "The public IP of the Service is in use, and Azure's last change of it failed or has not ended. Until that is corrected, Azure refuses every change of the load balancer, for all Services.",
+        "Write a public IP of yours again: `az network public-ip update --ids ID`. Steerage writes its own ones again.",
     ),
     (
         INTERNAL_IPV6_NOT_SUPPORTED,

@@ -33,7 +33,7 @@ pub(crate) struct ServiceState {
     pub(crate) alone: Option<bool>,
     /// The addresses that were handed over, while it still has old ones. They count where the Service's status has none.
     pub(crate) announced: Option<Vec<Ingress>>,
-    /// What is published of it, as far as this process handed it over, while it is not complete: it may be refused.
+    /// The addresses last returned for this owner. They are published again while the Service is refused or incomplete.
     pub(crate) kept: Option<(Owner, Vec<Ingress>)>,
     /// The addresses that it had since the process began.
     pub(crate) vips: BTreeSet<IpAddr>,

@@ -29,7 +29,7 @@ impl Gce {
     /// The outcome of a change that is not complete.
     pub(crate) fn again(&self, entry: &ServiceState) -> Outcome {
         let outcome = Outcome { progress: Progress::Again(self.poll(entry)), ..Outcome::done() };
-        unended::told(outcome, entry, &self.config)
+        unended::with_unended(outcome, entry, &self.config)
     }
 
     /// What is wanted, with its targets.
@@ -125,7 +125,7 @@ impl Gce {
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
-                    return Ok(unended::told(outcome, entry, &self.config));
+                    return Ok(unended::with_unended(outcome, entry, &self.config));
                 }
                 self.shared.end_moving(&owner.service).await;
                 match self.shared.clean_later(self).await? {

@@ -210,7 +210,8 @@ impl CallError {
         if self.has_taken_address() {
             let message = format!(
                 "Something else has the requested address: {failure}. What GCE accepted before stays as it is. Request another address, or \
-                 delete what uses this one: `gcloud compute addresses list` and `gcloud compute instances list` show it."
+                 delete what uses this one. Look for it in `gcloud compute forwarding-rules list`, `gcloud compute addresses list` and \
+                 `gcloud compute instances list`."
             );
             return Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message);
         }

@@ -83,7 +83,7 @@ mod tests {
 
     /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
     #[tokio::test(start_paused = true)]
-    async fn every_request_for_a_service_is_its_namespace_s() {
+    async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting::default());
         let provider = || Gce::over(config(), calls.clone());
         let (lb, targets) = (web(), GroupTargets::of_nodes(TargetSet::default()));

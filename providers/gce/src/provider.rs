@@ -37,7 +37,7 @@ use crate::restrict::Restricted;
 use crate::shared::Shared;
 use crate::state::ServiceState;
 use crate::step::Step;
-use crate::unended::told_of_deletion;
+use crate::unended::check_unended;
 use crate::unknown::Unknown;
 
 /// VMs are read again after this time, because a VM can change under its name.
@@ -364,7 +364,7 @@ impl Provider for Gce {
         let call = async {
             let mut entry = self.entry(&owner.service).await;
             let result = self.delete_all(owner, &mut entry).await;
-            let result = result.and_then(|progress| told_of_deletion(progress, &entry, &self.config));
+            let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
             let result = noted(result, &mut entry);
             if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
                 self.note_ended(&owner.service);

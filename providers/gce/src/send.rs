@@ -333,8 +333,9 @@ mod tests {
 
     use super::*;
     use crate::client::{Call, Calls};
+    use crate::config::Config;
     use crate::config::tests::config;
-    use crate::unended::told_of_deletion;
+    use crate::unended::check_unended;
 
     /// Refuses requests with the VM `bad`, and says so or not.
     struct Refusing {
@@ -429,17 +430,34 @@ mod tests {
         let steps = [stuck, other.clone()].map(|id| Step::Delete { id });
         assert!(gce.send_all(&owner, &steps, &mut entry).await.unwrap());
         assert_eq!(*calls.0.lock().unwrap(), [other.path(&config())]);
-        // It is not told before it is long.
+        // It is not reported before it is long.
         assert_eq!(gce.again(&entry).incomplete, None);
-        assert!(told_of_deletion(gce.again(&entry).progress, &entry, &config()).is_ok());
+        assert!(check_unended(gce.again(&entry).progress, &entry, &config()).is_ok());
         tokio::time::advance(std::time::Duration::from_mins(5)).await;
         let waiting = gce.again(&entry);
         let (reason, text) = waiting.incomplete.unwrap();
         assert_eq!(reason, "ProviderUnavailable");
         let operation = "--filter=name=o";
         assert!(text.contains("address stuck") && text.contains(operation), "{text}");
-        let told = told_of_deletion(waiting.progress, &entry, &config()).unwrap_err();
+        let told = check_unended(waiting.progress, &entry, &config()).unwrap_err();
         assert_eq!(told.to_string(), text);
-        assert!(told_of_deletion(steerage_provider_api::Progress::Done, &entry, &config()).is_ok());
+        assert!(check_unended(steerage_provider_api::Progress::Done, &entry, &config()).is_ok());
+    }
+
+    /// With a Shared VPC, operations of firewall rules are the host project's.
+    #[tokio::test(start_paused = true)]
+    async fn unended_operation_is_looked_for_in_its_own_project() {
+        for (kind, project) in [(Kind::Address, "p"), (Kind::Firewall, "host")] {
+            let config = Config { network: "projects/host/global/networks/n".to_owned(), ..config() };
+            let gce = Gce::over(config, Arc::new(Stuck::default()));
+            let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
+            let mut entry = ServiceState::default();
+            let insert = Step::Insert { id: Id::new(kind, "stuck"), body: json!({ "name": "stuck" }) };
+            gce.send_all(&owner, &[insert], &mut entry).await.unwrap();
+            tokio::time::advance(Duration::from_mins(11)).await;
+            let (_, text) = gce.again(&entry).incomplete.unwrap();
+            let command = format!("`gcloud compute operations list --project={project} --filter=name=o`");
+            assert!(text.contains(&command), "{text}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use steerage_provider_api::{Error, Owner};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::config::Config;
 use crate::known::{Claim, Content, KnownShared};
 use crate::marks;
 use crate::object::{Id, Kind};
@@ -244,7 +245,7 @@ impl Users {
             }
             users.list = Some(list);
             if steps.iter().all(|step| users.state.is_changing(step.id())) {
-                return Err(unended(&steps, &gce.config.project));
+                return Err(unended(&steps, &gce.config));
             }
             users.deleting.extend(steps.iter().map(|step| step.id().clone()));
             let sent = gce.send_all(&nobody(), &steps, &mut users.state).await;
@@ -301,12 +302,21 @@ impl Users {
     }
 }
 
-fn unended(steps: &[Step], project: &str) -> Error {
+fn unended(steps: &[Step], config: &Config) -> Error {
     let names: Vec<String> = steps.iter().map(|step| step.id().to_string()).collect();
+    // With a Shared VPC, firewall rules are in the host project.
+    let project = |step: &Step| {
+        if step.id().kind == Kind::Firewall { config.network_project() } else { config.project.as_str() }
+    };
+    let projects: BTreeSet<&str> = steps.iter().map(project).collect();
+    let commands: Vec<String> = projects
+        .iter()
+        .map(|project| format!("`gcloud compute operations list --project={project}`"))
+        .collect();
     Error::Unavailable(format!(
-        "GCE does not end the deletion of what no Service needs: {}. Steerage asks again. Look for the operation: gcloud compute operations \
-         list --project={project}.",
-        names.join(", ")
+        "GCE does not end the deletion of what no Service needs: {}. Steerage asks again. Look for the operation: {}.",
+        names.join(", "),
+        commands.join(" and ")
     ))
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is told of an operation that Google does not end. Called with every outcome that waits. No I/O.
+//! Reports operations that Google does not end. Called with every outcome that waits. No I/O.
 
 use std::time::Duration;
 
@@ -12,32 +12,33 @@ use crate::state::{Pending, ServiceState};
 /// Most operations end within a minute, and the slowest that a Service needs within a few.
 const LONG: Duration = Duration::from_mins(10);
 
-/// What to tell of the operation that runs for longest, if that is long.
+/// The report of the operation that runs for the longest time, if that is long.
 pub(crate) fn unended(entry: &ServiceState, config: &Config) -> Option<String> {
     let oldest = entry.pending.iter().min_by_key(|pending| pending.since)?;
     (oldest.since.elapsed() >= LONG).then(|| text(oldest, config))
 }
 
 fn text(pending: &Pending, config: &Config) -> String {
+    // With a Shared VPC, that of a firewall rule is in the host project.
+    let project = pending.operation.split('/').nth(1).unwrap_or(&config.project);
     format!(
-        "GCE has not ended a change of the {} for more than {} minutes. All else goes on, and Steerage asks again. Look at the operation: \
-         gcloud compute operations list --project={} --filter=name={}.",
+        "GCE has not ended a change of the {} for more than {} minutes. Other changes continue, and Steerage asks again. Look at the \
+         operation: `gcloud compute operations list --project={project} --filter=name={}`. If it does not end, ask Google's support.",
         pending.step.id(),
         LONG.as_secs() / 60,
-        config.project,
         last(&pending.operation)
     )
 }
 
-/// An outcome that waits, with what is told of an operation that does not end.
-pub(crate) fn told(outcome: Outcome, entry: &ServiceState, config: &Config) -> Outcome {
+/// The outcome, with the report of an operation that does not end.
+pub(crate) fn with_unended(outcome: Outcome, entry: &ServiceState, config: &Config) -> Outcome {
     let incomplete =
         outcome.incomplete.or_else(|| unended(entry, config).map(|text| (Error::UNAVAILABLE, text)));
     Outcome { incomplete, ..outcome }
 }
 
-/// The same for a deletion, which has no other place for it.
-pub(crate) fn told_of_deletion(
+/// Fails a deletion with that report: its progress has no message.
+pub(crate) fn check_unended(
     progress: Progress,
     entry: &ServiceState,
     config: &Config,

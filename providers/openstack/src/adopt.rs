@@ -49,8 +49,8 @@ impl OpenStack {
             Provisioning::Active => {}
             Provisioning::Error => {
                 return Err(Error::Unavailable(format!(
-                    "Octavia reports ERROR for the load balancer {}, which is adopted when it is repaired. To repair it: openstack \
-                     loadbalancer failover {}.",
+                    "Octavia reports ERROR for the load balancer {}, which is adopted when it is repaired. To repair it, as Octavia's \
+                     administrator: `openstack loadbalancer failover {}`.",
                     balancer.name, balancer.id
                 )));
             }
@@ -163,13 +163,13 @@ impl OpenStack {
         }
         for balancer in self.published_balancers(lb).await? {
             let id = &balancer.id;
-            if marks::has_lost(&self.config.cluster, &lb.owner, &balancer.tags) {
+            if marks::has_lost_tags(&self.config.cluster, &lb.owner, &balancer.tags) {
                 match balancer.provisioning_status {
                     Provisioning::Active => {}
                     Provisioning::Error => {
                         return Err(Error::Unavailable(format!(
                             "Octavia reports ERROR for the load balancer {id}, which has lost tags of Steerage and gets them back when it is \
-                             repaired. To repair it: openstack loadbalancer failover {id}."
+                             repaired. To repair it, as Octavia's administrator: `openstack loadbalancer failover {id}`."
                         )));
                     }
                     Provisioning::Pending | Provisioning::Deleting => {
@@ -192,14 +192,18 @@ impl OpenStack {
                 return Ok(Some(again(entry, self)));
             }
             if balancer.name == wanted.name
-                && marks::is_doubtful(&self.config.cluster, &lb.owner, &balancer.tags)
+                && marks::is_missing_owner_tags(&self.config.cluster, &lb.owner, &balancer.tags)
             {
+                let service = &lb.owner.service;
                 let tags: Vec<String> = wanted.tags.iter().map(|tag| format!("--tag {tag}")).collect();
                 let message = format!(
                     "The Service publishes an address of the load balancer {id}, which has Steerage's name for it and lacks tags of Steerage. \
-                     It is not changed, and no other one is created. If it is the Service's: openstack loadbalancer set {} {id}. Otherwise \
-                     clear the Service's status for a new load balancer.",
-                    tags.join(" ")
+                     It is not changed, and no other one is created. If it is the Service's: `openstack loadbalancer set {} {id}`. \
+                     Otherwise, for a new load balancer, clear the Service's status: `kubectl patch service -n {} {} --subresource=status \
+                     --type=merge -p '{{\"status\":{{\"loadBalancer\":null}}}}'`.",
+                    tags.join(" "),
+                    service.namespace(),
+                    service.name()
                 );
                 return Err(Error::invalid(crate::reasons::OBJECT_NOT_OWNED, message));
             }

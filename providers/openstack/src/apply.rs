@@ -47,20 +47,20 @@ pub(crate) fn again(entry: &ServiceState, provider: &OpenStack) -> Outcome {
     Outcome { progress: Progress::Again(entry.poll(provider.config.poll)), ..Outcome::done() }
 }
 
-/// The error about a load balancer in `ERROR` of a Service that is refused: only an accepted Service's is made anew.
+/// The error about a load balancer in `ERROR` of a Service that is refused: only an accepted Service's is replaced.
 pub(crate) fn kept_in_error(balancer: &Balancer, what: &str) -> Error {
     let id = &balancer.id;
     Error::Unavailable(format!(
         "Octavia reports ERROR for the load balancer {id}, and changes it no more. Its {what} stay as they are while the Service is refused. \
-         Correct the Service, or repair the load balancer: openstack loadbalancer failover {id}."
+         Correct the Service, or repair the load balancer, as Octavia's administrator: `openstack loadbalancer failover {id}`."
     ))
 }
 
 fn shared_in_error(balancer: &Balancer) -> Error {
     let id = &balancer.id;
     Error::Unavailable(format!(
-        "Octavia reports ERROR for the shared load balancer {id}, and changes it no more. It may still serve. To repair it: openstack \
-         loadbalancer failover {id}. If it is deleted, its Services create another one."
+        "Octavia reports ERROR for the shared load balancer {id}, and changes it no more. It may still serve. To repair it, as \
+         Octavia's administrator: `openstack loadbalancer failover {id}`. If it is deleted, its Services create another one."
     ))
 }
 
@@ -93,7 +93,7 @@ impl OpenStack {
             Present::Busy => return Ok(again(entry, self)),
             Present::Nothing => return self.begin_new(lb, &wanted, entry).await,
             Present::Broken(balancer) if wanted.shared.is_some() => return Err(shared_in_error(&balancer)),
-            Present::Broken(balancer) => return self.remake(lb, &wanted, &balancer, entry).await,
+            Present::Broken(balancer) => return self.replace(lb, &wanted, &balancer, entry).await,
             Present::Ready(tree) => tree,
         };
         check_kept(&tree.balancer, &wanted)?;
@@ -145,7 +145,7 @@ impl OpenStack {
                     (incomplete, retry) = (Some(missing_rule), Some(RULE_RETRY));
                 }
                 entry.note_working();
-                self.note_remade(&owner.service);
+                self.end_replacement(&owner.service);
                 entry.complete = Some(Complete {
                     owner: owner.clone(),
                     wanted: reduced,

@@ -184,7 +184,7 @@ impl OpenStack {
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
         };
         let Some(ip) = found.into_iter().find(|ip| ip.address == address) else {
-            let advice = "Create it in the cluster's project: openstack floating ip create.";
+            let advice = "Create it in the cluster's project: `openstack floating ip create`.";
             return Err(unavailable("No floating IP of the project has it.", advice));
         };
         if marks::is_floating(&ip.description)
@@ -206,35 +206,39 @@ impl OpenStack {
             }
             return Ok(ip);
         };
-        let problem = self.holder(lb, &ip, other).await;
-        Err(unavailable(&problem, "Detach it, or request another address."))
+        let (problem, advice) = self.holder(lb, &ip, other).await;
+        Err(unavailable(&problem, &advice))
     }
 
-    /// What has a requested floating IP. A tenant learns the name of another namespace's Service only where the address is the tenant's.
-    async fn holder(&self, lb: &LoadBalancer, ip: &FloatingIp, port: &str) -> String {
+    /// What has a requested floating IP, and what to do. A tenant learns the name of another namespace's Service only where the address is the
+    /// tenant's.
+    async fn holder(&self, lb: &LoadBalancer, ip: &FloatingIp, port: &str) -> (String, String) {
+        let detach = format!(
+            "Detach it if nothing needs it there (`openstack floating ip unset --port {}`), or request another address.",
+            ip.address
+        );
         let found = observe::balancers_with(&*self.calls, "vip_port_id", port).await.unwrap_or_default();
         let Some(balancer) = found.iter().find(|found| found.vip_port_id.as_deref() == Some(port)) else {
-            return format!("Its floating IP belongs to the port {port}.");
+            return (format!("Its floating IP belongs to the port {port}."), detach);
         };
         let id = &balancer.id;
         let Some(holder) = marks::owner(&self.config.cluster, balancer) else {
-            return format!("Its floating IP is attached to the load balancer {id} (port {port}).");
+            let problem = format!("Its floating IP is attached to the load balancer {id} (port {port}).");
+            return (problem, detach);
         };
         let (service, namespace) = (&lb.owner.service, lb.owner.service.namespace());
         tracing::warn!(%service, address = %ip.address, holder = %holder.service, "requested floating IP is attached to another Service");
         let is_the_tenants = holder.service.namespace() == namespace
             || marks::reserved_for(&ip.description) == Some(namespace)
             || lb.published.contains(&ip.address);
-        if is_the_tenants {
-            format!(
-                "Its floating IP is attached to the load balancer {id} of the Service {}.",
-                holder.service
-            )
+        let user = if is_the_tenants {
+            format!("the Service {}", holder.service)
         } else {
-            format!(
-                "Its floating IP is attached to the load balancer {id} of a Service in another namespace."
-            )
-        }
+            "a Service in another namespace".to_owned()
+        };
+        let problem = format!("Its floating IP is attached to the load balancer {id} of {user}.");
+        // That Service's controller would attach it again.
+        (problem, "Request another address, or remove the request from that Service first.".to_owned())
     }
 
     /// Gives the port of the VIP another floating IP. What is on the port goes from it at the last moment, and comes back on a failure.

@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(health.due, Some(HEALTH_POLL_UNDECIDED));
     }
 
-    /// As after its deletion by others, before it is made anew.
+    /// As after its deletion by others, before it is replaced.
     #[tokio::test(start_paused = true)]
     async fn health_of_a_load_balancer_that_is_not_there_is_read_again() {
         let cloud = Scripted::new();

@@ -5,7 +5,7 @@
 //! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options`, `vips` and `peers` what is wanted, `diff`
 //! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone`; `paced`
 //! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
-//! one change at a time, `create` makes it, `adopt` takes over another controller's that `adoption` permits, `remake` replaces one that
+//! one change at a time, `create` makes it, `adopt` takes over another controller's that `adoption` permits, `replacement` replaces one that
 //! failed, `floating` brings its address in place, which `address` plans, `node_rules_sync` makes the rules of the nodes' security group that
 //! `node_rules` names, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. No other crate sees a type of
 //! OpenStack, and this crate uses nothing of Kubernetes.
@@ -36,8 +36,8 @@ pub mod peers;
 mod provider;
 mod reads;
 mod reasons;
-mod remake;
-mod remake_turns;
+mod replacement;
+mod replacement_turns;
 mod restrict;
 #[cfg(test)]
 mod scripted;

@@ -57,13 +57,13 @@ pub(crate) fn part_owner(cluster: &ClusterId, tags: &[String]) -> Option<Owner> 
 }
 
 /// Whether a load balancer of the owner's own has lost tags, and those that are left still say whose it is.
-pub(crate) fn has_lost(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
+pub(crate) fn has_lost_tags(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
     let pairs = pairs(tags);
     marks::lost(cluster, owner, &pairs).is_some() && marks::is_balancer_of(cluster, owner, &pairs)
 }
 
 /// Whether a tag is missing that says whose a load balancer is, and none says that it is another one's.
-pub(crate) fn is_doubtful(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
+pub(crate) fn is_missing_owner_tags(cluster: &ClusterId, owner: &Owner, tags: &[String]) -> bool {
     let (pairs, service) = (pairs(tags), owner.service.to_string());
     let ours = [(marks::CLUSTER_UID, &cluster.uid), (marks::SERVICE, &service), (marks::UID, &owner.uid)];
     let is_another = ours.iter().any(|(key, value)| pairs.get(*key).is_some_and(|found| found != *value));

@@ -101,7 +101,7 @@ mod tests {
 
     /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
     #[tokio::test(start_paused = true)]
-    async fn every_request_for_a_service_is_its_namespace_s() {
+    async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting(Scripted::new(), Mutex::default()));
         let provider = OpenStack::over(config("amphora"), calls.clone());
         let (lb, targets) =

@@ -33,8 +33,8 @@ use crate::health::HEALTH_POLL_UNDECIDED;
 use crate::node_rules_sync::{RulesState, SharedNeeds};
 use crate::paced::Paced;
 use crate::reads::Reads;
-use crate::remake::preference;
-use crate::remake_turns::RemakeTurns;
+use crate::replacement::preference;
+use crate::replacement_turns::ReplacementTurns;
 use crate::restrict::Restricted;
 use crate::shared_users::SharedUsers;
 use crate::state::{ServiceState, Tree};
@@ -60,8 +60,8 @@ pub struct OpenStack {
     pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
     /// Held while rules of the nodes' security group are removed.
     pub(crate) shared_needs: tokio::sync::Mutex<SharedNeeds>,
-    /// Which Service's load balancer is made anew.
-    remaking: Mutex<RemakeTurns>,
+    /// Which Service's load balancer is replaced.
+    replacement_turns: Mutex<ReplacementTurns>,
     pub(crate) reads: Reads,
 }
 
@@ -104,7 +104,7 @@ impl OpenStack {
             shared_users: SharedUsers::default(),
             cidrs: tokio::sync::Mutex::default(),
             shared_needs: tokio::sync::Mutex::default(),
-            remaking: Mutex::default(),
+            replacement_turns: Mutex::default(),
             reads: Reads::default(),
         }
     }
@@ -137,19 +137,19 @@ impl OpenStack {
         Ok(newest.map(|newest| *self.version.get_or_init(|| newest)))
     }
 
-    /// Whether this Service's load balancer may be made anew. If many are in `ERROR`, the cloud has a problem that new ones have too.
-    pub(crate) fn may_remake(&self, service: &Key) -> bool {
-        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).may_begin(service)
+    /// Whether this Service's load balancer may be replaced. If many are in `ERROR`, the cloud has a problem that new ones have too.
+    pub(crate) fn may_replace(&self, service: &Key) -> bool {
+        self.replacement_turns.lock().unwrap_or_else(PoisonError::into_inner).may_begin(service)
     }
 
-    /// The Service must not remake its load balancer now.
-    pub(crate) fn forgo_remaking(&self, service: &Key) {
-        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).forgo(service);
+    /// The Service must not replace its load balancer now.
+    pub(crate) fn forgo_replacement(&self, service: &Key) {
+        self.replacement_turns.lock().unwrap_or_else(PoisonError::into_inner).forgo(service);
     }
 
     /// The Service's load balancer is complete, or gone.
-    pub(crate) fn note_remade(&self, service: &Key) {
-        self.remaking.lock().unwrap_or_else(PoisonError::into_inner).end(service);
+    pub(crate) fn end_replacement(&self, service: &Key) {
+        self.replacement_turns.lock().unwrap_or_else(PoisonError::into_inner).end(service);
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -353,7 +353,7 @@ impl Provider for OpenStack {
             let result = self.delete_all(owner, &mut entry).await;
             let result = noted(result, &mut entry);
             if matches!(result, Ok(Progress::Done)) {
-                self.note_remade(&owner.service);
+                self.end_replacement(&owner.service);
             }
             if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
                 self.services.remove(&owner.service);

@@ -112,8 +112,9 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         OBJECT_NOT_OWNED,
-        "A listener on a port that the Service needs exists in its load balancer, but is not Steerage's.",
-        "Delete the listener that the message names, or use another port.",
+        "A listener on a port that the Service needs exists in its load balancer, but is not Steerage's; or the load balancer whose address the \
+         Service publishes has Steerage's name for it, and lacks a tag that says whose it is. Nothing is changed, and no second load balancer is created.",
+        "As the message says: delete the listener, or use another port; or restore the tags if the load balancer is the Service's.",
     ),
     (
         QUOTA_EXCEEDED,

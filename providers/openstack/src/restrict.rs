@@ -59,7 +59,7 @@ impl OpenStack {
                 let port = format!("{} {}", listener.protocol, listener.protocol_port);
                 let step = Step::UpdateListener { id: listener.id.clone(), port, changes };
                 if !entry.may_make(&step) {
-                    return Err(not_shown(&step));
+                    return Err(if is_failed { removal_failed(&step) } else { not_shown(&step) });
                 }
                 entry.begin();
                 match self.calls.send(step.call()).await {
@@ -108,6 +108,14 @@ impl OpenStack {
         let admitted = admitted.map_or(AdmittedSources::Everybody, AdmittedSources::WithOthers);
         Ok(Restricted::To(Some(admitted)))
     }
+}
+
+/// A removal of sources that Octavia's worker failed as often as it may be sent.
+fn removal_failed(step: &Step) -> Error {
+    Error::Unavailable(format!(
+        "Octavia accepted the removal of sources and failed it ({step}): the listener is in ERROR, and may admit the former sources, whatever \
+         allowed_cidrs it shows. Steerage makes the change again later. Look at Octavia's logs."
+    ))
 }
 
 fn sorted(listener: &Listener) -> Vec<String> {
@@ -196,7 +204,8 @@ mod tests {
         assert!((3..6).contains(&told.len()), "{told:?}");
         assert!(told[..told.len() - 1].iter().all(|reason| *reason == "ProviderConflict"), "{told:?}");
         cloud.writes();
-        failing().await;
+        let text = failing().await.to_string();
+        assert!(text.contains("may admit the former sources"), "{text}");
         assert!(cloud.writes().is_empty());
         cloud.break_worker(None);
         tokio::time::advance(std::time::Duration::from_mins(10)).await;
@@ -219,7 +228,7 @@ mod tests {
             provider.restrict_sources(&lb.owner, &requested).await.unwrap_err(),
             provider.set_targets(&lb.owner, &lb.targets()).await.unwrap_err(),
         ] {
-            let command = format!("openstack loadbalancer failover {id}.");
+            let command = format!("`openstack loadbalancer failover {id}`.");
             assert!(
                 error.reason() == "ProviderUnavailable" && error.to_string().contains(&command),
                 "{error}"

@@ -48,15 +48,15 @@ struct Part {
     loadbalancers: Vec<Reference>,
 }
 
-/// What is left of a Service in a load balancer.
-enum Left {
-    Nothing,
-    /// It cannot be changed now.
+/// How far a Service has left a load balancer.
+enum LeaveProgress {
+    NothingLeft,
+    /// The load balancer cannot be changed now.
     Pending(Box<Balancer>),
-    /// Something was removed.
-    Again,
-    /// The whole is being deleted.
-    Deleted,
+    /// A listener or pool was removed. There may be more.
+    PartRemoved,
+    /// The whole load balancer is being deleted.
+    BalancerDeleted,
 }
 
 /// Listeners, then pools.
@@ -224,10 +224,10 @@ impl OpenStack {
             let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
             match self.leave_one(owner, &shared, id, entry).await? {
-                Left::Nothing => {}
-                Left::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
-                Left::Again => return Ok(Some(self.config.poll)),
-                Left::Deleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
+                LeaveProgress::NothingLeft => {}
+                LeaveProgress::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
+                LeaveProgress::PartRemoved => return Ok(Some(self.config.poll)),
+                LeaveProgress::BalancerDeleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
             }
         }
         if let Some(shared) = entry.left_address.clone() {
@@ -277,8 +277,8 @@ impl OpenStack {
         shared: &str,
         id: &str,
         entry: &mut ServiceState,
-    ) -> Result<Left, Error> {
-        let Some(balancer) = self.balancer(id).await? else { return Ok(Left::Nothing) };
+    ) -> Result<LeaveProgress, Error> {
+        let Some(balancer) = self.balancer(id).await? else { return Ok(LeaveProgress::NothingLeft) };
         // By UID: a Service of the same name may have taken the others over.
         let is_mine = |part: &Part| marks::is_part(&part.tags, owner);
         if balancer.provisioning_status == Provisioning::Deleting {
@@ -286,22 +286,22 @@ impl OpenStack {
             if entry.left_address.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
                 entry.left_address = Some(shared.to_owned());
             }
-            return Ok(Left::Pending(Box::new(balancer)));
+            return Ok(LeaveProgress::Pending(Box::new(balancer)));
         }
         if balancer.provisioning_status.is_pending() {
-            return Ok(Left::Pending(Box::new(balancer)));
+            return Ok(LeaveProgress::Pending(Box::new(balancer)));
         }
         entry.note_settled();
         let all = self.parts(("loadbalancer_id", id)).await?;
         if all.all().all(is_mine) {
             self.delete_shared(shared, &balancer, entry).await?;
             entry.note_deletion(&balancer)?;
-            return Ok(Left::Deleted);
+            return Ok(LeaveProgress::BalancerDeleted);
         }
         if balancer.provisioning_status == Provisioning::Error {
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the shared load balancer {id}, and lets nobody change it. The Service's ports are removed \
-                 when it is repaired: openstack loadbalancer failover {id}."
+                 when it is repaired. To repair it, as Octavia's administrator: `openstack loadbalancer failover {id}`."
             )));
         }
         let step = match (
@@ -312,7 +312,7 @@ impl OpenStack {
                 Step::DeleteListener { id: listener.id.clone(), port: listener.name.clone() }
             }
             (None, Some(pool)) => Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() },
-            (None, None) => return Ok(Left::Nothing),
+            (None, None) => return Ok(LeaveProgress::NothingLeft),
         };
         if !entry.may_make(&step) {
             return Err(not_shown(&step));
@@ -326,7 +326,7 @@ impl OpenStack {
             Err(failure) => return Err(failure.into()),
         }
         entry.sent();
-        Ok(Left::Again)
+        Ok(LeaveProgress::PartRemoved)
     }
 
     /// When to look again at a shared load balancer that cannot be changed now. An error if that is so for long.
@@ -355,10 +355,10 @@ impl OpenStack {
             let left = if since.elapsed() < LONGEST_LEAVING {
                 self.leave_one(owner, shared, &other, entry).await
             } else {
-                Ok(Left::Nothing)
+                Ok(LeaveProgress::NothingLeft)
             };
             match left {
-                Ok(Left::Nothing) => {}
+                Ok(LeaveProgress::NothingLeft) => {}
                 Ok(_) => return Ok(Some(self.config.poll.max(BUSY_POLL))),
                 // It does no harm where it is.
                 Err(error) => {
@@ -429,7 +429,7 @@ impl OpenStack {
         let mut begun = self.shared_creations.lock().unwrap_or_else(PoisonError::into_inner);
         if begun.get(shared).is_some_and(|at| at.elapsed() < UNANSWERED) {
             return Err(Error::Unavailable(format!(
-                "Octavia did not answer to the creation of the shared load balancer {shared}. Steerage looks for it, and creates another one \
+                "Octavia did not answer the creation of the shared load balancer {shared}. Steerage looks for it, and creates another one \
                  only after {} minutes.",
                 UNANSWERED.as_secs() / 60
             )));

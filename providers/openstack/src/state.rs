@@ -19,13 +19,13 @@ use crate::node_rules_sync::RulesState;
 use crate::step::Step;
 use crate::types::{Balancer, Listener, Monitor, Pool, Provisioning};
 
-/// Wait after the first load balancer in `ERROR` before another is remade; it doubles with each.
-const FIRST_REMAKE_WAIT: Duration = Duration::from_secs(10);
+/// Wait after the first load balancer in `ERROR` before another is replaced; it doubles with each.
+const FIRST_REPLACEMENT_WAIT: Duration = Duration::from_secs(10);
 /// How long a load balancer in `ERROR` is kept while it serves.
-pub(crate) const SERVING_REMAKE_WAIT: Duration = Duration::from_mins(10);
-/// For how long it must seem not to serve before it is remade earlier.
+pub(crate) const SERVING_REPLACEMENT_WAIT: Duration = Duration::from_mins(10);
+/// For how long it must seem not to serve before it is replaced earlier.
 const SERVING_DOUBT: Duration = Duration::from_secs(15);
-const LONGEST_REMAKE_WAIT: Duration = Duration::from_mins(10);
+const LONGEST_REPLACEMENT_WAIT: Duration = Duration::from_mins(10);
 /// The longest time between two questions whether a change is complete, of one that takes as long as usual.
 const LONGEST_POLL: Duration = Duration::from_secs(5);
 /// The same of one that takes longer.
@@ -239,9 +239,9 @@ pub(crate) struct ServiceState {
     pub(crate) rules: RulesState,
     /// Members that Octavia refuses.
     pub(crate) refused: Refusals<IpAddr>,
-    /// Load balancers that were remade one after the other, and until when the next one waits.
-    remade: (u32, Option<Instant>),
-    /// The VIPs of a load balancer that is remade.
+    /// Load balancers that were replaced one after the other, and until when the next one waits.
+    replaced: (u32, Option<Instant>),
+    /// The VIPs of a load balancer that is replaced.
     pub(crate) kept_vips: Vec<IpAddr>,
     /// VIPs that their subnets do not give any more.
     pub(crate) refused_vips: Vec<IpAddr>,
@@ -349,8 +349,9 @@ impl ServiceState {
         }
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         Err(Error::Unavailable(format!(
-            "Octavia accepted changes of the load balancer {id} {} times in a row and failed them: {} in ERROR. It may still do what it did before \
-             them, also admit clients that were taken away. Steerage makes them again later. Look at Octavia's logs.",
+            "Octavia accepted changes of the load balancer {id} {} times in a row and failed them: {} in ERROR. The load balancer may still work as \
+             before these changes, and admit sources that were removed. Steerage makes the changes again later. See `openstack loadbalancer \
+             status show {id}` and Octavia's logs.",
             self.failed_changes,
             parts.join(", ")
         )))
@@ -409,8 +410,8 @@ impl ServiceState {
             return Ok(());
         }
         Err(Error::Unavailable(format!(
-            "Octavia was asked {count} times to delete the load balancer {id}, and it is in ERROR again. Steerage asks again. Look at \
-             Octavia's logs, or delete it: openstack loadbalancer delete --cascade {id}."
+            "Octavia failed the deletion of the load balancer {id} {} times or more: it is in ERROR. Steerage asks again. Look at Octavia's logs.",
+            count.saturating_sub(1)
         )))
     }
 
@@ -419,9 +420,9 @@ impl ServiceState {
         self.pending = None;
     }
 
-    /// Whether a load balancer in `ERROR` may be remade now.
-    pub(crate) fn may_remake(&self) -> bool {
-        self.remade.1.is_none_or(|until| Instant::now() >= until)
+    /// Whether a load balancer in `ERROR` may be replaced now.
+    pub(crate) fn may_replace(&self) -> bool {
+        self.replaced.1.is_none_or(|until| Instant::now() >= until)
     }
 
     /// Whether a load balancer in `ERROR` that serves is kept for now.
@@ -431,7 +432,7 @@ impl ServiceState {
         let (id, since) = known.unwrap_or_else(|| (id.to_owned(), now));
         self.down_since = None;
         self.failing = Some((id, since));
-        now.duration_since(since) < SERVING_REMAKE_WAIT
+        now.duration_since(since) < SERVING_REPLACEMENT_WAIT
     }
 
     /// Whether one that was kept because it served is to be looked at again, although it seems not to serve: after a partition its state is
@@ -444,16 +445,16 @@ impl ServiceState {
         self.down_since.get_or_insert(now).elapsed() < SERVING_DOUBT
     }
 
-    /// It is remade.
-    pub(crate) fn note_remade(&mut self) {
-        let (count, _) = self.remade;
-        let wait = FIRST_REMAKE_WAIT.saturating_mul(1 << count.min(10)).min(LONGEST_REMAKE_WAIT);
-        self.remade = (count + 1, Some(Instant::now() + wait));
+    /// It is replaced.
+    pub(crate) fn note_replaced(&mut self) {
+        let (count, _) = self.replaced;
+        let wait = FIRST_REPLACEMENT_WAIT.saturating_mul(1 << count.min(10)).min(LONGEST_REPLACEMENT_WAIT);
+        self.replaced = (count + 1, Some(Instant::now() + wait));
     }
 
     /// The load balancer works.
     pub(crate) fn note_working(&mut self) {
-        (self.remade, self.last, self.failing) = ((0, None), None, None);
+        (self.replaced, self.last, self.failing) = ((0, None), None, None);
         self.failed_changes = 0;
         self.down_since = None;
         self.kept_vips.clear();
@@ -465,23 +466,23 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn broken_load_balancers_are_remade_ever_more_slowly() {
+    async fn broken_load_balancers_are_replaced_ever_more_slowly() {
         let mut state = ServiceState::default();
         let mut waits = Vec::new();
         for _ in 0..8 {
-            assert!(state.may_remake());
-            state.note_remade();
+            assert!(state.may_replace());
+            state.note_replaced();
             let start = Instant::now();
-            while !state.may_remake() {
+            while !state.may_replace() {
                 tokio::time::advance(Duration::from_secs(10)).await;
             }
             waits.push(start.elapsed().as_secs());
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 600, 600]);
         state.note_working();
-        state.note_remade();
+        state.note_replaced();
         tokio::time::advance(Duration::from_secs(10)).await;
-        assert!(state.may_remake());
+        assert!(state.may_replace());
     }
 
     #[tokio::test(start_paused = true)]

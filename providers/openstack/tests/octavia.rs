@@ -174,7 +174,7 @@ async fn load_balancer_that_changes_is_left_alone() {
 }
 
 #[tokio::test]
-async fn load_balancer_in_error_is_made_anew_with_its_address() {
+async fn load_balancer_in_error_is_replaced_with_the_same_address() {
     requires!(OpenStack);
     let cloud = Cloud::shared("error").await.unwrap();
     let provider = cloud.fresh().await.unwrap();

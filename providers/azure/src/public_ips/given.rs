@@ -91,26 +91,28 @@ impl PublicIps {
             let problem = format!("The public IP {name} is used by {}.", user.0);
             return unusable(problem, "Remove it there first: Azure takes an address in one place only.");
         }
+        let id = ip.id.as_ref().map_or_else(|| self.config.public_ip_path(group, name), |id| id.0.clone());
         match (ip.properties.ip_address, ip.properties.provisioning_state.unwrap_or_default()) {
             (_, state) if state.is_busy() => {
                 self.forget().await;
                 Ok(Prepared::Again(self.config.poll))
             }
-            // Azure takes no change of the load balancer, of no Service, also not that which gives it another address.
+            // Azure refuses every change of the load balancer, for all Services, also one that gives it another address.
             (_, state) if state.is_failed() && user.is_some() => refuse(
                 reasons::PUBLIC_IP_NOT_READY,
                 format!(
-                    "Azure's last change of the public IP {name} failed, and Azure takes no change of the load balancer until it is repeated."
+                    "Azure's last change of the public IP {name} failed, and Azure takes no change of the load balancer until the public \
+                     IP is written again."
                 ),
-                "Repeat that change.",
+                &format!(
+                    "Write it again: `az network public-ip update --ids {id}`. Its activity log has the reason of the failure."
+                ),
             ),
             (_, state) if state.is_failed() => unusable(
                 format!("Azure's last change of the public IP {name} failed."),
-                "Repeat that change, or request another one.",
+                &format!("Write it again: `az network public-ip update --ids {id}`. Or request another one."),
             ),
             (Some(address), _) if Family::of(address) == family => {
-                let id =
-                    ip.id.as_ref().map_or_else(|| self.config.public_ip_path(group, name), |id| id.0.clone());
                 Ok(Prepared::Ready(Usable { id, address, is_ours, lost: Vec::new() }))
             }
             (Some(address), _) => unusable(

@@ -32,9 +32,14 @@ impl Calls for Down {
 
 #[test]
 fn endless_deletion_names_the_resource_and_the_command() {
-    let told = unended(&[Step::Delete { id: Id::new(Kind::HealthCheck, "old") }], "p").to_string();
-    assert!(told.contains("health check old."), "{told}");
-    assert!(told.contains("gcloud compute operations list --project=p"), "{told}");
+    let config = Config { network: "projects/host/global/networks/n".to_owned(), ..config() };
+    for (kind, resource, project) in
+        [(Kind::HealthCheck, "health check old.", "p"), (Kind::Firewall, "firewall rule old.", "host")]
+    {
+        let told = unended(&[Step::Delete { id: Id::new(kind, "old") }], &config).to_string();
+        assert!(told.contains(resource), "{told}");
+        assert!(told.contains(&format!("`gcloud compute operations list --project={project}`.")), "{told}");
+    }
 }
 
 #[tokio::test]

@@ -55,7 +55,7 @@ async fn deletion_that_ends_in_error_is_told() {
             told = told.or(result.err());
         }
         let told = told.unwrap().to_string();
-        assert!(told.contains(&id) && told.contains("in ERROR again"), "{told}");
+        assert!(told.contains(&id) && told.contains("failed the deletion"), "{told}");
         cloud.break_worker(None);
         let _ = provider.delete(&lb.owner).await;
         settle(&provider, &lb).await.unwrap();

@@ -93,6 +93,7 @@ async fn refusal_names_who_has_the_address() {
         let lb = LoadBalancer { requested_addresses: vec![address], ..lb };
         let error = settle(&provider, &lb).await.unwrap_err();
         assert!(error.reason() == "AddressNotAvailable" && error.to_string().contains(&id), "{error}");
+        assert!(error.to_string().contains("remove the request from that Service"), "{error}");
         error.to_string().contains("blog/x")
     };
     assert!(told(other("blog", "y")).await);

@@ -85,7 +85,7 @@ async fn rule_that_all_services_share_now_takes_the_place_of_a_services_own() {
 
 /// As where the project sees it no more.
 #[tokio::test(start_paused = true)]
-async fn subnet_that_is_not_there_costs_no_rule() {
+async fn missing_member_subnet_keeps_all_rules() {
     let cloud = Scripted::new();
     settle(&managing(&cloud), &service("a")).await.unwrap();
     let before = cloud.all(RULES);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which Service may make its load balancer in `ERROR` anew: one at a time, and one that fails again and again leaves turns to others. No
-//! I/O.
+//! Which Service may replace its load balancer in `ERROR`: one at a time, and one whose replacements fail leaves turns to others. No I/O.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,12 +8,12 @@ use steerage_model::Key;
 use tokio::time::Instant;
 
 /// After this time it is another Service's turn, although the load balancer is not complete.
-const LONGEST_REMAKE: Duration = Duration::from_mins(10);
+const LONGEST_REPLACEMENT: Duration = Duration::from_mins(10);
 
 /// The turns.
 #[derive(Debug, Default)]
-pub(crate) struct RemakeTurns {
-    /// The Service whose load balancer is made anew, and since when.
+pub(crate) struct ReplacementTurns {
+    /// The Service whose load balancer is replaced, and since when.
     current: Option<(Key, Instant)>,
     /// When Services asked that had to wait.
     waiting: BTreeMap<Key, Instant>,
@@ -22,11 +21,11 @@ pub(crate) struct RemakeTurns {
     last: BTreeMap<Key, Instant>,
 }
 
-impl RemakeTurns {
+impl ReplacementTurns {
     /// Whether it is this Service's turn.
     pub(crate) fn may_begin(&mut self, service: &Key) -> bool {
         let now = Instant::now();
-        let is_old = |at: &Instant| now.duration_since(*at) >= LONGEST_REMAKE;
+        let is_old = |at: &Instant| now.duration_since(*at) >= LONGEST_REPLACEMENT;
         self.current.take_if(|(_, since)| is_old(since));
         self.waiting.retain(|_, asked| !is_old(asked));
         if let Some((current, _)) = &self.current {
@@ -68,7 +67,7 @@ mod tests {
     /// Two whose load balancers always fail, and a third one: all ask every ten seconds.
     #[tokio::test(start_paused = true)]
     async fn service_whose_load_balancer_always_fails_leaves_turns_to_others() {
-        let mut turns = RemakeTurns::default();
+        let mut turns = ReplacementTurns::default();
         let [a, b, c] = ["a", "b", "c"].map(|name| Key::new("shop", name));
         let mut seen = Vec::new();
         assert!(turns.may_begin(&a));
@@ -90,7 +89,7 @@ mod tests {
         }
         assert_eq!(seen, [&a, &b, &c, &a, &b].map(Clone::clone));
         // One that is complete makes room at once.
-        let mut turns = RemakeTurns::default();
+        let mut turns = ReplacementTurns::default();
         assert!(turns.may_begin(&a) && !turns.may_begin(&b));
         turns.end(&a);
         assert!(turns.may_begin(&b) && !turns.may_begin(&a));
@@ -99,13 +98,13 @@ mod tests {
         turns.end(&b);
         assert!(turns.may_begin(&c));
         // Nor one that may not begin now, although it had no turn for longer.
-        let mut turns = RemakeTurns::default();
+        let mut turns = ReplacementTurns::default();
         assert!(turns.may_begin(&a) && !turns.may_begin(&b));
-        tokio::time::advance(LONGEST_REMAKE).await;
+        tokio::time::advance(LONGEST_REPLACEMENT).await;
         assert!(turns.may_begin(&b) && !turns.may_begin(&a));
-        tokio::time::advance(LONGEST_REMAKE / 2).await;
+        tokio::time::advance(LONGEST_REPLACEMENT / 2).await;
         assert!(!turns.may_begin(&a));
-        tokio::time::advance(LONGEST_REMAKE / 2).await;
+        tokio::time::advance(LONGEST_REPLACEMENT / 2).await;
         assert!(!turns.may_begin(&b), "`a` asked a moment ago");
         turns.forgo(&a);
         assert!(turns.may_begin(&b));

@@ -10,7 +10,7 @@ use crate::apply::again;
 use crate::desired::{Desired, WantedAddress};
 use crate::provider::OpenStack;
 use crate::reasons;
-use crate::state::{SERVING_REMAKE_WAIT, ServiceState};
+use crate::state::{SERVING_REPLACEMENT_WAIT, ServiceState};
 use crate::types::{Balancer, FloatingIp, Provisioning};
 
 /// When a load balancer that served and seems not to is looked at again.
@@ -19,7 +19,7 @@ const DOUBT_POLL: Duration = Duration::from_secs(5);
 impl OpenStack {
     /// Replaces a load balancer in `ERROR`, which Octavia changes no more. The new one comes first where a floating IP can move to it;
     /// else the old one goes, and its address stays if it can.
-    pub(crate) async fn remake(
+    pub(crate) async fn replace(
         &self,
         lb: &LoadBalancer,
         wanted: &Desired,
@@ -34,22 +34,22 @@ impl OpenStack {
         if is_serving && entry.is_kept(id) {
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}, and changes it no more, but it still serves. It is kept for {} minutes, and \
-                 then replaced. To repair it: openstack loadbalancer failover {id}.",
-                SERVING_REMAKE_WAIT.as_secs() / 60
+                 then replaced. To repair it, as Octavia's administrator: `openstack loadbalancer failover {id}`.",
+                SERVING_REPLACEMENT_WAIT.as_secs() / 60
             )));
         }
         if !is_serving && entry.is_doubted(id) {
             entry.forget();
             return Ok(Outcome { progress: Progress::Again(DOUBT_POLL), ..Outcome::done() });
         }
-        if !entry.may_remake() {
-            self.forgo_remaking(&lb.owner.service);
+        if !entry.may_replace() {
+            self.forgo_replacement(&lb.owner.service);
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}, which replaced another one a moment ago. Steerage replaces it later. \
                  Look at the load balancer and at Octavia's logs."
             )));
         }
-        if !self.may_remake(&lb.owner.service) {
+        if !self.may_replace(&lb.owner.service) {
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}. Steerage replaces one load balancer after the other, and another new one \
                  is not complete yet."
@@ -60,7 +60,7 @@ impl OpenStack {
             tracing::warn!(service = %lb.owner.service, id = failed.id, "load balancer in ERROR; deleting it");
             entry.changing.get_or_insert_with(tokio::time::Instant::now);
             self.delete_balancer(&failed.id).await?;
-            entry.note_remade();
+            entry.note_replaced();
             entry.sent();
             return Ok(again(entry, self));
         }
@@ -68,7 +68,8 @@ impl OpenStack {
             let ids: Vec<&str> = kept.iter().map(|kept| kept.id.as_str()).collect();
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}. The Service's others, {}, are in ERROR too, and serve or have its address: \
-                 Steerage deletes none of them, and creates no further one. Delete those that nobody needs.",
+                 Steerage deletes none of them, and creates no further one. Delete those that no client uses: `openstack loadbalancer \
+                 delete --cascade ID`.",
                 ids.join(" and ")
             )));
         }
@@ -77,7 +78,7 @@ impl OpenStack {
             match self.create(lb, wanted, entry).await {
                 Err(Error::Invalid { reason: reasons::QUOTA_EXCEEDED, .. }) if !is_serving => {}
                 result => {
-                    entry.note_remade();
+                    entry.note_replaced();
                     return result;
                 }
             }
@@ -88,7 +89,7 @@ impl OpenStack {
         }
         entry.begin();
         self.delete_balancer(id).await?;
-        entry.note_remade();
+        entry.note_replaced();
         entry.sent();
         Ok(again(entry, self))
     }
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn load_balancers_are_made_anew_one_after_the_other() {
+    async fn load_balancers_are_replaced_one_after_the_other() {
         let cloud = Scripted::new();
         let provider = cloud.provider();
         let lbs = ["a", "b"].map(|name| {
