@@ -112,7 +112,7 @@ async fn moved_endpoint_costs_one_change_and_reads_only_whether_they_are_complet
     let calls = cloud.proxy().calls();
     let others: Vec<_> = calls.iter().filter(|call| call.name != "GET loadbalancers").collect();
     let names: Vec<_> = others.iter().map(|call| call.name.as_str()).collect();
-    assert_eq!(names, ["PUT members", "GET floatingips"]);
+    assert_eq!(names, ["PUT members", "GET status", "GET floatingips"]);
     // A weight changes in place, by one request.
     let nodes = TargetSet::own([1, 2].map(|index| {
         let mut target = cloud.target(index);
@@ -260,7 +260,8 @@ async fn address_changes_in_place_and_the_users_is_never_deleted() {
     // Another Service cannot have it.
     let other = LoadBalancer { owner: fixture::owner("other", 1), ..given.clone() };
     let (reason, message) = refused(&provider, &other).await;
-    assert!(reason == "AddressNotAvailable" && message.contains(port), "{message}");
+    let id = balancer["id"].as_str().unwrap();
+    assert!(reason == "AddressNotAvailable" && message.contains(id), "{message}");
     converge_deleted(&provider, &other.owner).await.unwrap();
 
     // And back: the user's is detached.
