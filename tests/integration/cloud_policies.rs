@@ -62,7 +62,8 @@ fn forbidden(annotations: &[&str]) -> Vec<Value> {
 async fn documented_policies_refuse_tenants_and_no_more() {
     requires!(KubeApiserver);
     for (page, policy, annotations) in CLOUDS {
-        let cluster = Cluster::new("cloud-tenants", 1).await;
+        // The API server may be the one of the cloud before.
+        let cluster = Cluster::new(policy, 1).await;
         let (tenant, controller) =
             (cluster.services_as("tenant").await, cluster.services_as(CONTROLLER).await);
         for name in ["old", "new"] {
