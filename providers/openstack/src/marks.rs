@@ -176,7 +176,9 @@ pub(crate) fn reserved_for(description: &str) -> Option<&str> {
     if let Some(service) = description.strip_prefix(REQUESTED) {
         return service.split_once('/').map(|(namespace, _)| namespace);
     }
-    description.strip_prefix(RESERVED)?.split_whitespace().next()
+    let namespace = description.strip_prefix(RESERVED)?.split_whitespace().next()?;
+    // A name ends in a letter or a digit: what follows is the sentence's.
+    Some(namespace.trim_end_matches(|last: char| last.is_ascii_punctuation()))
 }
 
 /// The owner of a floating IP with this description, if Steerage created it for this cluster.
@@ -222,6 +224,8 @@ mod tests {
         for (description, namespace) in [
             ("Reserved for the Kubernetes namespace shop", Some("shop")),
             ("Reserved for the Kubernetes namespace shop by the network team", Some("shop")),
+            ("Reserved for the Kubernetes namespace shop-1, ticket 4711", Some("shop-1")),
+            ("Reserved for the Kubernetes namespace shop.", Some("shop")),
             ("reserved for shop", None),
             ("", None),
         ] {
