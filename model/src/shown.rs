@@ -24,7 +24,8 @@ pub fn shortened(text: &str, longest: usize) -> Cow<'_, str> {
 /// become escapes such as `\u{1b}`; line breaks and tabs become spaces.
 ///
 /// Annotations, answers of clouds and names of other objects get into messages by many ways. So this is called where a message becomes a
-/// condition or an event, which people read by `kubectl`. Logs escape by themselves.
+/// condition or an event, which people read by `kubectl`, and for events in the log. Other lines of the log escape only the control
+/// characters of ASCII.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unprintable) {
         return text.into();

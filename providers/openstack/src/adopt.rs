@@ -62,6 +62,16 @@ impl OpenStack {
         }
         let service = &lb.owner.service;
         tracing::info!(%service, name = balancer.name, "adopting load balancer of cloud-provider-openstack");
+        self.tag(&balancer, wanted, entry).await.map(Some)
+    }
+
+    /// Gives a load balancer all tags of Steerage.
+    async fn tag(
+        &self,
+        balancer: &Balancer,
+        wanted: &Desired,
+        entry: &mut ServiceState,
+    ) -> Result<Outcome, Error> {
         let tags = marks::merged(&balancer.tags, &wanted.tags).unwrap_or_else(|| balancer.tags.clone());
         let step = Step::UpdateBalancer { id: balancer.id.clone(), changes: json!({ "tags": tags }) };
         entry.forget();
@@ -71,7 +81,7 @@ impl OpenStack {
             Err(failure) => return Err(failure.into()),
         }
         entry.sent();
-        Ok(Some(again(entry, self)))
+        Ok(again(entry, self))
     }
 
     /// What would be adopted, in words; `None` if nothing.
@@ -179,17 +189,7 @@ impl OpenStack {
                     }
                 }
                 tracing::warn!(service = %lb.owner.service, id, "load balancer has lost tags; restoring them");
-                let tags =
-                    marks::merged(&balancer.tags, &wanted.tags).unwrap_or_else(|| balancer.tags.clone());
-                let step = Step::UpdateBalancer { id: id.clone(), changes: json!({ "tags": tags }) };
-                entry.forget();
-                match self.calls.send(step.call()).await {
-                    Ok(_) => {}
-                    Err(failure) if failure.is_busy() => {}
-                    Err(failure) => return Err(failure.into()),
-                }
-                entry.sent();
-                return Ok(Some(again(entry, self)));
+                return self.tag(&balancer, wanted, entry).await.map(Some);
             }
             if balancer.name == wanted.name
                 && marks::is_missing_owner_tags(&self.config.cluster, &lb.owner, &balancer.tags)

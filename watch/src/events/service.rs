@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Events about one Service, logged as well.
 
-use steerage_model::Service;
+use steerage_model::{Service, printable};
 
 use super::{Notice, Recorder, Severity, Subject};
 
@@ -29,8 +29,9 @@ impl<'a> ServiceRecorder<'a> {
     }
 
     fn publish(&self, severity: Severity, action: &'static str, reason: &'static str, note: &str) {
-        tracing::info!(service = %self.service.key, reason, note, "event");
+        let note = printable(note);
+        tracing::info!(service = %self.service.key, reason, note = &*note, "event");
         let subject = Subject::service(self.service);
-        self.recorder.publish(Notice { subject, severity, reason, action, note: note.to_owned() });
+        self.recorder.publish(Notice { subject, severity, reason, action, note: note.into_owned() });
     }
 }
