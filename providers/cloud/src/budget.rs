@@ -5,7 +5,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use self::turns::CallTurns;
@@ -49,8 +49,16 @@ pub struct UsedUp {
 pub struct Budget {
     bucket: Mutex<Bucket>,
     turns: Mutex<CallTurns>,
+    /// Calls that may be without an answer at the same time, if that is limited.
+    places: Option<Semaphore>,
     /// Another caller is next.
     next_changed: Notify,
+}
+
+/// A call that may be made. Kept until it has its answer.
+#[derive(Debug)]
+pub struct CallPermit<'a> {
+    _place: Option<SemaphorePermit<'a>>,
 }
 
 /// A caller that waits, until it is dropped.
@@ -85,7 +93,13 @@ impl Budget {
     /// A budget that begins with the documented rate.
     pub fn new(documented: Rate) -> Self {
         let bucket = Mutex::new(Bucket::new(documented, Instant::now()));
-        Self { bucket, turns: Mutex::default(), next_changed: Notify::new() }
+        Self { bucket, turns: Mutex::default(), places: None, next_changed: Notify::new() }
+    }
+
+    /// The same, with at most so many calls without an answer at the same time: a cloud that is slow refuses nothing, and only gets slower.
+    #[must_use]
+    pub fn with_places(self, places: usize) -> Self {
+        Self { places: Some(Semaphore::new(places)), ..self }
     }
 
     fn turns(&self) -> MutexGuard<'_, CallTurns> {
@@ -93,7 +107,7 @@ impl Budget {
     }
 
     /// Waits until one call of the group may be made, ten seconds at most. A caller that goes away or is refused uses up nothing.
-    pub async fn take(&self, group: &str) -> Result<(), UsedUp> {
+    pub async fn take(&self, group: &str) -> Result<CallPermit<'_>, UsedUp> {
         let (id, before) = self.turns().add(group);
         let waiting = WaitingCaller { budget: self, id };
         let expected = self.bucket().expected(before, Instant::now());
@@ -104,12 +118,19 @@ impl Budget {
         let turn = async {
             waiting.be_next().await;
             let mut has_waited = before > 0;
+            // Only who is next waits for a place, so groups take turns here, too.
+            let place = match &self.places {
+                Some(places) => places.acquire().await.ok(),
+                None => None,
+            };
             loop {
                 // Again after each wait: the rate may be another one by then.
                 if asked.elapsed() > MAX_BUDGET_WAIT + MAX_TIMER_DELAY {
                     return Err(UsedUp { after: MAX_BUDGET_WAIT });
                 }
-                let Some(wait) = self.bucket().take(has_waited, Instant::now()) else { return Ok(()) };
+                let Some(wait) = self.bucket().take(has_waited, Instant::now()) else {
+                    return Ok(CallPermit { _place: place });
+                };
                 let due = Instant::now() + wait;
                 tokio::time::sleep_until(due).await;
                 if due.elapsed() > MAX_TIMER_DELAY {
@@ -343,7 +364,7 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..120 {
             let budget = Arc::clone(&budget);
-            tasks.spawn(async move { (budget.take("").await, Instant::now()) });
+            tasks.spawn(async move { (budget.take("").await.map(drop), Instant::now()) });
         }
         let start = Instant::now();
         let all = tasks.join_all().await;
@@ -391,12 +412,46 @@ mod tests {
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..5 {
             let budget = Arc::clone(&budget);
-            tasks.spawn(async move { budget.take("").await });
+            tasks.spawn(async move { budget.take("").await.map(drop) });
         }
         tokio::task::yield_now().await;
         tokio::time::advance(Duration::from_secs(30)).await;
         assert!(tasks.join_all().await.iter().all(Result::is_err));
-        assert_eq!(budget.take("").await, Ok(()), "who asks later");
+        assert_eq!(budget.take("").await.map(drop), Ok(()), "who asks later");
+    }
+
+    /// The cloud needs five seconds for a call. One group makes fifty at once, and another one a few, one after the other.
+    #[tokio::test(start_paused = true)]
+    async fn places_are_limited_and_groups_take_turns_for_them() {
+        let budget = Arc::new(Budget::new(Rate { burst: 100, per_second: 100.0 }).with_places(4));
+        let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..50 {
+            let (budget, running, most) = (Arc::clone(&budget), Arc::clone(&running), Arc::clone(&most));
+            tasks.spawn(async move {
+                loop {
+                    let Ok(permit) = budget.take("many").await else { continue };
+                    most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                    tokio::time::sleep(5 * SECOND).await;
+                    running.fetch_sub(1, Ordering::Relaxed);
+                    drop(permit);
+                }
+            });
+        }
+        tokio::time::sleep(12 * SECOND).await;
+        for _ in 0..3 {
+            let asked = Instant::now();
+            let permit = budget.take("one").await.unwrap();
+            // One of the many that is next, and then it.
+            assert!(asked.elapsed() <= 10 * SECOND, "{:?}", asked.elapsed());
+            tokio::time::sleep(5 * SECOND).await;
+            drop(permit);
+        }
+        assert_eq!(most.load(Ordering::Relaxed), 4);
+        tasks.shutdown().await;
+        // Nobody keeps a place.
+        let all: Vec<_> = futures::future::join_all((0..4).map(|_| budget.take("one"))).await;
+        assert!(all.iter().all(Result::is_ok) && budget.turns().is_empty());
     }
 
     proptest! {

@@ -69,8 +69,8 @@ impl CallError {
 
     /// A request that was not sent, because the cloud would refuse it.
     pub(crate) fn used_up(call: String, UsedUp { after }: UsedUp) -> Self {
-        let message = "The rate of requests to OpenStack is reached; the request was not sent. Steerage retries. If this lasts, look at \
-                       steerage_controller_openstack_api_budget_rate.";
+        let message = "The rate of requests to OpenStack is reached, or OpenStack does not answer so many at once; the request was not sent. \
+                       Steerage retries. If this lasts, look at steerage_controller_openstack_api_budget_rate and at how long requests take.";
         Self { after: Some(after), is_used_up: true, ..Self::unusable(call, message) }
     }
 

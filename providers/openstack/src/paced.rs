@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps to the rate that the cloud takes. OpenStack documents none, and clouds put limits of their own in front of it: the budget begins
-//! with a rate that a small cloud serves, and learns from what is throttled. Namespaces take turns in it.
+//! with a rate that a small cloud serves, and learns from what is throttled. A cloud that is only slow refuses nothing, so the number of requests without an answer has a
+//! limit, too. Namespaces take turns in both.
 
 use std::sync::Arc;
 
@@ -13,6 +14,9 @@ use crate::error::{CallError, Result};
 
 const BUDGET: &str = "requests";
 const RATE: Rate = Rate { burst: 50, per_second: 20.0 };
+
+/// Requests without an answer at the same time. Octavia answers a handful at once; more of them only wait there, where nobody takes turns.
+const PLACES: usize = 8;
 
 /// The budgets, with the rates that they begin with.
 pub(crate) fn documented_rates() -> [(&'static str, Rate); 1] {
@@ -27,7 +31,7 @@ pub(crate) struct Paced {
 
 impl Paced {
     pub(crate) fn new(calls: Arc<dyn Calls>, metrics: ApiMetrics) -> Self {
-        Self { calls, budget: MeteredBudget::new(BUDGET, RATE, metrics) }
+        Self { calls, budget: MeteredBudget::new(BUDGET, RATE, metrics).with_places(PLACES) }
     }
 }
 

@@ -32,6 +32,12 @@ impl MeteredBudget {
         Self { name, budget: Budget::new(documented), metrics }
     }
 
+    /// As [`Budget::with_places`].
+    #[must_use]
+    pub fn with_places(self, places: usize) -> Self {
+        Self { budget: self.budget.with_places(places), ..self }
+    }
+
     /// Makes a call of the group after its turn, and learns from the answer. `used_up` is the error if it would wait for too long.
     pub async fn send<T, E>(
         &self,
@@ -43,8 +49,9 @@ impl MeteredBudget {
         let waiting = Waiting { of: self, since: Instant::now() };
         let taken = self.budget.take(group).await;
         drop(waiting);
-        taken.map_err(used_up)?;
+        let permit = taken.map_err(used_up)?;
         let answer = call.await;
+        drop(permit);
         if answer.as_ref().is_err_and(is_throttled) {
             self.budget.throttled();
         }
