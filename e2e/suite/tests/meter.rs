@@ -265,8 +265,8 @@ fn at(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(address.parse().unwrap(), port)
 }
 
-/// Fails unless exactly what an attempt says is reported. An attempt in which something else was slow, and nothing more, is repeated: a
-/// machine that is busy for 200 ms delays answers, and the meter is right to say so.
+/// Fails unless exactly what an attempt says is reported. An attempt in which anything else was slow is repeated: a machine that is busy for
+/// 200 ms delays answers, and the meter is right to say so. One that stands still for longer has clients that give up, too.
 #[track_caller]
 fn reports(mut attempt: impl FnMut() -> (Measurement, Vec<(LossKind, usize)>)) -> Measurement {
     for left in (0..ATTEMPTS).rev() {
@@ -276,10 +276,8 @@ fn reports(mut attempt: impl FnMut() -> (Measurement, Vec<(LossKind, usize)>)) -
             return measured;
         }
         let of = |kind: &LossKind| expected.get(kind).copied().unwrap_or(0);
-        let more =
-            counts.iter().all(|(kind, count)| *count == of(kind) || kind.is_slow() && *count > of(kind));
-        let only_slow = more && expected.keys().all(|kind| counts.contains_key(kind));
-        let busy = only_slow || measured.retransmissions.spurious > 0;
+        let slow = counts.iter().any(|(kind, count)| kind.is_slow() && *count > of(kind));
+        let busy = slow || measured.retransmissions.spurious > 0;
         assert!(busy && left > 0, "not {expected:?}: {measured:?}");
     }
     unreachable!("the last attempt returns or fails")
@@ -291,7 +289,7 @@ fn meter_reports_nothing_without_a_fault() {
     let link = Link::new();
     for address in ["10.9.0.2", "fd09::2"] {
         let measured = reports(|| (link.connections(at(address, PORT), 500), vec![]));
-        assert_eq!((measured.connections, measured.exchanges, measured.failed), (500, 1000, 0));
+        assert_eq!((measured.connections, measured.exchanges, measured.failed.len()), (500, 1000, 0));
         assert!(measured.slowest_handshake > Duration::ZERO);
         let measured = reports(|| (link.datagrams(&[at(address, PORT)], 500), vec![]));
         assert_eq!(measured.datagrams, 500);
@@ -308,7 +306,7 @@ fn meter_reports_the_one_syn_of_ten_thousand_that_is_dropped() {
         assert_eq!(link.counted(), 1);
         (measured, vec![(LossKind::SynRetransmitted, 1)])
     });
-    assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
+    assert_eq!(measured.failed, [], "by the client's own view nothing happened");
 }
 
 #[test]
@@ -371,7 +369,7 @@ fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
         });
         (measured, vec![])
     });
-    assert_eq!((measured.closed_by_server, measured.failed), (1, 0));
+    assert_eq!((measured.closed_by_server, measured.failed.len()), (1, 0));
 }
 
 #[test]
@@ -392,7 +390,7 @@ fn meter_reports_the_one_answer_that_is_lost() {
         };
         let is_timed_right = |_| {
             let measured = reports(attempt);
-            assert_eq!(measured.failed, 0, "by the client's own view nothing happened");
+            assert_eq!(measured.failed, [], "by the client's own view nothing happened");
             (measured.slowest_answer > Duration::from_millis(200)) == (kind == LossKind::SlowAnswer)
         };
         assert!((0..ATTEMPTS).any(is_timed_right), "{kind}");

@@ -140,7 +140,7 @@ async fn measure_one(test: &TestContext, event: Event, forwards: bool, interval:
             measured.connections.to_string(),
             of(&[LossKind::SynUnanswered, LossKind::SynRetransmitted]),
             of(&[LossKind::ConnectionRefused]),
-            measured.failed.to_string(),
+            measured.failed.len().to_string(),
             measured.datagrams.to_string(),
             of(&[LossKind::DatagramUnanswered]),
             asked.load(Ordering::Relaxed).to_string(),

@@ -107,8 +107,12 @@ async fn observe(
         record(test, event, at, what, measured);
         if !promise.is_kept(measured) {
             let times = times(at, &measured.losses);
-            let _ =
-                write!(broken, "\n{what}: {} failed; lost: {}; {times}", measured.failed, measured.kinds());
+            let _ = write!(
+                broken,
+                "\n{what}: {} failed; lost: {}; {times}",
+                measured.failed.len(),
+                measured.kinds()
+            );
             if measured.losses.iter().any(|loss| loss.kind.is_slow()) {
                 broken.push_str("; what is slow was lost on the way back, or waited for a core");
             }
@@ -146,7 +150,7 @@ fn record(test: &TestContext, event: &str, at: Duration, what: &str, measured: &
         measured.datagrams.to_string(),
         measured.kinds(),
         times(at, &measured.losses),
-        measured.failed.to_string(),
+        measured.failed.len().to_string(),
         measured.closed_by_server.to_string(),
         measured.port_collisions.to_string(),
         fine_ms(measured.slowest_handshake),

@@ -99,7 +99,9 @@ impl Measurement {
         self.retransmissions.by_server += trace.resent_by_server;
         let closed = connection.ending == Ending::ClosedByServer || closed_first(connection, trace);
         self.closed_by_server += usize::from(closed);
-        self.failed += usize::from(!closed && connection.ending != Ending::Complete);
+        if !closed && connection.ending != Ending::Complete {
+            self.failed.push(connection.clone());
+        }
     }
 
     fn add_datagram(&mut self, datagram: &Datagram, question: &Question) -> Result<(), NotMeasured> {

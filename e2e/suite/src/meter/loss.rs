@@ -6,6 +6,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::client::Connection;
+
 /// Time limit of a TCP handshake, or of what stands for one.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_millis(200);
 
@@ -89,8 +91,8 @@ pub struct Measurement {
     pub closed_by_server: usize,
     /// SYNs that met an earlier connection between the same ports at their backend, which let go of it at once.
     pub port_collisions: usize,
-    /// Connections that did not bring all answers within the client's time limit, whatever the packets say.
-    pub failed: usize,
+    /// Connections that did not bring all answers within the client's time limit, whatever the packets say, as the client saw them.
+    pub failed: Vec<Connection>,
     /// The longest time from a first SYN to its SYN-ACK.
     pub slowest_handshake: Duration,
     /// The longest time from a request on a connection to its whole answer.
