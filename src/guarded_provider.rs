@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The provider as the workers call it: only while this process leads, rate limited, with a deadline and a metric per call.
+//! The provider as the workers call it: only while this process leads, rate limited, with a deadline and a metric per call, and with the
+//! namespace for which the call is.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use steerage_process::duration;
 use steerage_provider_api::{
     AdmittedSources, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
-    RequestedSources, TargetSet,
+    RequestedSources, TargetSet, caller,
 };
 use tokio::time::Instant;
 
@@ -122,7 +123,11 @@ impl GuardedProvider {
             return Err(Error::Unavailable("this controller no longer holds the Lease".to_owned()));
         }
         let before = Instant::now();
-        let result = within_deadline(call).await;
+        let call = within_deadline(call);
+        let result = match owner {
+            Some(owner) => caller::for_owner(owner, call).await,
+            None => call.await,
+        };
         // The provider gave up a write without an answer, or a connection broke.
         let reason = match &result {
             Ok(done) => failed(done),
@@ -143,4 +148,22 @@ pub(crate) async fn within_deadline<T>(call: impl Future<Output = Result<T, Erro
         let deadline = duration::display(DEADLINE);
         Err(Error::Unavailable(format!("The provider did not finish within {deadline}. Steerage retries.")))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_model::Key;
+
+    use super::*;
+    use crate::reconcile::tests::{Silent, reconciler, silent_client};
+
+    #[tokio::test]
+    async fn calls_name_the_namespace_of_their_service() {
+        let reconciler = reconciler(Arc::new(Silent::default()), silent_client());
+        let owner = Owner { service: Key::new("shop", "web"), uid: "u".to_owned() };
+        for (owner, namespace) in [(Some(&owner), "shop"), (None, "")] {
+            let called = reconciler.provider.call("apply", owner, async { Ok(caller::namespace()) }).await;
+            assert_eq!(called.unwrap(), namespace);
+        }
+    }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! For whose Service a call to a cloud is made: namespaces take turns in the budgets of calls. A provider says it for each of its calls,
-//! and what sends with a budget asks. No task of the provider outlives the call that it is part of, so the task knows.
+//! For whose Service a provider is called: namespaces take turns in the budgets of calls to a cloud. The controller says it for each call
+//! of a provider, and what sends with a budget asks. No task of a provider outlives the call that it is part of, so the task knows.
 
-use steerage_provider_api::Owner;
+use crate::Owner;
 
 tokio::task_local! {
     static NAMESPACE: String;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
+use steerage_provider_api::caller;
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::attributes::Values;
 use crate::call_clock;

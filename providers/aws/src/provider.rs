@@ -19,7 +19,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
 use steerage_provider_cloud::failure::is_unexpected_answer;
-use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent, caller};
+use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
 use tokio::time::Instant;
 
 use crate::apply::check_kept;
@@ -443,54 +443,48 @@ impl Provider for Aws {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let call = async {
-            let wanted = desired(&self.config, lb)?;
-            let mut entry = self.entry(&lb.owner.service).await?;
-            let Some(shared) = wanted.shared.clone() else {
-                if let Some(wait) = self.check_use(&lb.owner, LoadBalancerUse::Own, &mut entry).await? {
-                    return Ok(again(wait));
-                }
-                return self.apply_wanted(lb, wanted, &mut entry, compare).await;
-            };
-            self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+        let wanted = desired(&self.config, lb)?;
+        let mut entry = self.entry(&lb.owner.service).await?;
+        let Some(shared) = wanted.shared.clone() else {
+            if let Some(wait) = self.check_use(&lb.owner, LoadBalancerUse::Own, &mut entry).await? {
+                return Ok(again(wait));
+            }
+            return self.apply_wanted(lb, wanted, &mut entry, compare).await;
         };
-        caller::for_owner(&lb.owner, Box::pin(call)).await
+        self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let call = async {
-            let mut guard = self.entry(&owner.service).await?;
-            let entry = &mut *guard;
-            self.leave_line(owner, entry);
-            let targets = WantedTargets::new(&self.config, &owner.service, targets);
-            if let Err(error) = self.ensure_known(owner, entry).await {
-                self.follow_meanwhile(owner, entry, (&targets, None)).await;
-                return Err(error);
-            }
-            let limits = self.limits(entry, Compare::Remembered);
-            entry.unfollowed = entry.idle_groups();
-            let converged = self.converge_targets(entry, &targets, limits).await;
-            let rejected = entry.retry_rejected.map(|at| at.saturating_duration_since(Instant::now()));
-            let retry_refused = entry.retry_refused().into_iter().chain(rejected).min();
-            let mut outcome = Outcome { retry_refused, ..Outcome::done() };
-            // Also where the structure is refused, and where targets wait, a source may have to go.
-            self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
-            if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
-                refused.report(&mut outcome);
-            }
-            let SetTargets { refused, held, exceeded } = converged?;
-            entry.report_failing(owner, &mut outcome);
-            if let Some(exceeded) = exceeded {
-                exceeded.report(&mut outcome);
-            }
-            let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
-            for wait in held.into_iter().chain(again) {
-                again_after(&mut outcome, wait);
-            }
-            self.publish_kept(owner, entry, &mut outcome).await;
-            Ok(Outcome { refused, ..outcome })
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut guard = self.entry(&owner.service).await?;
+        let entry = &mut *guard;
+        self.leave_line(owner, entry);
+        let targets = WantedTargets::new(&self.config, &owner.service, targets);
+        if let Err(error) = self.ensure_known(owner, entry).await {
+            self.follow_meanwhile(owner, entry, (&targets, None)).await;
+            return Err(error);
+        }
+        let limits = self.limits(entry, Compare::Remembered);
+        entry.unfollowed = entry.idle_groups();
+        let converged = self.converge_targets(entry, &targets, limits).await;
+        let rejected = entry.retry_rejected.map(|at| at.saturating_duration_since(Instant::now()));
+        let retry_refused = entry.retry_refused().into_iter().chain(rejected).min();
+        let mut outcome = Outcome { retry_refused, ..Outcome::done() };
+        // Also where the structure is refused, and where targets wait, a source may have to go.
+        self.secure(owner, entry, Compare::Remembered, &mut outcome).await;
+        if let Some(refused) = entry.complete.as_ref().and_then(|known| known.refused.as_ref()) {
+            refused.report(&mut outcome);
+        }
+        let SetTargets { refused, held, exceeded } = converged?;
+        entry.report_failing(owner, &mut outcome);
+        if let Some(exceeded) = exceeded {
+            exceeded.report(&mut outcome);
+        }
+        let again = entry.unsettled(self.config.settle).filter(|_| entry.is_read_early);
+        for wait in held.into_iter().chain(again) {
+            again_after(&mut outcome, wait);
+        }
+        self.publish_kept(owner, entry, &mut outcome).await;
+        Ok(Outcome { refused, ..outcome })
     }
 
     async fn restrict_sources(
@@ -498,46 +492,35 @@ impl Provider for Aws {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
-        let call = async {
-            let requested = requested_sources(requested)?;
-            let mut guard = self.entry(&owner.service).await?;
-            self.restrict(owner, requested, &mut guard).await
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let requested = requested_sources(requested)?;
+        let mut guard = self.entry(&owner.service).await?;
+        self.restrict(owner, requested, &mut guard).await
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
-        let call = async {
-            let mut guard = self.entry(&owner.service).await?;
-            self.read_health(owner, &mut guard).await
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut guard = self.entry(&owner.service).await?;
+        self.read_health(owner, &mut guard).await
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        let call = async {
-            let mut guard = self.entry(&owner.service).await?;
-            guard.last_known.take_if(|last| last.owner == *owner);
-            if let Some(usage) = self.listed_use(owner) {
-                guard.uses.entry(owner.clone()).or_insert(usage);
-            }
-            let wait = match guard.uses.get(owner).cloned() {
-                Some(LoadBalancerUse::Shared(shared)) => {
-                    self.leave_shared(owner, &shared, &mut guard).await?
-                }
-                Some(LoadBalancerUse::Own) | None => self.delete_all(owner, &mut guard).await?,
-            };
-            if let Some(wait) = wait {
-                return Ok(Progress::Again(wait));
-            }
-            (guard.left_shared, _) = (None, guard.uses.remove(owner));
-            if guard.resources.is_none() && guard.names.is_empty() && guard.uses.is_empty() {
-                // Another Service of this name starts from nothing.
-                self.services.remove(&owner.service);
-            }
-            Ok(Progress::Done)
+        let mut guard = self.entry(&owner.service).await?;
+        guard.last_known.take_if(|last| last.owner == *owner);
+        if let Some(usage) = self.listed_use(owner) {
+            guard.uses.entry(owner.clone()).or_insert(usage);
+        }
+        let wait = match guard.uses.get(owner).cloned() {
+            Some(LoadBalancerUse::Shared(shared)) => self.leave_shared(owner, &shared, &mut guard).await?,
+            Some(LoadBalancerUse::Own) | None => self.delete_all(owner, &mut guard).await?,
         };
-        caller::for_owner(owner, Box::pin(call)).await
+        if let Some(wait) = wait {
+            return Ok(Progress::Again(wait));
+        }
+        (guard.left_shared, _) = (None, guard.uses.remove(owner));
+        if guard.resources.is_none() && guard.names.is_empty() && guard.uses.is_empty() {
+            // Another Service of this name starts from nothing.
+            self.services.remove(&owner.service);
+        }
+        Ok(Progress::Done)
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {

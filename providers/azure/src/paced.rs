@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::Method;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
+use steerage_provider_api::caller;
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Answer, Call, Calls};
 use crate::error::{CallError, Result};

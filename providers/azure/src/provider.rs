@@ -14,7 +14,7 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
-use steerage_provider_cloud::{ApiMetrics, Keyed, caller};
+use steerage_provider_cloud::{ApiMetrics, Keyed};
 
 use crate::admission::{Guard, narrowed};
 use crate::annotations;
@@ -323,27 +323,21 @@ impl Provider for Azure {
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let wanted = desired(lb, &self.config)?;
-        let call = async {
-            let mut entry = self.entry(&lb.owner.service).await;
-            entry.kept = None;
-            let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
-            if result.is_err() {
-                entry.complete = None;
-            }
-            result
-        };
-        caller::for_owner(&lb.owner, Box::pin(call)).await
+        let mut entry = self.entry(&lb.owner.service).await;
+        entry.kept = None;
+        let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
+        if result.is_err() {
+            entry.complete = None;
+        }
+        result
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            entry.forget_complete();
-            let (mut outcome, serving) = self.follow(owner, targets).await?;
-            self.publish_kept(owner, &serving, &mut entry, &mut outcome).await;
-            Ok(outcome)
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        entry.forget_complete();
+        let (mut outcome, serving) = self.follow(owner, targets).await?;
+        self.publish_kept(owner, &serving, &mut entry, &mut outcome).await;
+        Ok(outcome)
     }
 
     async fn restrict_sources(
@@ -351,12 +345,9 @@ impl Provider for Azure {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            entry.forget_complete();
-            self.restrict(owner, requested).await
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        entry.forget_complete();
+        self.restrict(owner, requested).await
     }
 
     async fn set_shared(&self, set: &TargetSet) -> Result<(), Error> {
@@ -394,18 +385,15 @@ impl Provider for Azure {
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            entry.kept = None;
-            let result = self.delete_all(owner, &mut entry).await;
-            // Another incarnation may have changes that run.
-            let is_empty = entry.complete.is_none() && entry.operations.is_empty();
-            if matches!(result, Ok(Progress::Done)) && is_empty {
-                self.services.remove(&owner.service);
-            }
-            result
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        entry.kept = None;
+        let result = self.delete_all(owner, &mut entry).await;
+        // Another incarnation may have changes that run.
+        let is_empty = entry.complete.is_none() && entry.operations.is_empty();
+        if matches!(result, Ok(Progress::Done)) && is_empty {
+            self.services.remove(&owner.service);
+        }
+        result
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {

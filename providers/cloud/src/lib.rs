@@ -4,15 +4,13 @@
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
 //! being asked again. [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
-//! again their turns, [`Recent`] shares a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which the namespaces
-//! take turns that [`caller`] names, [`ApiMetrics`] counts requests,
-//! [`http`] sends those of clients that are Steerage's own.
+//! again their turns, [`Recent`] shares a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which namespaces
+//! take turns, [`ApiMetrics`] counts requests, [`http`] sends those of clients that are Steerage's own.
 //! It decides on no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
 pub mod annotation;
 mod api_metrics;
 mod budget;
-pub mod caller;
 pub mod failure;
 pub mod http;
 mod joined;

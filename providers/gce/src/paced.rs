@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
+use steerage_provider_api::caller;
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Call, Calls};
 use crate::error::{CallError, Result};
@@ -81,7 +82,7 @@ mod tests {
         }
     }
 
-    /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
+    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is.
     #[tokio::test(start_paused = true)]
     async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting::default());
@@ -89,15 +90,19 @@ mod tests {
         let (lb, targets) = (web(), GroupTargets::of_nodes(TargetSet::default()));
         let asked = || std::mem::take(&mut *calls.0.lock().unwrap());
         let is_shops = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == "shop");
-        let _ = provider().apply(&lb, Compare::Remembered).await;
+        let _ = caller::for_owner(&lb.owner, provider().apply(&lb, Compare::Remembered)).await;
         assert!(is_shops(asked()), "apply");
-        let _ = provider().set_targets(&lb.owner, &targets).await;
+        let _ = caller::for_owner(&lb.owner, provider().set_targets(&lb.owner, &targets)).await;
         assert!(is_shops(asked()), "set_targets");
-        let _ = provider().restrict_sources(&lb.owner, &RequestedSources::default()).await;
+        let _ = caller::for_owner(
+            &lb.owner,
+            provider().restrict_sources(&lb.owner, &RequestedSources::default()),
+        )
+        .await;
         assert!(is_shops(asked()), "restrict_sources");
-        let _ = provider().target_health(&lb.owner).await;
+        let _ = caller::for_owner(&lb.owner, provider().target_health(&lb.owner)).await;
         assert!(is_shops(asked()), "target_health");
-        let _ = provider().delete(&lb.owner).await;
+        let _ = caller::for_owner(&lb.owner, provider().delete(&lb.owner)).await;
         assert!(is_shops(asked()), "delete");
     }
 }

@@ -17,7 +17,7 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
-use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent, caller};
+use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent};
 use tokio::time::{Instant, timeout};
 
 use crate::annotations;
@@ -319,21 +319,15 @@ impl Provider for Gce {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let call = async {
-            let mut entry = self.entry(&lb.owner.service).await;
-            let result = self.apply_wanted(lb, &mut entry, compare).await;
-            noted(result, &mut entry)
-        };
-        caller::for_owner(&lb.owner, Box::pin(call)).await
+        let mut entry = self.entry(&lb.owner.service).await;
+        let result = self.apply_wanted(lb, &mut entry, compare).await;
+        noted(result, &mut entry)
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            let result = self.follow(owner, targets, &mut entry).await;
-            noted(result, &mut entry)
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.follow(owner, targets, &mut entry).await;
+        noted(result, &mut entry)
     }
 
     async fn restrict_sources(
@@ -341,38 +335,29 @@ impl Provider for Gce {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            let result = self.restrict(owner, requested, &mut entry).await;
-            match noted(result, &mut entry)? {
-                Restricted::To(admitted) => Ok(admitted),
-                Restricted::Again => Err(Error::Conflict("the firewall rule is being changed".to_owned())),
-            }
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.restrict(owner, requested, &mut entry).await;
+        match noted(result, &mut entry)? {
+            Restricted::To(admitted) => Ok(admitted),
+            Restricted::Again => Err(Error::Conflict("the firewall rule is being changed".to_owned())),
+        }
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            self.read_health(owner, &mut entry).await
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        self.read_health(owner, &mut entry).await
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            let result = self.delete_all(owner, &mut entry).await;
-            let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
-            let result = noted(result, &mut entry);
-            if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
-                self.note_ended(&owner.service);
-                self.services.remove(&owner.service);
-            }
-            result
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.delete_all(owner, &mut entry).await;
+        let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
+        let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
+            self.note_ended(&owner.service);
+            self.services.remove(&owner.service);
+        }
+        result
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps to the rate that the cloud takes. OpenStack documents none, and clouds put limits of their own in front of it: the budget begins
-//! with a rate that a small cloud serves, and learns from what is throttled. A cloud that is only slow refuses nothing, so the number of requests without an answer has a
-//! limit, too. Namespaces take turns in both.
+//! with a rate that a small cloud serves, and learns from what is throttled. A cloud that is only slow refuses nothing, so the number of
+//! requests without an answer has a limit, too. Namespaces take turns in both.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate, caller};
+use steerage_provider_api::caller;
+use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Call, Calls};
 use crate::error::{CallError, Result};
@@ -103,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Namespaces take turns in the budget only if all that the provider sends for a Service names it.
+    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is.
     #[tokio::test(start_paused = true)]
     async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting(Scripted::new(), Mutex::default()));
@@ -113,15 +114,17 @@ mod tests {
         let asked = || std::mem::take(&mut *calls.1.lock().unwrap());
         let namespace = lb.owner.service.namespace();
         let is_its = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == namespace);
-        settle(&provider, &lb).await.unwrap();
+        caller::for_owner(&lb.owner, settle(&provider, &lb)).await.unwrap();
         assert!(is_its(asked()), "apply");
-        let _ = provider.set_targets(&lb.owner, &targets).await;
+        let _ = caller::for_owner(&lb.owner, provider.set_targets(&lb.owner, &targets)).await;
         assert!(is_its(asked()), "set_targets");
-        let _ = provider.restrict_sources(&lb.owner, &RequestedSources::default()).await;
+        let _ =
+            caller::for_owner(&lb.owner, provider.restrict_sources(&lb.owner, &RequestedSources::default()))
+                .await;
         assert!(is_its(asked()), "restrict_sources");
-        let _ = provider.target_health(&lb.owner).await;
+        let _ = caller::for_owner(&lb.owner, provider.target_health(&lb.owner)).await;
         assert!(is_its(asked()), "target_health");
-        let _ = provider.delete(&lb.owner).await;
+        let _ = caller::for_owner(&lb.owner, provider.delete(&lb.owner)).await;
         assert!(is_its(asked()), "delete");
     }
 }

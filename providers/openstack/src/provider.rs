@@ -18,7 +18,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
 use steerage_provider_cloud::shared::LoadBalancerUse;
-use steerage_provider_cloud::{ApiMetrics, Keyed, caller};
+use steerage_provider_cloud::{ApiMetrics, Keyed};
 use tokio::time::Instant;
 
 use crate::address::Used;
@@ -290,31 +290,25 @@ impl Provider for OpenStack {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let call = async {
-            let wanted = desired(lb, &self.config)?;
-            let mut entry = self.entry(&lb.owner.service).await;
-            let result = if let Some(shared) = wanted.shared.clone() {
-                self.shared_users.add(&lb.owner.service, &shared);
-                self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
-            } else {
-                if entry.shared().is_some() {
-                    entry.usage = LoadBalancerUse::Own;
-                    entry.forget();
-                }
-                self.apply_wanted(lb, wanted, &mut entry, compare).await
-            };
-            noted(result, &mut entry)
+        let wanted = desired(lb, &self.config)?;
+        let mut entry = self.entry(&lb.owner.service).await;
+        let result = if let Some(shared) = wanted.shared.clone() {
+            self.shared_users.add(&lb.owner.service, &shared);
+            self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+        } else {
+            if entry.shared().is_some() {
+                entry.usage = LoadBalancerUse::Own;
+                entry.forget();
+            }
+            self.apply_wanted(lb, wanted, &mut entry, compare).await
         };
-        caller::for_owner(&lb.owner, Box::pin(call)).await
+        noted(result, &mut entry)
     }
 
     async fn set_targets(&self, owner: &Owner, targets: &GroupTargets) -> Result<Outcome, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            let result = self.follow(owner, targets, &mut entry).await;
-            noted(result, &mut entry)
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.follow(owner, targets, &mut entry).await;
+        noted(result, &mut entry)
     }
 
     async fn restrict_sources(
@@ -322,45 +316,36 @@ impl Provider for OpenStack {
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            let result = self.restrict(owner, requested, &mut entry).await;
-            match noted(result, &mut entry)? {
-                Restricted::To(admitted) => Ok(admitted),
-                Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
-            }
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        let result = self.restrict(owner, requested, &mut entry).await;
+        match noted(result, &mut entry)? {
+            Restricted::To(admitted) => Ok(admitted),
+            Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
+        }
     }
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
-        let call = async {
-            let entry = self.entry(&owner.service).await;
-            let mut health = self.read_health(owner, &entry).await?;
-            // A load balancer that is not there now will be.
-            health.due.get_or_insert(HEALTH_POLL_UNDECIDED);
-            Ok(health)
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let entry = self.entry(&owner.service).await;
+        let mut health = self.read_health(owner, &entry).await?;
+        // A load balancer that is not there now will be.
+        health.due.get_or_insert(HEALTH_POLL_UNDECIDED);
+        Ok(health)
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
-        let call = async {
-            let mut entry = self.entry(&owner.service).await;
-            if let Some(shared) = self.shared_users.remove(&owner.service) {
-                entry.left_address.get_or_insert(shared);
-            }
-            let result = self.delete_all(owner, &mut entry).await;
-            let result = noted(result, &mut entry);
-            if matches!(result, Ok(Progress::Done)) {
-                self.end_replacement(&owner.service);
-            }
-            if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
-                self.services.remove(&owner.service);
-            }
-            result
-        };
-        caller::for_owner(owner, Box::pin(call)).await
+        let mut entry = self.entry(&owner.service).await;
+        if let Some(shared) = self.shared_users.remove(&owner.service) {
+            entry.left_address.get_or_insert(shared);
+        }
+        let result = self.delete_all(owner, &mut entry).await;
+        let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) {
+            self.end_replacement(&owner.service);
+        }
+        if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() {
+            self.services.remove(&owner.service);
+        }
+        result
     }
 
     async fn owned(&self) -> Result<Vec<Owner>, Error> {
