@@ -93,6 +93,11 @@ impl Operation {
         })
     }
 
+    /// What was requested.
+    pub(crate) fn action(&self) -> &'static str {
+        self.action
+    }
+
     pub(crate) fn began(&self) -> Instant {
         self.began
     }

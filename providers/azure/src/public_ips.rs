@@ -2,6 +2,7 @@
 //! Public IPs: those that Steerage creates for a Service, and those of users. One list of a resource group serves all Services.
 
 mod given;
+mod known;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,9 +12,9 @@ use std::time::Duration;
 use serde_json::json;
 use steerage_model::Family;
 use steerage_provider_api::{Error, Owner};
-use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use self::known::KnownPublicIps;
 use crate::client::{Call, Calls, list, object, read};
 use crate::config::Config;
 use crate::desired::NewPublicIp;
@@ -21,7 +22,7 @@ use crate::error::CallError;
 use crate::marks::{self, Mark};
 use crate::operation::{Operation, Running};
 use crate::reasons;
-use crate::types::{PublicIp, PublicIpProperties, Ref};
+use crate::types::{Provisioning, PublicIp, PublicIpProperties, Ref};
 
 const GET: &str = "GET publicIPAddresses";
 const PUT: &str = "PUT publicIPAddresses";
@@ -54,12 +55,10 @@ pub(crate) enum Prepared {
 /// Changes of public IPs that run, by name. They are a Service's.
 pub(crate) type Operations = BTreeMap<String, Operation>;
 
-type Listed = (Instant, Arc<BTreeMap<String, PublicIp>>);
-
 /// The public IPs of the resource group.
 pub(crate) struct PublicIps {
     config: Config,
-    listed: Mutex<Option<Listed>>,
+    known: KnownPublicIps,
     /// What was written last and did not show yet, by name. It is not written again.
     written: std::sync::Mutex<BTreeMap<String, NewPublicIp>>,
     /// When those in use were written last, by name.
@@ -74,7 +73,7 @@ impl PublicIps {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             config,
-            listed: Mutex::default(),
+            known: KnownPublicIps::default(),
             written: std::sync::Mutex::default(),
             changed: std::sync::Mutex::default(),
             in_use: std::sync::Mutex::default(),
@@ -88,21 +87,7 @@ impl PublicIps {
         calls: &dyn Calls,
         age: Duration,
     ) -> Result<Arc<BTreeMap<String, PublicIp>>, Error> {
-        let mut listed = self.listed.lock().await;
-        if let Some((at, all)) = &*listed
-            && at.elapsed() < age
-        {
-            return Ok(Arc::clone(all));
-        }
-        *listed = None;
-        let all = Arc::new(by_name(calls, &self.group(None)).await?);
-        *listed = Some((Instant::now(), Arc::clone(&all)));
-        Ok(all)
-    }
-
-    fn group(&self, group: Option<&str>) -> String {
-        let path = self.config.public_ip_path(group, "");
-        path.trim_end_matches('/').to_owned()
+        Ok(self.known.all(calls, &self.config, age).await?)
     }
 
     /// Those that Steerage created for the Service, of whatever incarnation.
@@ -120,22 +105,6 @@ impl PublicIps {
         Ok(all.values().filter_map(of).collect())
     }
 
-    /// Notes what an answer says; `None` if it is gone.
-    async fn note(&self, name: &str, ip: Option<PublicIp>) {
-        if let Some((_, all)) = &mut *self.listed.lock().await {
-            let all = Arc::make_mut(all);
-            match ip {
-                Some(ip) => drop(all.insert(name.to_owned(), ip)),
-                None => drop(all.remove(name)),
-            }
-        }
-    }
-
-    /// What was known may be wrong.
-    pub(crate) async fn forget(&self) {
-        *self.listed.lock().await = None;
-    }
-
     /// The address of a public IP, of which the list that is at most so old knows most.
     pub(crate) async fn known_address(
         &self,
@@ -145,8 +114,8 @@ impl PublicIps {
     ) -> Result<Option<IpAddr>, Error> {
         let is_it = |ip: &&PublicIp| Ref::to(self.config.public_ip_path(None, &ip.name)) == *of;
         let all = self.all(calls, age).await?;
-        if let Some(ip) = all.get(of.id.name()).filter(is_it) {
-            return Ok(ip.properties.ip_address);
+        if let Some(address) = all.get(of.id.name()).filter(is_it).and_then(|ip| ip.properties.ip_address) {
+            return Ok(Some(address));
         }
         let ip: Option<PublicIp> = read(calls, GET, &of.id.0).await?;
         Ok(ip.and_then(|ip| ip.properties.ip_address))
@@ -168,15 +137,14 @@ impl PublicIps {
         let mut present = self.all(calls, age).await?.get(&name).cloned();
         if present.is_none() {
             // The list may be old: one that somebody made since is kept.
+            let unanswered = self.known.change(&name);
             present = read(calls, GET, &self.path(&name)).await?;
-            if present.is_some() {
-                self.note(&name, present.clone()).await;
-            }
+            unanswered.answered(present.clone()).await;
         }
         if let Some(ip) = &present {
             if let Err(error) = self.check_owned(owner, &name, ip) {
                 // It may be gone by the next try.
-                self.forget().await;
+                self.known.doubt(&name);
                 return Err(error);
             }
             check_prefix(ip, wanted)?;
@@ -203,25 +171,16 @@ impl PublicIps {
         }
         let etag = present.as_ref().and_then(|ip| ip.etag.clone());
         let is_new = present.is_none();
-        if !is_new {
-            // The call may be abandoned before its answer comes.
-            self.forget().await;
-        }
         let body = self.wanted(owner, family, present.unwrap_or_default(), wanted);
         let (path, body) = (self.path(&name), serde_json::to_value(body).unwrap_or_default());
         let call = if is_new { Call::create(PUT, path, body) } else { Call::put(PUT, path, etag, body) };
-        let answer = match calls.send(call).await {
-            Ok(answer) => answer,
-            Err(failure) => {
-                self.forget().await;
-                return Err(failure.into());
-            }
-        };
+        let unanswered = self.known.change(&name);
+        let answer = calls.send(call).await?;
         tracing::info!(service = %owner.service, name, "public IP changed");
         self.written().insert(name.clone(), wanted.clone());
         let ip: PublicIp = object(PUT, answer.body.clone())?;
         // Whoever looks for what is the Service's finds it, also if nobody asks for its operation any more.
-        self.note(&name, Some(ip.clone())).await;
+        unanswered.answered(Some(ip.clone())).await;
         let is_ready =
             answer.operation.is_none() && !answer.is_accepted && ip.properties.ip_address.is_some();
         if let (true, Some(address)) = (is_ready, ip.properties.ip_address) {
@@ -243,7 +202,8 @@ impl PublicIps {
         ip.properties.provisioning_state = None;
         let (name, etag) = (ip.name.clone(), ip.etag.clone());
         let body = serde_json::to_value(ip).unwrap_or_default();
-        self.forget().await;
+        // It is read again, whatever the answer.
+        let _unanswered = self.known.change(&name);
         calls.send(Call::put(PUT, path, etag, body)).await?;
         tracing::info!(name, "public IP whose last change failed written again");
         Ok(())
@@ -284,8 +244,15 @@ impl PublicIps {
         }
         match running {
             Running::For(wait) => Ok(Some(wait)),
+            Running::Succeeded if operation.action() == DELETE => {
+                operations.remove(name);
+                self.known.change(name).answered(None).await;
+                Ok(None)
+            }
             Running::Succeeded | Running::Lost => {
+                let unanswered = self.known.change(name);
                 let ip: Option<PublicIp> = read(calls, GET, &self.path(name)).await?;
+                unanswered.answered(ip.clone()).await;
                 if ip
                     .as_ref()
                     .is_some_and(|ip| ip.properties.provisioning_state.unwrap_or_default().is_busy())
@@ -300,12 +267,11 @@ impl PublicIps {
                     return Ok(Some(self.config.poll));
                 }
                 operations.remove(name);
-                self.note(name, ip).await;
                 Ok(None)
             }
             Running::Failed(failure) => {
                 operations.remove(name);
-                self.forget().await;
+                self.known.doubt(name);
                 Err(failure.into())
             }
         }
@@ -408,8 +374,7 @@ impl PublicIps {
                 }
                 Err(error) => return Err(error),
             }
-            let known = self.all(calls, Duration::MAX).await?;
-            let Some(ip) = known.get(name) else {
+            let Some(mut ip) = self.all(calls, Duration::MAX).await?.get(name).cloned() else {
                 self.in_use().remove(name);
                 continue;
             };
@@ -417,16 +382,18 @@ impl PublicIps {
                 again = Some(self.begin_unknown(name, operations));
                 continue;
             }
-            self.forget().await;
+            // What somebody changed meanwhile, and what the load balancer has just let go, is read again, and is still Steerage's.
+            let unanswered = self.known.change(name);
             match calls.send(Call::delete(DELETE, self.path(name), ip.etag.clone())).await {
                 Ok(answer) => {
                     tracing::info!(name, "public IP deleted");
+                    ip.properties.provisioning_state = Some(Provisioning::Deleting);
+                    unanswered.answered(Some(ip)).await;
                     self.in_use().remove(name);
                     operations.insert(name.clone(), Operation::begun(DELETE, &answer, self.config.poll));
                     again = Some(answer.after.unwrap_or(self.config.poll));
                 }
-                Err(failure) if failure.is_not_found() => {}
-                // Somebody changed it, or the load balancer has just let it go: it is read again, and is still Steerage's.
+                Err(failure) if failure.is_not_found() => unanswered.answered(None).await,
                 Err(failure) if failure.is_stale() || is_in_use(&failure) => {
                     let since = *self.in_use().entry(name.clone()).or_insert_with(Instant::now);
                     if is_in_use(&failure) && since.elapsed() >= IN_USE {
@@ -448,20 +415,6 @@ impl PublicIps {
     pub(crate) async fn owners(&self, calls: &dyn Calls) -> Result<BTreeSet<Owner>, Error> {
         let all = self.all(calls, Duration::ZERO).await?;
         Ok(all.values().filter_map(|ip| marks::owner(&self.config.cluster, &ip.tags)).collect())
-    }
-
-    /// The addresses of these public IPs.
-    pub(crate) async fn addresses(
-        &self,
-        calls: &dyn Calls,
-        ids: impl Iterator<Item = &Ref>,
-    ) -> Result<BTreeSet<IpAddr>, Error> {
-        let mut addresses = BTreeSet::new();
-        for of in ids {
-            let ip: Option<PublicIp> = read(calls, GET, &of.id.0).await?;
-            addresses.extend(ip.and_then(|ip| ip.properties.ip_address));
-        }
-        Ok(addresses)
     }
 }
 

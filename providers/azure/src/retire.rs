@@ -11,7 +11,7 @@ use steerage_provider_api::{Error, Owner};
 use crate::admission::Admission;
 use crate::desired::Desired;
 use crate::merge::{Fragment, Intent, Others};
-use crate::provider::Azure;
+use crate::provider::{Azure, KNOWN};
 use crate::shared::Written;
 use crate::state::ServiceState;
 use crate::types::{Frontend, Part};
@@ -150,15 +150,16 @@ impl Azure {
         })
     }
 
-    /// The addresses of frontends.
+    /// The addresses of frontends. That of a public IP does not change as long as it is one.
     pub(crate) async fn addresses_of(
         &self,
         parts: impl Iterator<Item = &Part<Frontend>>,
     ) -> Result<BTreeSet<IpAddr>, Error> {
         let parts: Vec<_> = parts.collect();
-        let public = parts.iter().filter_map(|part| part.properties.public_ip.as_ref());
-        let mut vips = self.public_ips.addresses(&*self.calls, public).await?;
-        vips.extend(parts.iter().filter_map(|part| part.properties.private_ip));
+        let mut vips: BTreeSet<_> = parts.iter().filter_map(|part| part.properties.private_ip).collect();
+        for public in parts.iter().filter_map(|part| part.properties.public_ip.as_ref()) {
+            vips.extend(self.public_ips.known_address(&*self.calls, public, KNOWN).await?);
+        }
         Ok(vips)
     }
 }

@@ -27,7 +27,7 @@ impl PublicIps {
         let found = self.find_given(calls, of, by, balancer, age).await;
         if found.is_err() {
             // Somebody may have corrected it by the next try.
-            self.forget().await;
+            self.known.forget().await;
         }
         found
     }
@@ -94,7 +94,7 @@ impl PublicIps {
         let id = ip.id.as_ref().map_or_else(|| self.config.public_ip_path(group, name), |id| id.0.clone());
         match (ip.properties.ip_address, ip.properties.provisioning_state.unwrap_or_default()) {
             (_, state) if state.is_busy() => {
-                self.forget().await;
+                self.known.forget().await;
                 Ok(Prepared::Again(self.config.poll))
             }
             // Azure refuses every change of the load balancer, for all Services, also one that gives it another address.
@@ -138,7 +138,10 @@ impl PublicIps {
                 return Ok(Some(ip));
             }
         }
-        let found = by_name(calls, &self.group(Some(group))).await?.into_values().find(has);
+        let found = by_name(calls, self.config.public_ip_path(Some(group), "").trim_end_matches('/'))
+            .await?
+            .into_values()
+            .find(has);
         match &found {
             Some(ip) => drop(names().insert(key, ip.name.clone())),
             None => drop(names().remove(&key)),

@@ -90,6 +90,10 @@ async fn many_services_are_few_writes_of_the_load_balancer_and_of_the_group() {
     let writes = ["PUT loadBalancers", "DELETE loadBalancers", "PUT networkSecurityGroups"]
         .map(|of| count(&calls, of));
     assert!(writes.iter().sum::<usize>() <= 8, "{writes:?}");
+    // One list, whatever else changes meanwhile; the operation says when each is gone.
+    assert_eq!(count(&calls, "DELETE publicIPAddresses"), 50);
+    let reads = count(&calls, "GET publicIPAddresses");
+    assert!(reads <= 3, "{reads}");
     assert!(cloud.all("loadBalancers").is_empty() && cloud.all("publicIPAddresses").is_empty());
 }
 
