@@ -9,7 +9,7 @@ use std::time::Duration;
 use steerage_process::duration;
 use steerage_provider_api::{
     AdmittedSources, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome, Owner, Progress, Provider,
-    RequestedSources, TargetSet, caller,
+    RequestedSources, TargetSet, call_namespace,
 };
 use tokio::time::Instant;
 
@@ -125,7 +125,7 @@ impl GuardedProvider {
         let before = Instant::now();
         let call = within_deadline(call);
         let result = match owner {
-            Some(owner) => caller::for_owner(owner, call).await,
+            Some(owner) => call_namespace::for_owner(owner, call).await,
             None => call.await,
         };
         // The provider gave up a write without an answer, or a connection broke.
@@ -162,7 +162,8 @@ mod tests {
         let reconciler = reconciler(Arc::new(Silent::default()), silent_client());
         let owner = Owner { service: Key::new("shop", "web"), uid: "u".to_owned() };
         for (owner, namespace) in [(Some(&owner), "shop"), (None, "")] {
-            let called = reconciler.provider.call("apply", owner, async { Ok(caller::namespace()) }).await;
+            let called =
+                reconciler.provider.call("apply", owner, async { Ok(call_namespace::current()) }).await;
             assert_eq!(called.unwrap(), namespace);
         }
     }

@@ -281,8 +281,8 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         ),
         (
             Error::Throttled { after: None, message: text() },
-            "The provider limits calls, or Steerage makes few changes at a time because AWS leaves some unanswered: the message says which",
-            "Nothing: Steerage retries at the rate that the provider allows",
+            "The provider limits calls; or Steerage sends few at a time, because the cloud answers slowly or not at all (AWS: changes; OpenStack: requests). The message says which",
+            "Nothing if it passes: Steerage retries. Otherwise find out whether the cloud throttles or is slow: `steerage_controller_CLOUD_api_budget_rate`, `steerage_controller_CLOUD_api_request_duration_seconds`",
         ),
         (
             Error::Denied(text()),

@@ -2,9 +2,9 @@
 //! The interface between the controller and the providers of load balancers.
 //!
 //! The controller plans a plain value, a [`LoadBalancer`] with its [`TargetGroup`]s, and passes it to a [`Provider`], which makes the
-//! cloud match it. This crate owns those values, the trait, its errors, and for whom a call is ([`caller`]). It knows no cloud and does no I/O.
+//! cloud match it. This crate owns those values, the trait, its errors, and for which namespace a call is ([`call_namespace`]). It knows no cloud and does no I/O.
 
-pub mod caller;
+pub mod call_namespace;
 mod capabilities;
 mod error;
 mod load_balancer;

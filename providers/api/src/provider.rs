@@ -74,7 +74,7 @@ impl Outcome {
 /// A provider of load balancers: a cloud, or `steerage-edge`.
 ///
 /// Every method converges from any partial state, writes nothing if nothing differs, and touches only what it owns. Calls with the
-/// same [`Provider::serialization_key`] never overlap; others do. A call for an owner is made [for it](crate::caller::for_owner).
+/// same [`Provider::serialization_key`] never overlap; others do. A call for an owner is made [for it](crate::call_namespace::for_owner).
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
     /// The name; the class is `steerage.dev/<name>`.

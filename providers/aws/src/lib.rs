@@ -4,7 +4,7 @@
 //! [`AwsArgs`] holds the controller's flags, [`Config`] the validated settings. [`Aws`] is the provider. These decide and do no I/O:
 //! `desired` with `annotations`, `attributes`, `health_check`, `ip_address_type`, `labels`, `named_groups`, `names`, `peers`, `placement`,
 //! `security_group`, `shared`, `subnets`, `tls` and `wanted_targets` what is wanted; `diff`, `failing_groups`, `last_known`, `refused_listeners`, `registered`, `shared_use`, `state`, `tries` and `zones` what is missing. `client`
-//! makes and counts the calls, `paced` at the rate that AWS takes, in which the namespaces take turns that `steerage_provider_api::caller` names. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
+//! makes and counts the calls, `paced` at the rate that AWS takes, in which the namespaces take turns that `steerage_provider_api::call_namespace` names. `provider` combines them: `inventory`, `first_look` and `observe` read what exists,
 //! `lookup` finds subnets and security groups by their names, `restructure` and `apply` with `change_listeners` and `put_back` bring the structure in place, `finish`, `follow`, `targets`
 //! and `health` do what follows, `security_group_sync` with `security_group_rules` and `named_groups_sync` looks after the security
 //! groups, `subnet_sync` after the subnets, `ip_address_type_sync` after the IP families of clients, `leaving_sources` after sources that must go at once, `shared_sync` after load balancers of several Services, `delete` removes everything. No other crate sees an AWS type, and this crate uses nothing of
@@ -100,5 +100,5 @@ const AWS: Cloud = Cloud { title: "AWS", name: "aws" };
 
 /// Registers the metrics of requests to AWS.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api), &paced::documented_rates())
+    ApiMetrics::new(registry, AWS, client::APIS.map(|api| api.api), &paced::initial_rates())
 }

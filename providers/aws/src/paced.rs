@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use steerage_provider_api::caller;
+use steerage_provider_api::call_namespace;
 use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::attributes::Values;
@@ -75,7 +75,7 @@ impl Kind {
 }
 
 /// The budgets by their names in metrics, with the rates with which they begin.
-pub(crate) fn documented_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
+pub(crate) fn initial_rates() -> [(&'static str, Rate); Kind::ALL.len()] {
     Kind::ALL.map(|kind| (kind.name(), kind.documented()))
 }
 
@@ -132,7 +132,9 @@ impl<C> Paced<C> {
             answer
         };
         let used_up = |used_up| CallError::used_up(kind.title(), used_up);
-        self.budgets[kind as usize].send(&caller::namespace(), timed, used_up, CallError::is_throttled).await
+        self.budgets[kind as usize]
+            .send(&call_namespace::current(), timed, used_up, CallError::is_throttled)
+            .await
     }
 }
 

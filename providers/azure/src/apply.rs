@@ -271,7 +271,7 @@ impl Azure {
         let (mut kept, mut dropped) = (fragment.clone(), BTreeSet::new());
         for front in &mut kept.frontends {
             for part in others.iter().filter(|part| fragment.mark.is_frontend(front.family, &part.name)) {
-                let vips = self.addresses_of([*part].into_iter()).await?;
+                let vips = self.addresses_of([*part].into_iter(), RECENT).await?;
                 let is_published = vips.iter().any(|ip| lb.published.contains(ip));
                 match FrontendAddress::of(part).filter(|_| is_published) {
                     Some(address) => front.address = address,

@@ -64,5 +64,5 @@ const AZURE: Cloud = Cloud { title: "Azure", name: "azure" };
 
 /// Registers the metrics of requests to Azure.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, AZURE, client::APIS, &paced::documented_rates())
+    ApiMetrics::new(registry, AZURE, client::APIS, &paced::initial_rates())
 }

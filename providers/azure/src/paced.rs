@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::Method;
-use steerage_provider_api::caller;
+use steerage_provider_api::call_namespace;
 use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Answer, Call, Calls};
@@ -16,7 +16,7 @@ const RATES: [(&str, Rate); 2] =
     [("reads", Rate { burst: 200, per_second: 20.0 }), ("writes", Rate { burst: 100, per_second: 3.0 })];
 
 /// The budgets, with the rates that they begin with.
-pub(crate) fn documented_rates() -> [(&'static str, Rate); 2] {
+pub(crate) fn initial_rates() -> [(&'static str, Rate); 2] {
     RATES
 }
 
@@ -40,7 +40,7 @@ impl Calls for Paced {
         let budget = if call.method == Method::GET { &self.reads } else { &self.writes };
         let action = call.action;
         let used_up = |used_up| CallError::used_up(action, used_up);
-        budget.send(&caller::namespace(), self.calls.send(call), used_up, CallError::is_throttled).await
+        budget.send(&call_namespace::current(), self.calls.send(call), used_up, CallError::is_throttled).await
     }
 }
 
@@ -80,11 +80,11 @@ mod tests {
         let call = || paced.send(Call::put("PUT loadBalancers", "/a", None, Value::Null));
         let began = tokio::time::Instant::now();
         let many = owner("many");
-        let many = futures::future::join_all((0..130).map(|_| caller::for_owner(&many, call())));
+        let many = futures::future::join_all((0..130).map(|_| call_namespace::for_owner(&many, call())));
         let one = async {
             // The burst is used up by then.
             tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-            caller::for_owner(&owner("one"), call()).await.unwrap();
+            call_namespace::for_owner(&owner("one"), call()).await.unwrap();
             began.elapsed()
         };
         let (_, one) = futures::join!(many, one);

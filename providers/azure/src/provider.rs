@@ -172,7 +172,7 @@ impl Azure {
         body: Option<&Balancer>,
         mark: &Mark,
     ) -> Result<BTreeSet<IpAddr>, Error> {
-        self.addresses_of(balancer.document.layout.frontends_of(body, mark).into_iter()).await
+        self.addresses_of(balancer.document.layout.frontends_of(body, mark).into_iter(), RECENT).await
     }
 
     /// Also returns the frontends that serve.

@@ -137,14 +137,14 @@ impl PublicIps {
         let mut present = self.all(calls, age).await?.get(&name).cloned();
         if present.is_none() {
             // The list may be old: one that somebody made since is kept.
-            let unanswered = self.known.change(&name);
+            let expected = self.known.expect_answer(&name);
             present = read(calls, GET, &self.path(&name)).await?;
-            unanswered.answered(present.clone()).await;
+            expected.note_answer(present.clone()).await;
         }
         if let Some(ip) = &present {
             if let Err(error) = self.check_owned(owner, &name, ip) {
                 // It may be gone by the next try.
-                self.known.doubt(&name);
+                self.known.read_again(&name);
                 return Err(error);
             }
             check_prefix(ip, wanted)?;
@@ -174,13 +174,13 @@ impl PublicIps {
         let body = self.wanted(owner, family, present.unwrap_or_default(), wanted);
         let (path, body) = (self.path(&name), serde_json::to_value(body).unwrap_or_default());
         let call = if is_new { Call::create(PUT, path, body) } else { Call::put(PUT, path, etag, body) };
-        let unanswered = self.known.change(&name);
+        let expected = self.known.expect_answer(&name);
         let answer = calls.send(call).await?;
         tracing::info!(service = %owner.service, name, "public IP changed");
         self.written().insert(name.clone(), wanted.clone());
         let ip: PublicIp = object(PUT, answer.body.clone())?;
         // Whoever looks for what is the Service's finds it, also if nobody asks for its operation any more.
-        unanswered.answered(Some(ip.clone())).await;
+        expected.note_answer(Some(ip.clone())).await;
         let is_ready =
             answer.operation.is_none() && !answer.is_accepted && ip.properties.ip_address.is_some();
         if let (true, Some(address)) = (is_ready, ip.properties.ip_address) {
@@ -203,7 +203,7 @@ impl PublicIps {
         let (name, etag) = (ip.name.clone(), ip.etag.clone());
         let body = serde_json::to_value(ip).unwrap_or_default();
         // It is read again, whatever the answer.
-        let _unanswered = self.known.change(&name);
+        let _expected = self.known.expect_answer(&name);
         calls.send(Call::put(PUT, path, etag, body)).await?;
         tracing::info!(name, "public IP whose last change failed written again");
         Ok(())
@@ -246,13 +246,13 @@ impl PublicIps {
             Running::For(wait) => Ok(Some(wait)),
             Running::Succeeded if operation.action() == DELETE => {
                 operations.remove(name);
-                self.known.change(name).answered(None).await;
+                self.known.expect_answer(name).note_answer(None).await;
                 Ok(None)
             }
             Running::Succeeded | Running::Lost => {
-                let unanswered = self.known.change(name);
+                let expected = self.known.expect_answer(name);
                 let ip: Option<PublicIp> = read(calls, GET, &self.path(name)).await?;
-                unanswered.answered(ip.clone()).await;
+                expected.note_answer(ip.clone()).await;
                 if ip
                     .as_ref()
                     .is_some_and(|ip| ip.properties.provisioning_state.unwrap_or_default().is_busy())
@@ -271,7 +271,7 @@ impl PublicIps {
             }
             Running::Failed(failure) => {
                 operations.remove(name);
-                self.known.doubt(name);
+                self.known.read_again(name);
                 Err(failure.into())
             }
         }
@@ -383,17 +383,19 @@ impl PublicIps {
                 continue;
             }
             // What somebody changed meanwhile, and what the load balancer has just let go, is read again, and is still Steerage's.
-            let unanswered = self.known.change(name);
+            let expected = self.known.expect_answer(name);
             match calls.send(Call::delete(DELETE, self.path(name), ip.etag.clone())).await {
                 Ok(answer) => {
                     tracing::info!(name, "public IP deleted");
                     ip.properties.provisioning_state = Some(Provisioning::Deleting);
-                    unanswered.answered(Some(ip)).await;
+                    // Azure may give it to another Service at once.
+                    ip.properties.ip_address = None;
+                    expected.note_answer(Some(ip)).await;
                     self.in_use().remove(name);
                     operations.insert(name.clone(), Operation::begun(DELETE, &answer, self.config.poll));
                     again = Some(answer.after.unwrap_or(self.config.poll));
                 }
-                Err(failure) if failure.is_not_found() => unanswered.answered(None).await,
+                Err(failure) if failure.is_not_found() => expected.note_answer(None).await,
                 Err(failure) if failure.is_stale() || is_in_use(&failure) => {
                     let since = *self.in_use().entry(name.clone()).or_insert_with(Instant::now);
                     if is_in_use(&failure) && since.elapsed() >= IN_USE {

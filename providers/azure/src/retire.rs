@@ -78,7 +78,7 @@ impl Azure {
         let gone: Vec<_> = ours.iter().filter(|(_, ip)| !is_used(&ip.name)).collect();
         entry.vips.extend(*vips);
         entry.vips.extend(gone.iter().filter_map(|(_, ip)| ip.properties.ip_address));
-        entry.vips.extend(self.addresses_of(others.iter().chain(&moved).copied()).await?);
+        entry.vips.extend(self.addresses_of(others.iter().chain(&moved).copied(), KNOWN).await?);
         let old = &entry.vips - *vips;
         if has_old && self.denies(&old, age).await? {
             // Nobody may connect to the old addresses whom the rules deny, also not for a moment.
@@ -150,15 +150,16 @@ impl Azure {
         })
     }
 
-    /// The addresses of frontends. That of a public IP does not change as long as it is one.
+    /// The addresses of frontends, as they are, or were at most so long ago: a public IP of a user may be another one of the same name.
     pub(crate) async fn addresses_of(
         &self,
         parts: impl Iterator<Item = &Part<Frontend>>,
+        age: Duration,
     ) -> Result<BTreeSet<IpAddr>, Error> {
         let parts: Vec<_> = parts.collect();
         let mut vips: BTreeSet<_> = parts.iter().filter_map(|part| part.properties.private_ip).collect();
         for public in parts.iter().filter_map(|part| part.properties.public_ip.as_ref()) {
-            vips.extend(self.public_ips.known_address(&*self.calls, public, KNOWN).await?);
+            vips.extend(self.public_ips.known_address(&*self.calls, public, age).await?);
         }
         Ok(vips)
     }

@@ -174,7 +174,7 @@ impl Scripted {
     }
 
     /// They do not fail any more.
-    pub(crate) fn mend_path(&self, path: &str) {
+    pub(crate) fn fix_path(&self, path: &str) {
         self.resources().broken.remove(&path.to_ascii_lowercase());
     }
 

@@ -125,7 +125,7 @@ impl ApiMetrics {
         );
         registry.register(
             format!("{name}_api_budget_wait_seconds"),
-            format!("Time that calls waited because {title} limits their rate, by budget: {budgets}"),
+            format!("Time that calls waited because {title} limits their rate, or answers others first, by budget: {budgets}"),
             metrics.budget_waits.clone(),
         );
         registry.register(

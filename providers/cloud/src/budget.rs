@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many calls of one kind a cloud takes. A cloud shares its limits between all programs of an account, and an account may have other
+//! How many calls of one kind a cloud takes, and how many of them may be without an answer. A cloud shares its limits between all programs of an account, and an account may have other
 //! limits than the documented ones. So a budget begins with these, and learns from what the cloud refuses.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::turns::CallTurns;
@@ -15,7 +15,7 @@ mod turns;
 
 pub use self::metered::MeteredBudget;
 
-/// The share of the documented rate that is added in a second in which a call had to wait, and none was throttled.
+/// The share of the documented rate that is added in a second in which a call had to wait for it, and none was throttled.
 const GROWTH: f64 = 1.0 / 20.0;
 /// The learned rate stays between these shares of the documented one.
 const LEAST: f64 = 1.0 / 16.0;
@@ -34,6 +34,8 @@ pub struct Rate {
 
 /// A caller that would have to wait longer does something else meanwhile.
 const MAX_BUDGET_WAIT: Duration = Duration::from_secs(10);
+/// When to ask again for a call that waited for the answers to others.
+const AFTER_OTHERS: Duration = Duration::from_secs(1);
 /// A timer that is so late says that the process was stopped meanwhile: it may no longer be the one that makes changes.
 const MAX_TIMER_DELAY: Duration = Duration::from_secs(2);
 
@@ -49,8 +51,6 @@ pub struct UsedUp {
 pub struct Budget {
     bucket: Mutex<Bucket>,
     turns: Mutex<CallTurns>,
-    /// Calls that may be without an answer at the same time, if that is limited.
-    places: Option<Semaphore>,
     /// Another caller is next.
     next_changed: Notify,
 }
@@ -58,7 +58,16 @@ pub struct Budget {
 /// A call that may be made. Kept until it has its answer.
 #[derive(Debug)]
 pub struct CallPermit<'a> {
-    _place: Option<SemaphorePermit<'a>>,
+    budget: &'a Budget,
+    group: String,
+}
+
+impl Drop for CallPermit<'_> {
+    fn drop(&mut self) {
+        if self.budget.turns().end(&self.group) {
+            self.budget.next_changed.notify_waiters();
+        }
+    }
 }
 
 /// A caller that waits, until it is dropped.
@@ -93,13 +102,14 @@ impl Budget {
     /// A budget that begins with the documented rate.
     pub fn new(documented: Rate) -> Self {
         let bucket = Mutex::new(Bucket::new(documented, Instant::now()));
-        Self { bucket, turns: Mutex::default(), places: None, next_changed: Notify::new() }
+        Self { bucket, turns: Mutex::default(), next_changed: Notify::new() }
     }
 
     /// The same, with at most so many calls without an answer at the same time: a cloud that is slow refuses nothing, and only gets slower.
+    /// A group has at most as many of them as it leaves to others.
     #[must_use]
-    pub fn with_places(self, places: usize) -> Self {
-        Self { places: Some(Semaphore::new(places)), ..self }
+    pub fn with_max_in_flight(self, calls: usize) -> Self {
+        Self { turns: Mutex::new(CallTurns::with_max_in_flight(calls)), ..self }
     }
 
     fn turns(&self) -> MutexGuard<'_, CallTurns> {
@@ -117,19 +127,16 @@ impl Budget {
         let asked = Instant::now();
         let turn = async {
             waiting.be_next().await;
-            let mut has_waited = before > 0;
-            // Only who is next waits for a place, so groups take turns here, too.
-            let place = match &self.places {
-                Some(places) => places.acquire().await.ok(),
-                None => None,
-            };
+            // A wait for turns or answers says nothing about the rate.
+            let mut has_waited = false;
             loop {
                 // Again after each wait: the rate may be another one by then.
                 if asked.elapsed() > MAX_BUDGET_WAIT + MAX_TIMER_DELAY {
                     return Err(UsedUp { after: MAX_BUDGET_WAIT });
                 }
                 let Some(wait) = self.bucket().take(has_waited, Instant::now()) else {
-                    return Ok(CallPermit { _place: place });
+                    self.turns().begin(group);
+                    return Ok(CallPermit { budget: self, group: group.to_owned() });
                 };
                 let due = Instant::now() + wait;
                 tokio::time::sleep_until(due).await;
@@ -140,7 +147,13 @@ impl Budget {
             }
         };
         let in_time = tokio::time::timeout(MAX_BUDGET_WAIT, turn).await;
-        in_time.unwrap_or(Err(UsedUp { after: MAX_BUDGET_WAIT }))
+        in_time.unwrap_or_else(|_| {
+            // Where the answers to others were lacking, one may come at any time.
+            let by_rate = self.bucket().expected(0, Instant::now());
+            let after =
+                if self.turns().limits_in_flight() { by_rate.max(AFTER_OTHERS) } else { MAX_BUDGET_WAIT };
+            Err(UsedUp { after })
+        })
     }
 
     /// The cloud refused a call because there were too many.
@@ -420,38 +433,48 @@ mod tests {
         assert_eq!(budget.take("").await.map(drop), Ok(()), "who asks later");
     }
 
-    /// The cloud needs five seconds for a call. One group makes fifty at once, and another one a few, one after the other.
+    /// The cloud needs 25 seconds for a call. One group makes fifty at once, and another one a few, one after the other.
     #[tokio::test(start_paused = true)]
-    async fn places_are_limited_and_groups_take_turns_for_them() {
-        let budget = Arc::new(Budget::new(Rate { burst: 100, per_second: 100.0 }).with_places(4));
+    async fn calls_in_flight_are_limited_and_groups_leave_room_to_others() {
+        let rate = Rate { burst: 100, per_second: 20.0 };
+        let budget = Arc::new(Budget::new(rate).with_max_in_flight(8));
         let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let mut tasks = tokio::task::JoinSet::new();
         for _ in 0..50 {
             let (budget, running, most) = (Arc::clone(&budget), Arc::clone(&running), Arc::clone(&most));
             tasks.spawn(async move {
                 loop {
-                    let Ok(permit) = budget.take("many").await else { continue };
-                    most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
-                    tokio::time::sleep(5 * SECOND).await;
-                    running.fetch_sub(1, Ordering::Relaxed);
-                    drop(permit);
+                    match budget.take("many").await {
+                        Ok(_permit) => {
+                            most.fetch_max(running.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                            tokio::time::sleep(25 * SECOND).await;
+                            running.fetch_sub(1, Ordering::Relaxed);
+                        }
+                        // The rate is not what it waits for.
+                        Err(UsedUp { after }) => {
+                            assert_eq!(after, SECOND);
+                            tokio::time::sleep(after).await;
+                        }
+                    }
                 }
             });
         }
-        tokio::time::sleep(12 * SECOND).await;
-        for _ in 0..3 {
+        for _ in 0..10 {
+            tokio::time::sleep(7 * SECOND).await;
             let asked = Instant::now();
             let permit = budget.take("one").await.unwrap();
-            // One of the many that is next, and then it.
-            assert!(asked.elapsed() <= 10 * SECOND, "{:?}", asked.elapsed());
-            tokio::time::sleep(5 * SECOND).await;
+            assert_eq!(asked.elapsed(), Duration::ZERO);
+            tokio::time::sleep(25 * SECOND).await;
             drop(permit);
         }
         assert_eq!(most.load(Ordering::Relaxed), 4);
+        assert!(
+            (budget.per_second() - 20.0).abs() < 0.1,
+            "nothing waited for the rate: {}",
+            budget.per_second()
+        );
         tasks.shutdown().await;
-        // Nobody keeps a place.
-        let all: Vec<_> = futures::future::join_all((0..4).map(|_| budget.take("one"))).await;
-        assert!(all.iter().all(Result::is_ok) && budget.turns().is_empty());
+        assert!(budget.turns().is_empty(), "nothing is kept");
     }
 
     proptest! {

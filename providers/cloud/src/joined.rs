@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use steerage_provider_api::call_namespace;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::oneshot::{self, Receiver, Sender};
 
@@ -75,7 +76,7 @@ impl<T, E: Clone> Joined<T, E> {
                         return one.await;
                     }
                     Waiting::Many(senders) => {
-                        let answer: Answer<T, E> = all.await.map(Arc::from);
+                        let answer: Answer<T, E> = call_namespace::for_all(all).await.map(Arc::from);
                         if let Ok(listed) = &answer {
                             *last_len = listed.len();
                         }

@@ -118,9 +118,12 @@ impl Gce {
             }
             if steps.is_empty() {
                 let Some(ingress) = ingress(&wanted, tree) else {
-                    let message = "GCE does not show the address of the load balancer. Steerage retries. If this lasts, look at \
-                                   its forwarding rules.";
-                    return Err(Error::Unavailable(message.to_owned()));
+                    let message = format!(
+                        "GCE does not show the address of the load balancer. Steerage retries. If this lasts, look at its forwarding \
+                         rules: `gcloud compute forwarding-rules list --project={} --regions={}`.",
+                        self.config.project, self.config.region
+                    );
+                    return Err(Error::Unavailable(message));
                 };
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {

@@ -60,5 +60,5 @@ const GCE: Cloud = Cloud { title: "GCE", name: "gce" };
 
 /// Registers the metrics of requests to GCE.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, GCE, [client::COMPUTE], &paced::documented_rates())
+    ApiMetrics::new(registry, GCE, [client::COMPUTE], &paced::initial_rates())
 }

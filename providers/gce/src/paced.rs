@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_api::caller;
+use steerage_provider_api::call_namespace;
 use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Call, Calls};
@@ -16,7 +16,7 @@ const BUDGET: &str = "requests";
 const RATE: Rate = Rate { burst: 50, per_second: 20.0 };
 
 /// The budgets, with the rates that they begin with.
-pub(crate) fn documented_rates() -> [(&'static str, Rate); 1] {
+pub(crate) fn initial_rates() -> [(&'static str, Rate); 1] {
     [(BUDGET, RATE)]
 }
 
@@ -37,7 +37,9 @@ impl Calls for Paced {
     async fn send(&self, call: Call) -> Result<Value> {
         let action = call.action;
         let used_up = |used_up| CallError::used_up(action, used_up);
-        self.budget.send(&caller::namespace(), self.calls.send(call), used_up, CallError::is_throttled).await
+        self.budget
+            .send(&call_namespace::current(), self.calls.send(call), used_up, CallError::is_throttled)
+            .await
     }
 }
 
@@ -77,7 +79,7 @@ mod tests {
     #[async_trait]
     impl Calls for Noting {
         async fn send(&self, call: Call) -> Result<Value> {
-            self.0.lock().unwrap().push(caller::namespace());
+            self.0.lock().unwrap().push(call_namespace::current());
             Err(CallError::answered(call.action, &Response::builder().status(500).body("").unwrap()))
         }
     }
@@ -90,19 +92,19 @@ mod tests {
         let (lb, targets) = (web(), GroupTargets::of_nodes(TargetSet::default()));
         let asked = || std::mem::take(&mut *calls.0.lock().unwrap());
         let is_shops = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == "shop");
-        let _ = caller::for_owner(&lb.owner, provider().apply(&lb, Compare::Remembered)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider().apply(&lb, Compare::Remembered)).await;
         assert!(is_shops(asked()), "apply");
-        let _ = caller::for_owner(&lb.owner, provider().set_targets(&lb.owner, &targets)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider().set_targets(&lb.owner, &targets)).await;
         assert!(is_shops(asked()), "set_targets");
-        let _ = caller::for_owner(
+        let _ = call_namespace::for_owner(
             &lb.owner,
             provider().restrict_sources(&lb.owner, &RequestedSources::default()),
         )
         .await;
         assert!(is_shops(asked()), "restrict_sources");
-        let _ = caller::for_owner(&lb.owner, provider().target_health(&lb.owner)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider().target_health(&lb.owner)).await;
         assert!(is_shops(asked()), "target_health");
-        let _ = caller::for_owner(&lb.owner, provider().delete(&lb.owner)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider().delete(&lb.owner)).await;
         assert!(is_shops(asked()), "delete");
     }
 }

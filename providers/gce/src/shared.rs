@@ -311,10 +311,10 @@ fn unended(steps: &[Step], config: &Config) -> Error {
     let projects: BTreeSet<&str> = steps.iter().map(project).collect();
     let commands: Vec<String> = projects
         .iter()
-        .map(|project| format!("`gcloud compute operations list --project={project}`"))
+        .map(|project| format!("`gcloud compute operations list --project={project} --filter='status!=DONE AND operationType=delete'`"))
         .collect();
     Error::Unavailable(format!(
-        "GCE does not end the deletion of what no Service needs: {}. Steerage asks again. Look for the operation: {}.",
+        "GCE does not end the deletion of what no Service needs: {}. Steerage asks again. Look for the operation: {}. If it does not end, ask Google's support.",
         names.join(", "),
         commands.join(" and ")
     ))

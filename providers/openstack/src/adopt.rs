@@ -12,7 +12,7 @@ use http::Method;
 use serde_json::json;
 use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner};
 
-use crate::adoption::{Candidate, is_floating_of_peer, is_of_peer, judge, peer_name};
+use crate::adoption::{Candidate, for_a_new_one, is_floating_of_peer, is_of_peer, judge, peer_name};
 use crate::apply::{again, check_kept};
 use crate::client::{Call, list};
 use crate::desired::Desired;
@@ -198,12 +198,9 @@ impl OpenStack {
                 let tags: Vec<String> = wanted.tags.iter().map(|tag| format!("--tag {tag}")).collect();
                 let message = format!(
                     "The Service publishes an address of the load balancer {id}, which has Steerage's name for it and lacks tags of Steerage. \
-                     It is not changed, and no other one is created. If it is the Service's: `openstack loadbalancer set {} {id}`. \
-                     Otherwise, for a new load balancer, clear the Service's status: `kubectl patch service -n {} {} --subresource=status \
-                     --type=merge -p '{{\"status\":{{\"loadBalancer\":null}}}}'`.",
+                     It is not changed, and no other one is created. If it is the Service's: `openstack loadbalancer set {} {id}`. {}",
                     tags.join(" "),
-                    service.namespace(),
-                    service.name()
+                    for_a_new_one(service)
                 );
                 return Err(Error::invalid(crate::reasons::OBJECT_NOT_OWNED, message));
             }

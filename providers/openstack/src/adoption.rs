@@ -77,6 +77,16 @@ fn refuse(balancer: &Balancer, why: &str, advice: &str) -> Error {
     Error::invalid(reasons::ADOPTION_REFUSED, message)
 }
 
+/// How a Service gets a load balancer in place of the one that it has.
+pub(crate) fn for_a_new_one(service: &Key) -> String {
+    format!(
+        "For a new load balancer, remove {LOAD_BALANCER_ID} if the Service has it, and clear its status: `kubectl patch service -n {} {} \
+         --subresource=status --type=merge -p '{{\"status\":{{\"loadBalancer\":null}}}}'`.",
+        service.namespace(),
+        service.name()
+    )
+}
+
 /// Refuses a load balancer that must not be adopted. `cluster` is the cluster's name for cloud-provider-openstack; `None` without the flag.
 pub(crate) fn judge(
     cluster: Option<&str>,
@@ -87,6 +97,7 @@ pub(crate) fn judge(
     let Candidate { balancer, listeners, is_known, is_ours, has_nodes } = found;
     // Not told: the names and tags of others, which a tenant must not learn.
     let refuse = |why: &str, advice: &str| Err(refuse(balancer, why, advice));
+    let or_new = |advice: &str| format!("{advice} {}", for_a_new_one(&owner.service));
     if !is_ours || !has_nodes {
         return refuse(
             if *is_ours {
@@ -94,28 +105,26 @@ pub(crate) fn judge(
             } else {
                 "it is of another project, or in another network than VIPs of this cluster"
             },
-            &format!(
-                "Correct or remove {LOAD_BALANCER_ID}, or clear the Service's status for a new load balancer."
-            ),
+            &or_new(&format!("Correct {LOAD_BALANCER_ID} if it names the load balancer.")),
         );
     }
     if balancer.tags.iter().any(|tag| tag.starts_with(STEERAGE)) {
         return refuse(
             "it has tags of Steerage, for another Service or cluster",
-            "Remove the annotation, or clear the Service's status for a new load balancer.",
+            &for_a_new_one(&owner.service),
         );
     }
     let Some(cluster) = cluster else {
         return refuse(
             "--openstack-adopt is not set",
-            "Set the flag to the cluster's name for cloud-provider-openstack, or clear the Service's status for a new load balancer.",
+            &or_new("Set the flag to the cluster's name for cloud-provider-openstack."),
         );
     };
     let name = peer_name(cluster, &owner.service);
     if balancer.name != name {
         return refuse(
             &format!("cloud-provider-openstack would call it {name}"),
-            "Correct --openstack-adopt, or clear the Service's status for a new load balancer.",
+            &or_new("Correct --openstack-adopt."),
         );
     }
     if balancer.tags.iter().any(|tag| tag.starts_with(OF_PEER) && *tag != name) {

@@ -67,10 +67,11 @@ impl CallError {
         }
     }
 
-    /// A request that was not sent, because the cloud would refuse it.
+    /// A request that was not sent: its rate is reached, or too many requests are without an answer.
     pub(crate) fn used_up(call: String, UsedUp { after }: UsedUp) -> Self {
-        let message = "The rate of requests to OpenStack is reached, or OpenStack does not answer so many at once; the request was not sent. \
-                       Steerage retries. If this lasts, look at steerage_controller_openstack_api_budget_rate and at how long requests take.";
+        let message = "The request was not sent: the rate of requests to OpenStack is reached, or too many requests are without an answer. \
+                       Steerage retries. If this lasts, look at steerage_controller_openstack_api_budget_rate (below 20: the cloud throttles) \
+                       and steerage_controller_openstack_api_request_duration_seconds (seconds: OpenStack is slow).";
         Self { after: Some(after), is_used_up: true, ..Self::unusable(call, message) }
     }
 
@@ -125,6 +126,11 @@ impl CallError {
     /// Whether the cloud had too many requests.
     pub(crate) fn is_throttled(&self) -> bool {
         !self.is_used_up && matches!(self.meaning(), Meaning::Throttled(_))
+    }
+
+    /// Whether it was not made because there are too many.
+    pub(crate) fn must_wait(&self) -> bool {
+        self.is_used_up || self.is_throttled()
     }
 
     fn meaning(&self) -> Meaning {

@@ -14,6 +14,7 @@ use crate::adoption::is_floating_of_peer;
 use crate::client::{Call, object};
 use crate::desired::{Desired, WantedAddress};
 use crate::error::CallError;
+use crate::insist::insist;
 use crate::provider::OpenStack;
 use crate::state::{Addressed, ServiceState};
 use crate::types::{Balancer, FloatingIp};
@@ -190,7 +191,7 @@ impl OpenStack {
         if marks::is_floating(&ip.description)
             && ip.description != marks::floating(&self.config.cluster, &lb.owner)
         {
-            let problem = "Steerage reserved it for another Service.";
+            let problem = "Steerage created it for another Service.";
             return Err(unavailable(problem, "Request another address."));
         }
         let Some(other) = ip.port_id.as_deref().filter(|port| !ports.contains(port)) else {
@@ -296,7 +297,8 @@ impl OpenStack {
             Err(error) => {
                 // Whatever its revision is by now.
                 let present = FloatingIp { revision_number: None, ..present };
-                self.connect_ip(&present, Some(port)).await?;
+                let is_throttled = |error: &Error| matches!(error, Error::Throttled { .. });
+                insist(is_throttled, || self.connect_ip(&present, Some(port))).await?;
                 Err(error)
             }
         }
@@ -335,7 +337,7 @@ impl OpenStack {
 
     /// Makes one of Steerage's floating IPs the user's, who requests it: it is not deleted any more.
     async fn give(&self, owner: &Owner, ip: &FloatingIp) -> Result<FloatingIp, Error> {
-        tracing::info!(service = %owner.service, address = %ip.address, "floating IP is the user's from now on");
+        tracing::info!(service = %owner.service, address = %ip.address, "floating IP handed over to the user: the Service requests it");
         self.describe(ip, &marks::requested(&owner.service)).await
     }
 

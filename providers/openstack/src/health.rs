@@ -145,7 +145,7 @@ impl OpenStack {
         };
         let failed = failed(&status, &entry.known(owner).map(|tree| tree.others(owner)).unwrap_or_default());
         if !failed.is_empty() {
-            tracing::warn!(service = %owner.service, id, parts = ?failed, "Octavia failed a change; reading all and making it again");
+            tracing::warn!(service = %owner.service, id, parts = ?failed, "Octavia failed a change; repeating it");
         }
         entry.note_failed_parts(id, &failed)
     }

@@ -25,6 +25,7 @@ mod diff;
 mod error;
 mod floating;
 mod health;
+mod insist;
 mod keystone;
 mod marks;
 mod node_rules;
@@ -64,5 +65,5 @@ const OPENSTACK: Cloud = Cloud { title: "OpenStack", name: "openstack" };
 
 /// Registers the metrics of requests to OpenStack.
 pub fn api_metrics(registry: &mut Registry) -> ApiMetrics {
-    ApiMetrics::new(registry, OPENSTACK, client::APIS, &paced::documented_rates())
+    ApiMetrics::new(registry, OPENSTACK, client::APIS, &paced::initial_rates())
 }

@@ -14,6 +14,7 @@ use crate::client::{Call, list};
 use crate::config::Driver;
 use crate::desired::Desired;
 use crate::error::CallError;
+use crate::insist::insist;
 use crate::node_rules::{MemberSubnet, Needed, NodeRule, PresentRule, changes, needed};
 use crate::provider::OpenStack;
 use crate::state::ServiceState;
@@ -225,7 +226,8 @@ impl OpenStack {
             if let Some(index) = stale.iter().position(|(_, admits)| admits == rule) {
                 self.delete_rule(&stale.remove(index).0).await?;
             }
-            let is_new = self.create_rule(group, rule, description).await?;
+            let create = || self.create_rule(group, rule, description);
+            let is_new = insist(CallError::must_wait, create).await?;
             if !is_new && description == marks::floating(&self.config.cluster, owner) {
                 // Another Service may have made it a moment ago, when it had the node port.
                 let present = self.present_rules(group).await?;
@@ -234,7 +236,7 @@ impl OpenStack {
                 let found = changes(&present, &needed, description, of);
                 if let Some((id, _)) = found.stale.iter().find(|(_, admits)| admits == rule) {
                     self.delete_rule(id).await?;
-                    self.create_rule(group, rule, description).await?;
+                    insist(CallError::must_wait, create).await?;
                 }
             }
             rules.pop_front();
@@ -269,8 +271,8 @@ impl OpenStack {
         let Some(group) = self.config.security_group.as_deref() else { return Ok(()) };
         self.shared_needs.lock().await.remove(owner);
         match self.remove_unused(group, owner, None).await {
-            Err(Error::Denied(why)) => {
-                tracing::warn!(service = %owner.service, group, why, "rules of the nodes' security group are left over; delete them");
+            Err(Error::Denied(error)) => {
+                tracing::warn!(service = %owner.service, group, error, "rules of the nodes' security group are left over; delete them");
                 Ok(())
             }
             result => result.map(|_| ()),
@@ -317,8 +319,12 @@ impl OpenStack {
     pub(crate) async fn rule_owners(&self) -> Result<Vec<Owner>, Error> {
         let Some(group) = self.config.security_group.as_deref() else { return Ok(Vec::new()) };
         let present = match self.present_rules(group).await.map_err(Error::from) {
-            Err(Error::Denied(why)) => {
-                tracing::warn!(group, why, "rules of the nodes' security group cannot be read");
+            Err(Error::Denied(error)) => {
+                tracing::warn!(
+                    group,
+                    error,
+                    "rules of the nodes' security group not read; continuing without the owners that they name"
+                );
                 return Ok(Vec::new());
             }
             result => result?,

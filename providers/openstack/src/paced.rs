@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
-use steerage_provider_api::caller;
+use steerage_provider_api::call_namespace;
 use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
 use crate::client::{Call, Calls};
@@ -16,11 +16,12 @@ use crate::error::{CallError, Result};
 const BUDGET: &str = "requests";
 const RATE: Rate = Rate { burst: 50, per_second: 20.0 };
 
-/// Requests without an answer at the same time. Octavia answers a handful at once; more of them only wait there, where nobody takes turns.
-const PLACES: usize = 8;
+/// Requests without an answer at the same time, of which one namespace has at most half. Octavia answers a handful at once; more of them only
+/// wait there, where nobody takes turns.
+const MAX_IN_FLIGHT: usize = 12;
 
 /// The budgets, with the rates that they begin with.
-pub(crate) fn documented_rates() -> [(&'static str, Rate); 1] {
+pub(crate) fn initial_rates() -> [(&'static str, Rate); 1] {
     [(BUDGET, RATE)]
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct Paced {
 
 impl Paced {
     pub(crate) fn new(calls: Arc<dyn Calls>, metrics: ApiMetrics) -> Self {
-        Self { calls, budget: MeteredBudget::new(BUDGET, RATE, metrics).with_places(PLACES) }
+        Self { calls, budget: MeteredBudget::new(BUDGET, RATE, metrics).with_max_in_flight(MAX_IN_FLIGHT) }
     }
 }
 
@@ -41,7 +42,9 @@ impl Calls for Paced {
     async fn send(&self, call: Call) -> Result<Value> {
         let action = call.name();
         let used_up = |used_up| CallError::used_up(action, used_up);
-        self.budget.send(&caller::namespace(), self.calls.send(call), used_up, CallError::is_throttled).await
+        self.budget
+            .send(&call_namespace::current(), self.calls.send(call), used_up, CallError::is_throttled)
+            .await
     }
 
     async fn project(&self) -> Result<Option<String>> {
@@ -95,7 +98,7 @@ mod tests {
     #[async_trait]
     impl Calls for Noting {
         async fn send(&self, call: Call) -> Result<Value> {
-            self.1.lock().unwrap().push(caller::namespace());
+            self.1.lock().unwrap().push(call_namespace::current());
             self.0.send(call).await
         }
 
@@ -114,17 +117,19 @@ mod tests {
         let asked = || std::mem::take(&mut *calls.1.lock().unwrap());
         let namespace = lb.owner.service.namespace();
         let is_its = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == namespace);
-        caller::for_owner(&lb.owner, settle(&provider, &lb)).await.unwrap();
+        call_namespace::for_owner(&lb.owner, settle(&provider, &lb)).await.unwrap();
         assert!(is_its(asked()), "apply");
-        let _ = caller::for_owner(&lb.owner, provider.set_targets(&lb.owner, &targets)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider.set_targets(&lb.owner, &targets)).await;
         assert!(is_its(asked()), "set_targets");
-        let _ =
-            caller::for_owner(&lb.owner, provider.restrict_sources(&lb.owner, &RequestedSources::default()))
-                .await;
+        let _ = call_namespace::for_owner(
+            &lb.owner,
+            provider.restrict_sources(&lb.owner, &RequestedSources::default()),
+        )
+        .await;
         assert!(is_its(asked()), "restrict_sources");
-        let _ = caller::for_owner(&lb.owner, provider.target_health(&lb.owner)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider.target_health(&lb.owner)).await;
         assert!(is_its(asked()), "target_health");
-        let _ = caller::for_owner(&lb.owner, provider.delete(&lb.owner)).await;
+        let _ = call_namespace::for_owner(&lb.owner, provider.delete(&lb.owner)).await;
         assert!(is_its(asked()), "delete");
     }
 }

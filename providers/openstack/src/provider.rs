@@ -293,8 +293,12 @@ impl Provider for OpenStack {
         let wanted = desired(lb, &self.config)?;
         let mut entry = self.entry(&lb.owner.service).await;
         let result = if let Some(shared) = wanted.shared.clone() {
-            self.shared_users.add(&lb.owner.service, &shared);
-            self.apply_shared(&shared, lb, wanted, &mut entry, compare).await
+            let before = self.shared_users.add(&lb.owner.service, &shared);
+            let applied = self.apply_shared(&shared, lb, wanted, &mut entry, compare).await;
+            if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
+                self.shared_users.restore(&lb.owner.service, before);
+            }
+            applied
         } else {
             if entry.shared().is_some() {
                 entry.usage = LoadBalancerUse::Own;

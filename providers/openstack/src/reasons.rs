@@ -30,8 +30,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         ADDRESS_NOT_AVAILABLE,
-        "No floating IP has the requested address, or something or somebody else uses it; or somebody else's floating IP is on the load balancer.",
-        "Create the floating IP in the cluster's project, or request another address, or detach the floating IP that the message names.",
+        "The requested address is no floating IP of the project, is reserved for another namespace, or something else uses it; or the subnet of VIPs does not give it; or a floating IP that is not Steerage's is on the load balancer.",
+        "As the message says: create the floating IP in the cluster's project, request another address, or detach the floating IP that the message names.",
     ),
     (
         ADDRESS_IMMUTABLE,

@@ -46,13 +46,13 @@ impl OpenStack {
             self.forgo_replacement(&lb.owner.service);
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}, which replaced another one a moment ago. Steerage replaces it later. \
-                 Look at the load balancer and at Octavia's logs."
+                 Look at it, `openstack loadbalancer show {id}`, and at Octavia's logs."
             )));
         }
         if !self.may_replace(&lb.owner.service) {
             return Err(Error::Unavailable(format!(
                 "Octavia reports ERROR for the load balancer {id}. Steerage replaces one load balancer after the other, and another new one \
-                 is not complete yet."
+                 is not complete yet. If this lasts for more than 10 minutes, look at Octavia's logs."
             )));
         }
         let (failed, kept) = self.failed_replacements(lb, wanted, entry).await?;

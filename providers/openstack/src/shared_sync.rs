@@ -362,7 +362,7 @@ impl OpenStack {
                 Ok(_) => return Ok(Some(self.config.poll.max(BUSY_POLL))),
                 // It does no harm where it is.
                 Err(error) => {
-                    tracing::warn!(service = %owner.service, shared, id = other, %error, "second load balancer of the name stays for now");
+                    tracing::warn!(service = %owner.service, shared, id = other, %error, "Service's ports in a second load balancer of the name not removed; retrying at a later resync");
                 }
             }
             entry.spare.remove(0);

@@ -16,9 +16,17 @@ impl SharedUsers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service is to use this one.
-    pub(crate) fn add(&self, service: &Key, shared: &str) {
-        self.lock().insert(service.clone(), shared.to_owned());
+    /// The Service is to use this one. Returns the one that it used.
+    pub(crate) fn add(&self, service: &Key, shared: &str) -> Option<String> {
+        self.lock().insert(service.clone(), shared.to_owned())
+    }
+
+    /// The Service was refused where it was added, and uses what it used before.
+    pub(crate) fn restore(&self, service: &Key, before: Option<String>) {
+        match before {
+            Some(shared) => drop(self.lock().insert(service.clone(), shared)),
+            None => drop(self.lock().remove(service)),
+        }
     }
 
     /// The Service uses none any more. Returns the one that it used.

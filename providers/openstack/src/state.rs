@@ -393,7 +393,8 @@ impl ServiceState {
         };
         Err(Error::Unavailable(format!(
             "The load balancer {id} has been {state} for more than {} minutes, and Octavia lets nobody change or delete it. Steerage asks \
-             again. Look at Octavia's workers and logs; an operator can set its status.",
+             again. Octavia's operator has to look at octavia-worker and its logs: no request ends this state. If no worker has the load \
+             balancer any more, its provisioning_status is set to ERROR in Octavia's database.",
             STUCK.as_secs() / 60
         )))
     }

@@ -12,7 +12,7 @@ use super::{GET, Prepared, PublicIps, Usable, by_name};
 use crate::client::{Calls, read};
 use crate::desired::Given;
 use crate::types::PublicIp;
-use crate::{marks, reasons};
+use crate::{annotations, marks, reasons};
 
 impl PublicIps {
     /// A public IP of the user. `balancer` is the path of the load balancer that may use it.
@@ -45,7 +45,11 @@ impl PublicIps {
         let (found, what) = match by {
             Given::Name(name) => {
                 let path = self.config.public_ip_path(group, name);
-                (read::<PublicIp>(calls, GET, &path).await?, format!("named {name}"))
+                let found = read::<PublicIp>(calls, GET, &path).await?;
+                if is_own_group {
+                    self.known.expect_answer(name).note_answer(found.clone()).await;
+                }
+                (found, format!("named {name}"))
             }
             Given::Address(address) => {
                 let has = |ip: &PublicIp| ip.properties.ip_address == Some(*address);
@@ -67,7 +71,7 @@ impl PublicIps {
             let problem = format!("The resource group {shown_group} has no public IP {what}.");
             return unusable(
                 problem,
-                "Create it, or name its resource group by azure-load-balancer-resource-group.",
+                &format!("Create it there, or name its resource group by {}.", annotations::RESOURCE_GROUP),
             );
         };
         let name = &ip.name;

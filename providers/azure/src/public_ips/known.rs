@@ -15,32 +15,36 @@ use crate::config::Config;
 use crate::error::CallError;
 use crate::types::PublicIp;
 
+/// More are read by a list.
+const MAX_SINGLE_READS: usize = 4;
+
 type Listed = (Instant, Arc<BTreeMap<String, PublicIp>>);
 
 #[derive(Default)]
 pub(super) struct KnownPublicIps {
     listed: Mutex<Option<Listed>>,
     /// The names of those of which the list may be wrong.
-    doubtful: std::sync::Mutex<BTreeSet<String>>,
+    to_read_again: std::sync::Mutex<BTreeSet<String>>,
 }
 
-/// What is known of a public IP may be wrong from now on, unless an answer says how it is: whoever waits for that may go away.
-pub(super) struct Unanswered<'a> {
+/// Until an answer is noted, what is known of this public IP may be wrong. Dropped without one, also because who waited for it has gone, it
+/// makes [`KnownPublicIps::all`] read the public IP again.
+pub(super) struct ExpectedAnswer<'a> {
     known: &'a KnownPublicIps,
     name: Option<String>,
 }
 
-impl Drop for Unanswered<'_> {
+impl Drop for ExpectedAnswer<'_> {
     fn drop(&mut self) {
         if let Some(name) = self.name.take() {
-            self.known.doubtful().insert(name);
+            self.known.to_read_again().insert(name);
         }
     }
 }
 
-impl Unanswered<'_> {
+impl ExpectedAnswer<'_> {
     /// Notes what the answer says; `None` if it is gone.
-    pub(super) async fn answered(mut self, ip: Option<PublicIp>) {
+    pub(super) async fn note_answer(mut self, ip: Option<PublicIp>) {
         let mut listed = self.known.listed.lock().await;
         if let (Some((_, all)), Some(name)) = (&mut *listed, self.name.take()) {
             note(all, name, ip);
@@ -49,7 +53,7 @@ impl Unanswered<'_> {
 }
 
 impl KnownPublicIps {
-    /// All by name, as they are, or were at most so long ago.
+    /// All by name, from a list that is at most so old. Those that may be wrong are read first, one by one.
     pub(super) async fn all(
         &self,
         calls: &dyn Calls,
@@ -59,30 +63,36 @@ impl KnownPublicIps {
         let mut listed = self.listed.lock().await;
         if let Some((at, all)) = &mut *listed
             && at.elapsed() < age
+            && self.to_read_again().len() <= MAX_SINGLE_READS
         {
-            while let Some(name) = self.next_doubtful() {
-                let mut unanswered = self.change(&name);
-                let ip = read(calls, GET, &config.public_ip_path(None, &name)).await?;
-                unanswered.name = None;
-                note(all, name, ip);
+            loop {
+                let Some(name) = self.to_read_again().pop_first() else { return Ok(Arc::clone(all)) };
+                let mut expected = self.expect_answer(&name);
+                match read(calls, GET, &config.public_ip_path(None, &name)).await {
+                    Ok(ip) => {
+                        expected.name = None;
+                        note(all, name, ip);
+                    }
+                    // One that cannot be read is no reason to know nothing of the others.
+                    Err(_) => break,
+                }
             }
-            return Ok(Arc::clone(all));
         }
         *listed = None;
-        self.doubtful().clear();
+        self.to_read_again().clear();
         let all = Arc::new(by_name(calls, config.public_ip_path(None, "").trim_end_matches('/')).await?);
         *listed = Some((Instant::now(), Arc::clone(&all)));
         Ok(all)
     }
 
     /// One that is about to be changed or read.
-    pub(super) fn change(&self, name: &str) -> Unanswered<'_> {
-        Unanswered { known: self, name: Some(name.to_owned()) }
+    pub(super) fn expect_answer(&self, name: &str) -> ExpectedAnswer<'_> {
+        ExpectedAnswer { known: self, name: Some(name.to_owned()) }
     }
 
     /// What was known of one may be wrong.
-    pub(super) fn doubt(&self, name: &str) {
-        drop(self.change(name));
+    pub(super) fn read_again(&self, name: &str) {
+        drop(self.expect_answer(name));
     }
 
     /// What was known of all may be wrong.
@@ -90,12 +100,8 @@ impl KnownPublicIps {
         *self.listed.lock().await = None;
     }
 
-    fn doubtful(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.doubtful.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn next_doubtful(&self) -> Option<String> {
-        self.doubtful().pop_first()
+    fn to_read_again(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.to_read_again.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -132,15 +138,20 @@ mod tests {
         assert_eq!(names().await, ["a", "b"]);
         assert_eq!(cloud.targets().len(), 1, "the list");
         cloud.remove(&path("a"));
-        drop(known.change("a"));
-        // The read fails, too.
-        cloud.break_path(&path("a"), 503);
-        assert!(known.all(&cloud, &config, EVER).await.is_err());
-        cloud.mend_path(&path("a"));
-        cloud.targets();
+        drop(known.expect_answer("a"));
         assert_eq!(names().await, ["b"]);
         assert_eq!(cloud.targets(), [path("a")]);
-        known.change("b").answered(None).await;
+        // One that cannot be read does not hide the others.
+        cloud.break_path(&path("b"), 503);
+        known.read_again("b");
+        assert_eq!(names().await, ["b"]);
+        assert_eq!(cloud.targets(), [path("b"), path("").trim_end_matches('/').to_owned()]);
+        for name in ["c", "d", "e", "f", "g"] {
+            known.read_again(name);
+        }
+        assert_eq!(names().await, ["b"]);
+        assert_eq!(cloud.targets().len(), 1, "only a few are read one by one");
+        known.expect_answer("b").note_answer(None).await;
         assert!(names().await.is_empty() && cloud.targets().is_empty());
     }
 }

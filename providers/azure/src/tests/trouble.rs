@@ -35,7 +35,7 @@ async fn service_is_published_while_the_other_load_balancer_cannot_be_read() {
         let (reason, message) = outcome.incomplete.unwrap();
         assert_eq!((reason, outcome.retry_refused.is_some()), ("ProviderUnavailable", true), "{message}");
         assert!(message.contains(path(!is_internal).rsplit('/').next().unwrap()), "{message}");
-        cloud.mend_path(&path(!is_internal));
+        cloud.fix_path(&path(!is_internal));
         assert_eq!(settle(&provider, &lb).await.unwrap().incomplete, None);
         // Now it is known that nothing is there.
         cloud.break_path(&path(!is_internal), 500);
@@ -67,7 +67,7 @@ async fn moved_service_keeps_what_cannot_be_read() {
     assert_eq!((cloud.all("loadBalancers").len(), cloud.all("publicIPAddresses").len()), (2, 1));
     // A deletion cannot know what is left there.
     assert!(gone(&provider, &lb.owner).await.is_err());
-    cloud.mend_path(&path(false));
+    cloud.fix_path(&path(false));
     assert_eq!(settle(&provider, &internal).await.unwrap().incomplete, None);
     assert_eq!((cloud.all("loadBalancers").len(), cloud.all("publicIPAddresses").len()), (1, 0));
 }
@@ -79,7 +79,7 @@ async fn service_without_an_address_is_deleted_without_the_security_group() {
     cloud.break_path(GROUP, 500);
     let (provider, lb) = (cloud.guarded(), planned(&[80], &[1]));
     gone(&provider, &lb.owner).await.unwrap();
-    cloud.mend_path(GROUP);
+    cloud.fix_path(GROUP);
     settle(&provider, &lb).await.unwrap();
     cloud.break_path(GROUP, 500);
     tokio::time::sleep(Duration::from_mins(1)).await;

@@ -32,10 +32,10 @@ impl MeteredBudget {
         Self { name, budget: Budget::new(documented), metrics }
     }
 
-    /// As [`Budget::with_places`].
+    /// As [`Budget::with_max_in_flight`].
     #[must_use]
-    pub fn with_places(self, places: usize) -> Self {
-        Self { budget: self.budget.with_places(places), ..self }
+    pub fn with_max_in_flight(self, calls: usize) -> Self {
+        Self { budget: self.budget.with_max_in_flight(calls), ..self }
     }
 
     /// Makes a call of the group after its turn, and learns from the answer. `used_up` is the error if it would wait for too long.

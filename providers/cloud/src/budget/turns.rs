@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whose call is next: the group's whose last call is longest ago, and in it whoever asked first. So one that asks all the time delays
-//! another one by a call, not by all of its own. Pure.
+//! another one by a call, not by all of its own. Where the calls without an answer are limited, a group may have as many of them as it leaves
+//! to others: one alone has half, so there is room for a second one that comes later. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,6 +12,10 @@ pub(super) struct CallTurns {
     next: Option<u64>,
     /// The number of the last caller, and of the last turn.
     last: (u64, u64),
+    /// How many calls of all groups may be without an answer, if that is limited.
+    max_in_flight: Option<usize>,
+    /// The calls of each group without an answer; counted only if they are limited.
+    in_flight: BTreeMap<String, usize>,
 }
 
 /// A group of which some wait.
@@ -23,6 +28,47 @@ struct WaitingGroup {
 }
 
 impl CallTurns {
+    pub(super) fn with_max_in_flight(calls: usize) -> Self {
+        Self { max_in_flight: Some(calls), ..Self::default() }
+    }
+
+    pub(super) fn limits_in_flight(&self) -> bool {
+        self.max_in_flight.is_some()
+    }
+
+    /// Whether the group may have another call without an answer.
+    fn may_begin(&self, group: &str) -> bool {
+        let Some(max) = self.max_in_flight else { return true };
+        let own = self.in_flight.get(group).copied().unwrap_or(0);
+        own < max.saturating_sub(self.in_flight.values().sum())
+    }
+
+    /// A call of the group is sent.
+    pub(super) fn begin(&mut self, group: &str) {
+        if self.limits_in_flight() {
+            *self.in_flight.entry(group.to_owned()).or_default() += 1;
+        }
+    }
+
+    /// A call of the group has its answer. Returns whether another caller is next now.
+    pub(super) fn end(&mut self, group: &str) -> bool {
+        if let Some(calls) = self.in_flight.get_mut(group) {
+            *calls -= 1;
+            if *calls == 0 {
+                self.in_flight.remove(group);
+            }
+        }
+        self.next.is_none() && self.choose_next()
+    }
+
+    /// Chooses who is next. Returns whether there is one.
+    fn choose_next(&mut self) -> bool {
+        let may_begin = self.groups.iter().filter(|(group, _)| self.may_begin(group));
+        let first = |found: &WaitingGroup| found.callers.front().map(|first| (found.turn, *first));
+        self.next = may_begin.filter_map(|(_, found)| first(found)).min().map(|(_, first)| first);
+        self.next.is_some()
+    }
+
     /// Adds a caller. Returns its number, and about how many are before it.
     pub(super) fn add(&mut self, group: &str) -> (u64, u32) {
         self.last.0 += 1;
@@ -33,7 +79,9 @@ impl CallTurns {
         let before = own + others.map(|(_, other)| other.callers.len().min(own + 1)).sum::<usize>();
         let waiting = WaitingGroup { turn, callers: VecDeque::new() };
         self.groups.entry(group.to_owned()).or_insert(waiting).callers.push_back(id);
-        self.next.get_or_insert(id);
+        if self.next.is_none() {
+            self.choose_next();
+        }
         (id, u32::try_from(before).unwrap_or(u32::MAX))
     }
 
@@ -43,7 +91,7 @@ impl CallTurns {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.groups.is_empty()
+        self.groups.is_empty() && self.in_flight.is_empty()
     }
 
     /// Removes a caller. Returns whether another one is next now.
@@ -62,11 +110,10 @@ impl CallTurns {
                 self.groups.remove(&group);
             }
         }
-        if is_next {
-            let first = |found: &WaitingGroup| found.callers.front().map(|first| (found.turn, *first));
-            self.next = self.groups.values().filter_map(first).min().map(|(_, first)| first);
+        is_next && {
+            self.next = None;
+            self.choose_next()
         }
-        is_next
     }
 }
 
@@ -78,7 +125,7 @@ mod tests {
     fn order(turns: &mut CallTurns, names: &BTreeMap<u64, &'static str>) -> String {
         let mut order = String::new();
         while let Some(next) = turns.next {
-            assert!(turns.remove(next));
+            turns.remove(next);
             order += names[&next];
         }
         order
@@ -109,5 +156,43 @@ mod tests {
         turns.add("a");
         turns.add("c");
         assert!(turns.is_next(waiting));
+    }
+
+    /// The groups whose calls are sent, as long as no answer comes.
+    fn sent(turns: &mut CallTurns, groups: &[&str]) -> String {
+        let mut names: BTreeMap<u64, &str> = BTreeMap::new();
+        let mut sent = String::new();
+        for group in groups {
+            for _ in 0..20 {
+                names.insert(turns.add(group).0, group);
+            }
+            while let Some(next) = turns.next {
+                turns.begin(names[&next]);
+                turns.remove(next);
+                sent += names[&next];
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn group_leaves_as_many_calls_in_flight_to_others_as_it_has() {
+        let mut turns = CallTurns::with_max_in_flight(8);
+        assert_eq!(sent(&mut turns, &["a", "b", "c", "d", "e"]), "aaaabbcd");
+        for group in ["a", "c", "e"] {
+            assert!(
+                !turns.end(group) || group == "a",
+                "the first answer lets the next one go, who has not gone yet"
+            );
+        }
+        // Nobody has two, and `e` waits for the longest time of those who have none.
+        assert!(turns.next.is_some_and(|next| turns.groups["e"].callers.contains(&next)));
+    }
+
+    #[test]
+    fn calls_without_a_limit_are_not_counted() {
+        let mut turns = CallTurns::default();
+        assert_eq!(sent(&mut turns, &["a"]).len(), 20);
+        assert!(!turns.end("a") && turns.is_empty());
     }
 }

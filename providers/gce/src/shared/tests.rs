@@ -38,7 +38,8 @@ fn endless_deletion_names_the_resource_and_the_command() {
     {
         let told = unended(&[Step::Delete { id: Id::new(kind, "old") }], &config).to_string();
         assert!(told.contains(resource), "{told}");
-        assert!(told.contains(&format!("`gcloud compute operations list --project={project}`.")), "{told}");
+        let command = format!("`gcloud compute operations list --project={project} --filter=");
+        assert!(told.contains(&command), "{told}");
     }
 }
 

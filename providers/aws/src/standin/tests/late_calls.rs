@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_model::Key;
-use steerage_provider_api::{Compare, Error, LoadBalancer, Owner, Progress, Provider as _, caller};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Owner, Progress, Provider as _, call_namespace};
 use steerage_provider_cloud::ApiMetrics;
 
 use tokio::task::JoinSet;
@@ -180,7 +180,7 @@ async fn registrations_of_namespaces_take_turns() {
         tasks.spawn(async move {
             for round in 0.. {
                 let lb = of("many", number, &[round % 5]);
-                let _ = caller::for_owner(&lb.owner, aws.apply(&lb, Compare::Remembered)).await;
+                let _ = call_namespace::for_owner(&lb.owner, aws.apply(&lb, Compare::Remembered)).await;
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         });
@@ -189,7 +189,7 @@ async fn registrations_of_namespaces_take_turns() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         let began = Instant::now();
         let lb = of("one", 100, &nodes);
-        caller::for_owner(&lb.owner, aws.apply(&lb, Compare::Remembered)).await.unwrap();
+        call_namespace::for_owner(&lb.owner, aws.apply(&lb, Compare::Remembered)).await.unwrap();
         assert_eq!(registered(&cloud, 30_180), nodes.map(|node| format!("i-{node}")));
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     }
