@@ -94,7 +94,7 @@ impl Azure {
             probe: wanted.probe.clone(),
             others: Others::Serve,
         };
-        if let Some(wait) = self.limit_first(&wanted, &fragment, &addresses.vips, entry, age).await? {
+        if let Some(wait) = self.limit_first(owner, &wanted, &fragment, &addresses.vips, entry, age).await? {
             return Ok(again(wait));
         }
         if let Some(wait) = self.drop_unpublished(lb, &fragment, (balancer, entry), age).await? {
@@ -197,6 +197,7 @@ impl Azure {
     /// Limits the clients of a Service before its ports serve, if it limits any. When to call again; `None` if that is done.
     async fn limit_first(
         &self,
+        owner: &Owner,
         wanted: &Desired,
         fragment: &Fragment,
         public: &BTreeSet<IpAddr>,
@@ -225,6 +226,7 @@ impl Azure {
                 vips = private_addresses(balancer.document.layout.split(body.as_ref(), fragment).0);
             }
         }
+        self.admitted.note(owner, &vips);
         let both = &vips | &(&entry.vips - &entry.silent);
         let admission =
             Admission::new(both, &BTreeSet::new(), &wanted.rules, &wanted.sources, wanted.is_internal)

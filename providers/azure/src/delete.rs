@@ -3,14 +3,16 @@
 //! a crash still says whose it is.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner, Progress};
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Guard};
+use crate::document::BalancerDocument;
 use crate::merge::Intent;
 use crate::provider::{Azure, RECENT};
-use crate::shared::Written;
+use crate::shared::{Shared, Written};
 use crate::state::ServiceState;
 
 impl Azure {
@@ -59,28 +61,22 @@ impl Azure {
         let ours: Vec<_> = ours.into_iter().filter(|(of, _)| of == owner).map(|(_, ip)| ip).collect();
         vips.extend(ours.iter().filter_map(|ip| ip.properties.ip_address));
 
+        let admitted = &self.admitted.of(owner) - &vips;
+        let is_known = !vips.is_empty();
+        vips.extend(&admitted);
         if let Some(guard) = self.guard.as_ref().filter(|_| !vips.is_empty()) {
-            // Without an address no rule is about the Service.
-            if let Some(error) = trouble {
-                return Err(error);
-            }
-            let group = match guard.look_past(calls, RECENT).await? {
-                Written::Again(wait) => return Ok(Progress::Again(wait)),
-                Written::Done(group) => group.unwrap_or_default(),
+            let closed = match trouble {
+                Some(error) => Err(error),
+                None => self.close(guard, owner, &present, vips).await,
             };
-            if guard.document.present(&group, &vips).denies {
-                // Nobody may connect whom the rules deny, also not for a moment.
-                for balancer in &present {
-                    let withdrawn = Intent::Withdrawn(mark.clone());
-                    let written = self.write(balancer, &owner.service, withdrawn, Duration::MAX).await?;
-                    if let Written::Again(wait) = written {
-                        return Ok(Progress::Again(wait));
-                    }
+            match closed {
+                Ok(Some(wait)) => return Ok(Progress::Again(wait)),
+                Ok(None) => self.admitted.remove(owner, &self.admitted.of(owner)),
+                // It was to get rules, and the group that is to have them cannot be changed: it has none.
+                Err(error @ (Error::Invalid { .. } | Error::Denied(_))) if !is_known => {
+                    tracing::warn!(service = %owner.service, %error, "security group not read; rules may be left over");
                 }
-            }
-            let none = Admission::none(vips);
-            if let Written::Again(wait) = guard.write(calls, &owner.service, none, Duration::MAX).await? {
-                return Ok(Progress::Again(wait));
+                Err(error) => return Err(error),
             }
         }
         for balancer in &present {
@@ -97,5 +93,35 @@ impl Azure {
             return Ok(Progress::Again(wait));
         }
         Ok(Progress::Done)
+    }
+
+    /// Takes away the rules that admit clients to these addresses. When to call again; `None` if they are gone.
+    async fn close(
+        &self,
+        guard: &Shared<Guard>,
+        owner: &Owner,
+        present: &[&Shared<BalancerDocument>],
+        vips: BTreeSet<IpAddr>,
+    ) -> Result<Option<Duration>, Error> {
+        let calls = &*self.calls;
+        let group = match guard.look_past(calls, RECENT).await? {
+            Written::Again(wait) => return Ok(Some(wait)),
+            Written::Done(group) => group.unwrap_or_default(),
+        };
+        if guard.document.present(&group, &vips).denies {
+            // Nobody may connect whom the rules deny, also not for a moment.
+            for balancer in present {
+                let withdrawn = Intent::Withdrawn(self.mark(owner));
+                let written = self.write(balancer, &owner.service, withdrawn, Duration::MAX).await?;
+                if let Written::Again(wait) = written {
+                    return Ok(Some(wait));
+                }
+            }
+        }
+        let none = Admission::none(vips);
+        Ok(match guard.write(calls, &owner.service, none, Duration::MAX).await? {
+            Written::Again(wait) => Some(wait),
+            Written::Done(_) => None,
+        })
     }
 }

@@ -11,6 +11,7 @@
 //! this crate uses nothing of Kubernetes.
 
 mod admission;
+mod admitted;
 pub mod annotations;
 mod apply;
 mod blame;

@@ -17,6 +17,7 @@ use steerage_provider_api::{
 use steerage_provider_cloud::{ApiMetrics, Keyed};
 
 use crate::admission::{Guard, narrowed};
+use crate::admitted::AdmittedAddresses;
 use crate::annotations;
 use crate::client::{Calls, Client, read};
 use crate::config::Config;
@@ -50,6 +51,7 @@ pub struct Azure {
     /// The nodes' network security group, if a flag names it.
     pub(crate) guard: Option<Shared<Guard>>,
     pub(crate) public_ips: PublicIps,
+    pub(crate) admitted: AdmittedAddresses,
     services: Keyed<Key, ServiceState>,
 }
 
@@ -90,7 +92,8 @@ impl Azure {
         let guard = config.security_group.clone();
         let guard = guard.map(|path| Shared::new(Guard::new(config.clone(), path), config.poll));
         let public_ips = PublicIps::new(config.clone());
-        Self { balancers, guard, public_ips, services: Keyed::default(), config, calls }
+        let admitted = AdmittedAddresses::default();
+        Self { balancers, guard, public_ips, admitted, services: Keyed::default(), config, calls }
     }
 
     /// Reads what the controller needs. [`Error::Denied`] if Azure does not accept the credentials or they may not read; [`Error::Invalid`]

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who may connect, in the nodes' network security group.
 
+use std::time::Duration;
+
 use serde_json::json;
-use steerage_provider_api::{AdmittedSources, LoadBalancer, Provider as _, RequestedSources};
+use steerage_provider_api::{AdmittedSources, Compare, LoadBalancer, Provider as _, RequestedSources};
 
 use crate::annotations;
+use crate::config::tests::config;
 use crate::desired::tests::{annotated, planned};
+use crate::merge::Layout;
 use crate::scripted::{GROUP, Scripted, gone, settle};
 
 fn limited(is_internal: bool) -> LoadBalancer {
@@ -101,4 +105,46 @@ async fn missing_group_is_told_and_nothing_serves_before_it() {
     assert_eq!(settle(&provider, &limited(false)).await.unwrap_err().reason(), "NoSecurityGroup");
     assert!(cloud.all("loadBalancers").is_empty());
     gone(&provider, &limited(false).owner).await.unwrap();
+}
+
+/// A rule comes before the frontend of a Service that limits its clients. The Service is deleted in between.
+#[tokio::test(start_paused = true)]
+async fn rules_go_with_a_service_that_never_had_a_frontend() {
+    let cloud = Scripted::new();
+    let provider = cloud.guarded();
+    let public_ip = |address: &str| json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": address, "publicIPAllocationMethod": "Static" } });
+    cloud.put(&config().public_ip_path(None, "mine"), public_ip("203.0.113.7"));
+    let lb = annotated(limited(false), annotations::PIP_NAME, "mine");
+    for _ in 0..100 {
+        let _ = provider.apply(&lb, Compare::Remembered).await;
+        if rules(&cloud).contains("203.0.113.7") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(rules(&cloud).contains("203.0.113.7") && cloud.all("loadBalancers").is_empty());
+    gone(&provider, &lb.owner).await.unwrap();
+    assert!(!rules(&cloud).contains("203.0.113.7"), "{}", rules(&cloud));
+}
+
+/// Somebody takes the frontend away.
+#[tokio::test(start_paused = true)]
+async fn rules_go_with_a_service_whose_frontend_is_gone() {
+    let cloud = Scripted::new();
+    let provider = cloud.guarded();
+    let lb = limited(false);
+    let outcome = settle(&provider, &lb).await.unwrap();
+    let address = outcome.ingress[0].ip.unwrap().to_string();
+    assert!(rules(&cloud).contains(&address));
+    cloud.remove(&Layout { config: config(), is_internal: false }.path());
+    for ip in cloud.all("publicIPAddresses") {
+        cloud.remove(ip["id"].as_str().unwrap());
+    }
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    gone(&provider, &lb.owner).await.unwrap();
+    assert!(!rules(&cloud).contains(&address), "{}", rules(&cloud));
+}
+
+fn rules(cloud: &Scripted) -> String {
+    cloud.all("networkSecurityGroups")[0]["properties"]["securityRules"].to_string()
 }
