@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! To which addresses clients were admitted for which Service, as far as this process has seen. Rules of the security group come before the
-//! frontend, and stay if somebody takes that away: then nothing else says whose they are. No I/O.
+//! Which Service has which address, or gets it, as far as this process has seen. Rules of the security group come before the frontend, and
+//! stay if somebody takes that away: then nothing else says whose they are. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,13 +8,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steerage_provider_api::Owner;
 
-/// The Service for which clients were last admitted to each address.
+/// The Service that requested each address first, or to whose address clients were last admitted.
 #[derive(Debug, Default)]
 pub(crate) struct AdmittedAddresses(Mutex<BTreeMap<IpAddr, Owner>>);
 
 impl AdmittedAddresses {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Owner>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The Service requests a public IP of a user. False if another one has requested it before.
+    pub(crate) fn claim(&self, owner: &Owner, vip: IpAddr) -> bool {
+        let mut all = self.lock();
+        if all.get(&vip).is_some_and(|of| of.service != owner.service) {
+            return false;
+        }
+        all.insert(vip, owner.clone());
+        true
     }
 
     /// Clients are about to be admitted to these for the Service.
@@ -52,5 +62,12 @@ mod tests {
         admitted.remove(&first, &vips(&[1, 2]));
         assert!(admitted.of(&first).is_empty());
         assert_eq!(admitted.of(&second), vips(&[2]));
+        let [contested] = [IpAddr::from([203, 0, 113, 2])];
+        assert!(!admitted.claim(&first, contested) && admitted.claim(&second, contested));
+        let renewed = Owner { uid: "another".to_owned(), ..second.clone() };
+        assert!(admitted.claim(&renewed, contested), "the Service was created again");
+        admitted.remove(&second, &vips(&[2]));
+        admitted.remove(&renewed, &vips(&[2]));
+        assert!(admitted.claim(&first, contested));
     }
 }

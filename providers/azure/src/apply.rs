@@ -14,7 +14,7 @@ use crate::desired::{Desired, WantedAddress};
 use crate::document::{BalancerDocument, Document as _};
 use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Others};
 use crate::provider::{Azure, KNOWN, RECENT};
-use crate::public_ips::Prepared;
+use crate::public_ips::{Prepared, Usable};
 use crate::reasons;
 use crate::retire::{Place, Retired};
 use crate::shared::{Shared, Written};
@@ -176,7 +176,14 @@ impl Azure {
                 }
                 WantedAddress::Given { group, by } => {
                     let path = balancer.document.layout.path();
-                    self.public_ips.given(calls, of, (group.as_deref(), by), &path, listed).await?
+                    let given = (group.as_deref(), by);
+                    let prepared = self.public_ips.given(calls, of, given, &path, listed).await?;
+                    if let Prepared::Ready(usable) = &prepared
+                        && !self.admitted.claim(owner, usable.address)
+                    {
+                        return Err(is_anothers(usable));
+                    }
+                    prepared
                 }
             };
             let usable = match prepared {
@@ -224,6 +231,13 @@ impl Azure {
                     Written::Done(body) => body,
                 };
                 vips = private_addresses(balancer.document.layout.split(body.as_ref(), fragment).0);
+            }
+        }
+        if !wanted.is_internal {
+            // A refused Service must not change the rules of who has the address.
+            match balancer.look_past(calls, age).await? {
+                Written::Again(wait) => return Ok(Some(wait)),
+                Written::Done(body) => balancer.document.layout.check_addresses(body.as_ref(), fragment)?,
             }
         }
         self.admitted.note(owner, &vips);
@@ -349,6 +363,16 @@ fn is_known(lb: &LoadBalancer, entry: &ServiceState, ingress: &[Ingress]) -> boo
     let is_announced = || entry.announced.as_deref() == Some(ingress);
     lb.published.is_empty() && is_announced()
         || ingress.iter().all(|one| one.ip.is_some_and(|ip| lb.published.contains(&ip)))
+}
+
+/// Two Services request one public IP at the same time.
+fn is_anothers(usable: &Usable) -> Error {
+    let message = format!(
+        "The public IP with the address {} was requested by another Service first. No load balancer is created or changed. Request another \
+         one.",
+        usable.address
+    );
+    Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
 }
 
 /// The condition of a Service some of whose wishes do not stay in Azure.

@@ -71,7 +71,7 @@ impl Azure {
             };
             match closed {
                 Ok(Some(wait)) => return Ok(Progress::Again(wait)),
-                Ok(None) => self.admitted.remove(owner, &self.admitted.of(owner)),
+                Ok(None) => {}
                 // It was to get rules, and the group that is to have them cannot be changed: it has none.
                 Err(error @ (Error::Invalid { .. } | Error::Denied(_))) if !is_known => {
                     tracing::warn!(service = %owner.service, %error, "security group not read; rules may be left over");
@@ -92,6 +92,7 @@ impl Azure {
         if let Some(wait) = self.public_ips.delete(calls, &names, &mut entry.operations).await? {
             return Ok(Progress::Again(wait));
         }
+        self.admitted.remove(owner, &self.admitted.of(owner));
         Ok(Progress::Done)
     }
 

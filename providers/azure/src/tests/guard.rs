@@ -145,6 +145,39 @@ async fn rules_go_with_a_service_whose_frontend_is_gone() {
     assert!(!rules(&cloud).contains(&address), "{}", rules(&cloud));
 }
 
+/// Services of others request the same public IP of the user, at the same time or later, and admit other clients.
+#[tokio::test(start_paused = true)]
+async fn refused_request_of_a_public_ip_changes_no_rules() {
+    let public_ip = json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": "203.0.113.7", "publicIPAllocationMethod": "Static" } });
+    for is_late in [false, true] {
+        let cloud = Scripted::new();
+        let provider = cloud.guarded();
+        cloud.put(&config().public_ip_path(None, "mine"), public_ip.clone());
+        let lb = annotated(limited(false), annotations::PIP_NAME, "mine");
+        let thief = crate::desired::tests::named("thief", &[80], &[1]);
+        let thief = LoadBalancer { source_ranges: vec!["192.0.2.0/24".parse().unwrap()], ..thief };
+        let by_name = annotated(thief.clone(), annotations::PIP_NAME, "mine");
+        let by_address = LoadBalancer { requested_addresses: vec!["203.0.113.7".parse().unwrap()], ..thief };
+        if is_late {
+            settle(&provider, &lb).await.unwrap();
+        } else {
+            let _ = provider.apply(&lb, Compare::Remembered).await.unwrap();
+        }
+        // Also one that does not know who asked first.
+        for provider in [provider, cloud.guarded()].iter().take(1 + usize::from(is_late)) {
+            for thief in [&by_name, &by_address] {
+                let error = settle(provider, thief).await.unwrap_err();
+                assert_eq!(error.reason(), "AddressNotAvailable", "{error}");
+                assert!(!rules(&cloud).contains("192.0.2.0/24"), "{}", rules(&cloud));
+                gone(provider, &thief.owner).await.unwrap();
+            }
+            settle(provider, &lb).await.unwrap();
+            let rules = rules(&cloud);
+            assert!(rules.contains("203.0.113.7") && rules.contains("10.0.0.0/8"), "{rules}");
+        }
+    }
+}
+
 fn rules(cloud: &Scripted) -> String {
     cloud.all("networkSecurityGroups")[0]["properties"]["securityRules"].to_string()
 }
