@@ -179,7 +179,7 @@ impl Azure {
                     let given = (group.as_deref(), by);
                     let prepared = self.public_ips.given(calls, of, given, &path, listed).await?;
                     if let Prepared::Ready(usable) = &prepared
-                        && !self.admitted.claim(owner, usable.address)
+                        && !self.address_owners.claim(owner, usable.address)
                     {
                         return Err(is_anothers(usable));
                     }
@@ -240,7 +240,7 @@ impl Azure {
                 Written::Done(body) => balancer.document.layout.check_addresses(body.as_ref(), fragment)?,
             }
         }
-        self.admitted.note(owner, &vips);
+        self.address_owners.note(owner, &vips);
         let both = &vips | &(&entry.vips - &entry.silent);
         let admission =
             Admission::new(both, &BTreeSet::new(), &wanted.rules, &wanted.sources, wanted.is_internal)

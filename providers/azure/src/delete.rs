@@ -61,7 +61,7 @@ impl Azure {
         let ours: Vec<_> = ours.into_iter().filter(|(of, _)| of == owner).map(|(_, ip)| ip).collect();
         vips.extend(ours.iter().filter_map(|ip| ip.properties.ip_address));
 
-        let admitted = &self.admitted.of(owner) - &vips;
+        let admitted = &self.address_owners.of(owner) - &vips;
         let is_known = !vips.is_empty();
         vips.extend(&admitted);
         if let Some(guard) = self.guard.as_ref().filter(|_| !vips.is_empty()) {
@@ -92,7 +92,7 @@ impl Azure {
         if let Some(wait) = self.public_ips.delete(calls, &names, &mut entry.operations).await? {
             return Ok(Progress::Again(wait));
         }
-        self.admitted.remove(owner, &self.admitted.of(owner));
+        self.address_owners.remove(owner, &self.address_owners.of(owner));
         Ok(Progress::Done)
     }
 

@@ -11,7 +11,6 @@
 //! this crate uses nothing of Kubernetes.
 
 mod admission;
-mod admitted;
 pub mod annotations;
 mod apply;
 mod blame;

@@ -14,10 +14,9 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
-use steerage_provider_cloud::{ApiMetrics, Keyed};
+use steerage_provider_cloud::{AddressOwners, ApiMetrics, Keyed};
 
 use crate::admission::{Guard, narrowed};
-use crate::admitted::AdmittedAddresses;
 use crate::annotations;
 use crate::client::{Calls, Client, read};
 use crate::config::Config;
@@ -51,7 +50,7 @@ pub struct Azure {
     /// The nodes' network security group, if a flag names it.
     pub(crate) guard: Option<Shared<Guard>>,
     pub(crate) public_ips: PublicIps,
-    pub(crate) admitted: AdmittedAddresses,
+    pub(crate) address_owners: AddressOwners,
     services: Keyed<Key, ServiceState>,
 }
 
@@ -92,8 +91,8 @@ impl Azure {
         let guard = config.security_group.clone();
         let guard = guard.map(|path| Shared::new(Guard::new(config.clone(), path), config.poll));
         let public_ips = PublicIps::new(config.clone());
-        let admitted = AdmittedAddresses::default();
-        Self { balancers, guard, public_ips, admitted, services: Keyed::default(), config, calls }
+        let address_owners = AddressOwners::default();
+        Self { balancers, guard, public_ips, address_owners, services: Keyed::default(), config, calls }
     }
 
     /// Reads what the controller needs. [`Error::Denied`] if Azure does not accept the credentials or they may not read; [`Error::Invalid`]

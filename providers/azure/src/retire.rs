@@ -77,7 +77,7 @@ impl Azure {
             |name: &str| used.contains(&self.config.public_ip_path(None, name).to_ascii_lowercase());
         let gone: Vec<_> = ours.iter().filter(|(_, ip)| !is_used(&ip.name)).collect();
         entry.vips.extend(*vips);
-        entry.vips.extend(self.admitted.of(owner));
+        entry.vips.extend(self.address_owners.of(owner));
         entry.vips.extend(gone.iter().filter_map(|(_, ip)| ip.properties.ip_address));
         entry.vips.extend(self.addresses_of(others.iter().chain(&moved).copied(), KNOWN).await?);
         let old = &entry.vips - *vips;
@@ -100,7 +100,7 @@ impl Azure {
         if let Some(wait) = self.admit(owner, place, &old, age).await? {
             return Ok(Retired::Again(wait));
         }
-        self.admitted.remove(owner, &old);
+        self.address_owners.remove(owner, &old);
         if !others.is_empty() {
             let alone = Fragment { others: Others::Gone, ..(*fragment).clone() };
             let alone = self.write(balancer, &owner.service, Intent::Present(alone), Duration::MAX).await?;
@@ -134,7 +134,7 @@ impl Azure {
         age: Duration,
     ) -> Result<Option<Duration>, Error> {
         let Some(guard) = &self.guard else { return Ok(None) };
-        self.admitted.note(owner, vips);
+        self.address_owners.note(owner, vips);
         let admission =
             Admission::new((*vips).clone(), gone, &wanted.rules, &wanted.sources, wanted.is_internal)
                 .of(wanted.service.namespace());

@@ -3,11 +3,12 @@
 //!
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
-//! being asked again. [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
+//! being asked again. [`AddressOwners`] lets one Service have an address, [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
 //! again their turns, [`Recent`] shares a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which namespaces
 //! take turns, [`ApiMetrics`] counts requests, [`http`] sends those of clients that are Steerage's own.
 //! It decides on no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
+mod address_owners;
 pub mod annotation;
 mod api_metrics;
 mod budget;
@@ -25,6 +26,7 @@ mod recent;
 mod refusals;
 pub mod shared;
 
+pub use address_owners::AddressOwners;
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
 pub use budget::{Budget, MeteredBudget, Rate, UsedUp};
 pub use joined::Joined;

@@ -3,6 +3,7 @@
 //! calls again.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use futures::future::try_join_all;
 use serde_json::Value;
@@ -95,6 +96,7 @@ impl Gce {
                     Diff { config: &self.config, tree: &tree, leaves_firewalls: entry.leaves_firewalls() };
                 let steps = diff.away();
                 if steps.is_empty() {
+                    self.address_owners.remove(&old, &self.address_owners.of(&old));
                     entry.earlier.remove(0);
                 } else if !self.send_all(&old, &steps, entry).await? {
                     return Ok(self.again(entry));
@@ -111,6 +113,7 @@ impl Gce {
             let mut towards = placed.with_kept(wanted.clone(), tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            let given = self.claim_given(owner, &wanted, tree)?;
             let unread = tree.without_fingerprint(&steps);
             if !unread.is_empty() {
                 self.read_again(owner, &unread, entry).await?;
@@ -125,6 +128,7 @@ impl Gce {
                     );
                     return Err(Error::Unavailable(message));
                 };
+                self.address_owners.remove(owner, &(&self.address_owners.of(owner) - &given));
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
@@ -154,6 +158,29 @@ impl Gce {
             }
         }
         Ok(self.again(entry))
+    }
+
+    /// Notes the addresses of the user that the Service requests, and returns them. Of Services that request one at the same time, the first
+    /// one gets it: the firewall rules of another one must not admit clients to it.
+    fn claim_given(&self, owner: &Owner, wanted: &Desired, tree: &Tree) -> Result<BTreeSet<IpAddr>, Error> {
+        let mut given = BTreeSet::new();
+        for frontend in &wanted.frontends {
+            let address = match &frontend.source {
+                Source::Own(..) => None,
+                Source::Name(name) => tree.given.get(name).and_then(Option::as_ref).and_then(address_of),
+                Source::Literal(address, _) => Some(*address),
+            };
+            let Some(address) = address else { continue };
+            if !self.address_owners.claim(owner, address) {
+                let message = format!(
+                    "The address {address} was requested by another Service first. No load balancer is created or changed. Request another \
+                     one."
+                );
+                return Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message));
+            }
+            given.insert(address);
+        }
+        Ok(given)
     }
 
     /// Reads resources of the owner whose fingerprints are not known.

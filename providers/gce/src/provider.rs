@@ -17,7 +17,7 @@ use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
     Owner, Progress, Provider, RequestedSources, Steering, TargetSet,
 };
-use steerage_provider_cloud::{AfterFailure, ApiMetrics, Joined, Keyed, Recent};
+use steerage_provider_cloud::{AddressOwners, AfterFailure, ApiMetrics, Joined, Keyed, Recent};
 use tokio::time::{Instant, timeout};
 
 use crate::annotations;
@@ -54,6 +54,7 @@ pub struct Gce {
     pub(crate) config: Config,
     pub(crate) calls: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
+    pub(crate) address_owners: AddressOwners,
     pub(crate) shared: Shared,
     pub(crate) unknown: Unknown,
     zones: Recent<Vec<String>, Error>,
@@ -101,6 +102,7 @@ impl Gce {
             config,
             calls,
             services: Keyed::default(),
+            address_owners: AddressOwners::default(),
             shared: Shared::default(),
             unknown: Unknown::default(),
             zones: Recent::new(Duration::from_hours(24)),
@@ -353,6 +355,9 @@ impl Provider for Gce {
         let result = self.delete_all(owner, &mut entry).await;
         let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
         let result = noted(result, &mut entry);
+        if matches!(result, Ok(Progress::Done)) {
+            self.address_owners.remove(owner, &self.address_owners.of(owner));
+        }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
             self.note_ended(&owner.service);
             self.services.remove(&owner.service);

@@ -287,6 +287,23 @@ async fn users_addresses_are_used_by_name_or_value_and_never_released() {
     assert_eq!(refused(&provider, &annotated(lb, ADDRESSES, "nowhere")).await.0, "AddressNotAvailable");
 }
 
+/// Of two Services that request an address at the same time, the second one must not admit its clients to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn address_is_of_the_service_that_requested_it_first() {
+    requires!(Clouds);
+    let cloud = Cloud::start().await.unwrap();
+    let provider = cloud.provider();
+    cloud.server.compute("POST", "regions/us-central1/addresses", Some(&json!({ "name": "mine" }))).unwrap();
+    let of = |name: &str| annotated(web(&cloud, name), ADDRESSES, "mine");
+    let (first, second) = (of("first"), of("second"));
+    provider.apply(&first, Compare::Remembered).await.unwrap();
+    assert_eq!(refused(&provider, &second).await.0, "AddressNotAvailable");
+    assert!(cloud.owned("firewalls", &second.owner).is_empty());
+    let served = address(&converge_remembered(&provider, &first).await.unwrap());
+    converge_deleted(&provider, &first.owner).await.unwrap();
+    assert_eq!(address(&converge_remembered(&provider, &second).await.unwrap()), served);
+}
+
 /// The address that Google's controller gave a Service is promoted, and stays when its load balancer goes.
 #[tokio::test(flavor = "multi_thread")]
 async fn address_of_another_controller_is_kept_in_a_migration() {
