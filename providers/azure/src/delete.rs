@@ -67,11 +67,12 @@ impl Azure {
         if let Some(guard) = self.guard.as_ref().filter(|_| !vips.is_empty()) {
             let closed = match trouble {
                 Some(error) => Err(error),
-                None => self.close(guard, owner, &present, vips).await,
+                None => self.close(guard, owner, &present, vips.clone()).await,
             };
             match closed {
                 Ok(Some(wait)) => return Ok(Progress::Again(wait)),
-                Ok(None) => {}
+                // A new Service of the name gets no rules for them.
+                Ok(None) => entry.vips.retain(|vip| !vips.contains(vip)),
                 // It was to get rules, and the group that is to have them cannot be changed: it has none.
                 Err(error @ (Error::Invalid { .. } | Error::Denied(_))) if !is_known => {
                     tracing::warn!(service = %owner.service, %error, "security group not read; rules may be left over");
