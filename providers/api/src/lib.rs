@@ -2,7 +2,8 @@
 //! The interface between the controller and the providers of load balancers.
 //!
 //! The controller plans a plain value, a [`LoadBalancer`] with its [`TargetGroup`]s, and passes it to a [`Provider`], which makes the
-//! cloud match it. This crate owns those values, the trait, its errors, and for which namespace a call is ([`call_namespace`]). It knows no cloud and does no I/O.
+//! cloud match it. This crate owns those values, the trait, its errors, and for which namespace a call is ([`call_namespace`]). It knows no
+//! cloud and does no I/O.
 
 pub mod call_namespace;
 mod capabilities;

@@ -14,7 +14,7 @@ use crate::desired::{Desired, WantedAddress};
 use crate::document::{BalancerDocument, Document as _};
 use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Others};
 use crate::provider::{Azure, KNOWN, RECENT};
-use crate::public_ips::{Prepared, Usable};
+use crate::public_ips::Prepared;
 use crate::reasons;
 use crate::retire::{Place, Retired};
 use crate::shared::{Shared, Written};
@@ -178,10 +178,9 @@ impl Azure {
                     let path = balancer.document.layout.path();
                     let given = (group.as_deref(), by);
                     let prepared = self.public_ips.given(calls, of, given, &path, listed).await?;
-                    if let Prepared::Ready(usable) = &prepared
-                        && !self.address_owners.claim(owner, usable.address)
-                    {
-                        return Err(is_anothers(usable));
+                    if let Prepared::Ready(usable) = &prepared {
+                        let reason = reasons::ADDRESS_NOT_AVAILABLE;
+                        self.address_owners.claim(owner, usable.address, reason)?;
                     }
                     prepared
                 }
@@ -363,16 +362,6 @@ fn is_known(lb: &LoadBalancer, entry: &ServiceState, ingress: &[Ingress]) -> boo
     let is_announced = || entry.announced.as_deref() == Some(ingress);
     lb.published.is_empty() && is_announced()
         || ingress.iter().all(|one| one.ip.is_some_and(|ip| lb.published.contains(&ip)))
-}
-
-/// Two Services request one public IP at the same time.
-fn is_anothers(usable: &Usable) -> Error {
-    let message = format!(
-        "The public IP with the address {} was requested by another Service first. No load balancer is created or changed. Request another \
-         one.",
-        usable.address
-    );
-    Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
 }
 
 /// The condition of a Service some of whose wishes do not stay in Azure.

@@ -93,7 +93,7 @@ impl Azure {
         if let Some(wait) = self.public_ips.delete(calls, &names, &mut entry.operations).await? {
             return Ok(Progress::Again(wait));
         }
-        self.address_owners.remove(owner, &self.address_owners.of(owner));
+        self.address_owners.forget(owner);
         Ok(Progress::Done)
     }
 

@@ -420,8 +420,14 @@ impl PublicIps {
     }
 }
 
-async fn by_name(calls: &dyn Calls, path: &str) -> Result<BTreeMap<String, PublicIp>, CallError> {
-    let all: Vec<PublicIp> = list(calls, GET, path).await?;
+/// Those of a resource group, or of Steerage's.
+async fn by_name(
+    calls: &dyn Calls,
+    config: &Config,
+    group: Option<&str>,
+) -> Result<BTreeMap<String, PublicIp>, CallError> {
+    let path = config.public_ip_path(group, "");
+    let all: Vec<PublicIp> = list(calls, GET, path.trim_end_matches('/')).await?;
     Ok(all.into_iter().map(|ip| (ip.name.clone(), ip)).collect())
 }
 

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Error, Owner};
 
-/// The Service that requested each address first, or to whose address clients were last owners.
+/// The Service that requested each address first, or for which clients were last admitted to it.
 #[derive(Debug, Default)]
 pub struct AddressOwners(Mutex<BTreeMap<IpAddr, Owner>>);
 
@@ -17,14 +17,21 @@ impl AddressOwners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service requests an address of the user. False if another one has requested it before.
-    pub fn claim(&self, owner: &Owner, vip: IpAddr) -> bool {
+    /// The Service requests an address of the user.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] with this reason if another Service has requested it before.
+    pub fn claim(&self, owner: &Owner, vip: IpAddr, reason: &'static str) -> Result<(), Error> {
         let mut all = self.lock();
         if all.get(&vip).is_some_and(|of| of.service != owner.service) {
-            return false;
+            let message = format!(
+                "The address {vip} was requested by another Service first. No load balancer is created or changed. Request another one."
+            );
+            return Err(Error::invalid(reason, message));
         }
         all.insert(vip, owner.clone());
-        true
+        Ok(())
     }
 
     /// Clients are about to be admitted to these for the Service.
@@ -40,6 +47,11 @@ impl AddressOwners {
     /// Nobody is admitted to these for the Service any more.
     pub fn remove(&self, owner: &Owner, gone: &BTreeSet<IpAddr>) {
         self.lock().retain(|vip, of| of != owner || !gone.contains(vip));
+    }
+
+    /// Nothing is left of the Service.
+    pub fn forget(&self, owner: &Owner) {
+        self.lock().retain(|_, of| of != owner);
     }
 }
 
@@ -63,11 +75,13 @@ mod tests {
         assert!(owners.of(&first).is_empty());
         assert_eq!(owners.of(&second), vips(&[2]));
         let contested = IpAddr::from([203, 0, 113, 2]);
-        assert!(!owners.claim(&first, contested) && owners.claim(&second, contested));
+        let claims = |owner: &Owner| owners.claim(owner, contested, "AddressNotAvailable").is_ok();
+        assert!(!claims(&first) && claims(&second));
         let renewed = Owner { uid: "another".to_owned(), ..second.clone() };
-        assert!(owners.claim(&renewed, contested), "the Service was created again");
-        owners.remove(&second, &vips(&[2]));
-        owners.remove(&renewed, &vips(&[2]));
-        assert!(owners.claim(&first, contested));
+        assert!(claims(&renewed), "the Service was created again");
+        owners.forget(&second);
+        assert!(!claims(&first));
+        owners.forget(&renewed);
+        assert!(claims(&first));
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many calls of one kind a cloud takes, and how many of them may be without an answer. A cloud shares its limits between all programs of an account, and an account may have other
-//! limits than the documented ones. So a budget begins with these, and learns from what the cloud refuses.
+//! How many calls of one kind a cloud takes, and how many of them may be without an answer. A cloud shares its limits between all programs of
+//! an account, and an account may have other limits than the documented ones. So a budget begins with these, and learns from what the cloud
+//! refuses.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

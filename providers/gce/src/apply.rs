@@ -96,7 +96,7 @@ impl Gce {
                     Diff { config: &self.config, tree: &tree, leaves_firewalls: entry.leaves_firewalls() };
                 let steps = diff.away();
                 if steps.is_empty() {
-                    self.address_owners.remove(&old, &self.address_owners.of(&old));
+                    self.address_owners.forget(&old);
                     entry.earlier.remove(0);
                 } else if !self.send_all(&old, &steps, entry).await? {
                     return Ok(self.again(entry));
@@ -171,13 +171,7 @@ impl Gce {
                 Source::Literal(address, _) => Some(*address),
             };
             let Some(address) = address else { continue };
-            if !self.address_owners.claim(owner, address) {
-                let message = format!(
-                    "The address {address} was requested by another Service first. No load balancer is created or changed. Request another \
-                     one."
-                );
-                return Err(Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message));
-            }
+            self.address_owners.claim(owner, address, reasons::ADDRESS_NOT_AVAILABLE)?;
             given.insert(address);
         }
         Ok(given)

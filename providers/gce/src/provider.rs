@@ -356,7 +356,7 @@ impl Provider for Gce {
         let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
         let result = noted(result, &mut entry);
         if matches!(result, Ok(Progress::Done)) {
-            self.address_owners.remove(owner, &self.address_owners.of(owner));
+            self.address_owners.forget(owner);
         }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
             self.note_ended(&owner.service);

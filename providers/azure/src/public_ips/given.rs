@@ -142,10 +142,7 @@ impl PublicIps {
                 return Ok(Some(ip));
             }
         }
-        let found = by_name(calls, self.config.public_ip_path(Some(group), "").trim_end_matches('/'))
-            .await?
-            .into_values()
-            .find(has);
+        let found = by_name(calls, &self.config, Some(group)).await?.into_values().find(has);
         match &found {
             Some(ip) => drop(names().insert(key, ip.name.clone())),
             None => drop(names().remove(&key)),

@@ -80,7 +80,7 @@ impl KnownPublicIps {
         }
         *listed = None;
         self.to_read_again().clear();
-        let all = Arc::new(by_name(calls, config.public_ip_path(None, "").trim_end_matches('/')).await?);
+        let all = Arc::new(by_name(calls, config, None).await?);
         *listed = Some((Instant::now(), Arc::clone(&all)));
         Ok(all)
     }
