@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The namespace for which a provider is called. The controller sets it for each call of a provider, and the budgets of requests to a cloud
 //! read it, because namespaces take turns there. It is local to the task: a provider sends all requests of a call from the task in which it
-//! was called. Calls for no Service, such as lists of all, have the empty namespace, which takes turns like any other.
+//! was called. Calls for no Service have the empty namespace, and parts of calls for which others wait have [`ALL`]: both take turns like
+//! any other.
 
 use crate::Owner;
+
+/// That of requests for which calls of several namespaces wait. No namespace is called so.
+pub const ALL: &str = "*";
 
 tokio::task_local! {
     static NAMESPACE: String;
@@ -14,9 +18,10 @@ pub async fn for_owner<T>(owner: &Owner, call: impl Future<Output = T>) -> T {
     NAMESPACE.scope(owner.service.namespace().to_owned(), call).await
 }
 
-/// Runs a part of a call that is for all who wait for it, such as a list.
+/// Runs a part of a call for which others wait, such as a list: it must not wait for the turn of its own namespace, which may have many
+/// requests.
 pub async fn for_all<T>(call: impl Future<Output = T>) -> T {
-    NAMESPACE.scope(String::new(), call).await
+    NAMESPACE.scope(ALL.to_owned(), call).await
 }
 
 /// That of the present call.

@@ -14,7 +14,7 @@ use crate::desired::{Desired, WantedAddress};
 use crate::document::{BalancerDocument, Document as _};
 use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Others};
 use crate::provider::{Azure, KNOWN, RECENT};
-use crate::public_ips::Prepared;
+use crate::public_ips::{Prepared, Usable};
 use crate::reasons;
 use crate::retire::{Place, Retired};
 use crate::shared::{Shared, Written};
@@ -81,7 +81,7 @@ impl Azure {
             Retired::Unknown(error) => Some(error),
             Retired::Announce | Retired::Done => None,
         };
-        let addresses = match self.addresses(owner, &wanted, entry, listed).await? {
+        let addresses = match self.addresses(owner, &wanted, entry, (age, listed)).await? {
             Ok(addresses) => addresses,
             Err(wait) => return Ok(again(wait)),
         };
@@ -157,7 +157,7 @@ impl Azure {
         owner: &Owner,
         wanted: &Desired,
         entry: &mut ServiceState,
-        listed: Duration,
+        (age, listed): (Duration, Duration),
     ) -> Result<Result<Addresses, Duration>, Error> {
         let (calls, [balancer, _]) = (&*self.calls, self.of_scheme(wanted.is_internal));
         let (mut parts, mut vips, mut used, mut is_listed, mut lost) =
@@ -178,9 +178,10 @@ impl Azure {
                     let path = balancer.document.layout.path();
                     let given = (group.as_deref(), by);
                     let prepared = self.public_ips.given(calls, of, given, &path, listed).await?;
-                    if let Prepared::Ready(usable) = &prepared {
-                        let reason = reasons::ADDRESS_NOT_AVAILABLE;
-                        self.address_owners.claim(owner, usable.address, reason)?;
+                    if let Prepared::Ready(usable) = &prepared
+                        && let Some(wait) = self.claim(owner, wanted, usable, age).await?
+                    {
+                        return Ok(Err(wait));
                     }
                     prepared
                 }
@@ -197,7 +198,29 @@ impl Azure {
             let address = FrontendAddress::Public(usable.id);
             parts.push(FrontendPart { family: front.family, address, pool: front.pool.clone() });
         }
+        self.address_owners.keep_claims(owner, &vips);
         Ok(Ok(Addresses { parts, vips, used, is_listed, lost }))
+    }
+
+    /// Claims an address of the user: a refused Service must not change the rules of who has it. When to call again; `None` if it is claimed.
+    async fn claim(
+        &self,
+        owner: &Owner,
+        wanted: &Desired,
+        usable: &Usable,
+        age: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        let [balancer, _] = self.of_scheme(wanted.is_internal);
+        Ok(match balancer.look_past(&*self.calls, age).await? {
+            Written::Again(wait) => Some(wait),
+            Written::Done(body) => {
+                let address = FrontendAddress::Public(usable.id.clone());
+                balancer.document.layout.check_address(body.as_ref(), &wanted.mark, &address)?;
+                // Who requests it at the same time and comes first has no frontend yet.
+                self.address_owners.claim(owner, usable.address, reasons::ADDRESS_NOT_AVAILABLE)?;
+                None
+            }
+        })
     }
 
     /// Limits the clients of a Service before its ports serve, if it limits any. When to call again; `None` if that is done.
@@ -232,15 +255,9 @@ impl Azure {
                 vips = private_addresses(balancer.document.layout.split(body.as_ref(), fragment).0);
             }
         }
-        if !wanted.is_internal {
-            // A refused Service must not change the rules of who has the address.
-            match balancer.look_past(calls, age).await? {
-                Written::Again(wait) => return Ok(Some(wait)),
-                Written::Done(body) => balancer.document.layout.check_addresses(body.as_ref(), fragment)?,
-            }
-        }
         self.address_owners.note(owner, &vips);
-        let both = &vips | &(&entry.vips - &entry.silent);
+        let mut both = &vips | &(&entry.vips - &entry.silent);
+        self.address_owners.leave_out_of_others(owner, &mut both);
         let admission =
             Admission::new(both, &BTreeSet::new(), &wanted.rules, &wanted.sources, wanted.is_internal)
                 .of(wanted.service.namespace());

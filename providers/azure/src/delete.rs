@@ -61,6 +61,7 @@ impl Azure {
         let ours: Vec<_> = ours.into_iter().filter(|(of, _)| of == owner).map(|(_, ip)| ip).collect();
         vips.extend(ours.iter().filter_map(|ip| ip.properties.ip_address));
 
+        self.address_owners.leave_out_of_others(owner, &mut vips);
         let admitted = &self.address_owners.of(owner) - &vips;
         let is_known = !vips.is_empty();
         vips.extend(&admitted);

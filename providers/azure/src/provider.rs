@@ -331,6 +331,10 @@ impl Provider for Azure {
         if result.is_err() {
             entry.complete = None;
         }
+        if matches!(result, Err(Error::Invalid { .. })) {
+            // Others may request what it does not get.
+            self.address_owners.keep_claims(&lb.owner, &BTreeSet::new());
+        }
         result
     }
 

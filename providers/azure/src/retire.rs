@@ -80,6 +80,7 @@ impl Azure {
         entry.vips.extend(self.address_owners.of(owner));
         entry.vips.extend(gone.iter().filter_map(|(_, ip)| ip.properties.ip_address));
         entry.vips.extend(self.addresses_of(others.iter().chain(&moved).copied(), KNOWN).await?);
+        self.address_owners.leave_out_of_others(owner, &mut entry.vips);
         let old = &entry.vips - *vips;
         if has_old && self.denies(&old, age).await? {
             // Nobody may connect to the old addresses whom the rules deny, also not for a moment.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes a resource that many Services share. Each call says what its Service wants, and whoever has the lock writes what all of them
-//! want, in one request for the version that was read. What Azure refuses because of one Service is written without it. Nothing waits:
-//! calls come again until what their Service wants is in place. `turns` says whose changes a write has, `refused` what follows from a
-//! refusal.
+//! want, in one request for the version that was read. All wait for its requests, so these take the turn of no namespace. What Azure
+//! refuses because of one Service is written without it. Nothing waits: calls come again until what their Service wants is in place.
+//! `turns` says whose changes a write has, `refused` what follows from a refusal.
 
 mod refused;
 mod turns;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use steerage_model::Key;
-use steerage_provider_api::Error;
+use steerage_provider_api::{Error, call_namespace};
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
@@ -407,7 +407,7 @@ impl<D: Document> Shared<D> {
     async fn ask(&self, calls: &dyn Calls, state: &mut State<D>) -> Result<Option<Duration>, Error> {
         let Some((operation, change)) = &mut state.operation else { return Ok(None) };
         let changed = change.services.len();
-        match operation.ask(calls, self.poll).await? {
+        match call_namespace::for_all(operation.ask(calls, self.poll)).await? {
             Running::For(wait) => Ok(Some(wait)),
             Running::Lost => {
                 let since = operation.began();
@@ -472,7 +472,8 @@ impl<D: Document> Shared<D> {
         }
         state.known = None;
         let get = self.document.actions().get;
-        let mut body: Option<D::Body> = read(calls, get, &self.document.path()).await?;
+        let mut body: Option<D::Body> =
+            call_namespace::for_all(read(calls, get, &self.document.path())).await?;
         let is_busy = body.as_ref().is_some_and(|body| self.document.provisioning(body).is_busy());
         if is_busy {
             let since = *state.busy.get_or_insert_with(Instant::now);
@@ -519,7 +520,7 @@ impl<D: Document> Shared<D> {
             (Call::put(actions.put, path, etag, self.document.written(body)), false)
         } else {
             // That it does not exist may have been read long ago: one that somebody made since is kept.
-            if read::<D::Body>(calls, actions.get, &path).await?.is_some() {
+            if call_namespace::for_all(read::<D::Body>(calls, actions.get, &path)).await?.is_some() {
                 state.known = None;
                 return Ok(None);
             }
@@ -528,7 +529,7 @@ impl<D: Document> Shared<D> {
         let action = call.action;
         // The call may be abandoned before its answer comes.
         let known = state.known.take();
-        let failure = match calls.send(call).await {
+        let failure = match call_namespace::for_all(calls.send(call)).await {
             Ok(answer) => {
                 let services = shown(&changed);
                 tracing::info!(resource = self.document.title(), services, action, "shared resource changed");

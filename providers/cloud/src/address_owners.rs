@@ -8,50 +8,75 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steerage_provider_api::{Error, Owner};
 
+/// The Service that has an address.
+#[derive(Debug)]
+struct Holder {
+    owner: Owner,
+    /// Its clients were admitted to the address, or are about to be. If not, the Service only requests it.
+    is_admitted: bool,
+}
+
 /// The Service that requested each address first, or for which clients were last admitted to it.
 #[derive(Debug, Default)]
-pub struct AddressOwners(Mutex<BTreeMap<IpAddr, Owner>>);
+pub struct AddressOwners(Mutex<BTreeMap<IpAddr, Holder>>);
 
 impl AddressOwners {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Owner>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, Holder>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service requests an address of the user.
+    /// The Service requests an address of the user, which nothing in the cloud has. Who knows only this process must not decide that: after a
+    /// restart it has seen no Service yet.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] with this reason if another Service has requested it before.
     pub fn claim(&self, owner: &Owner, vip: IpAddr, reason: &'static str) -> Result<(), Error> {
         let mut all = self.lock();
-        if all.get(&vip).is_some_and(|of| of.service != owner.service) {
+        let before = all.get(&vip);
+        if before.is_some_and(|of| of.owner.service != owner.service) {
             let message = format!(
                 "The address {vip} was requested by another Service first. No load balancer is created or changed. Request another one."
             );
             return Err(Error::invalid(reason, message));
         }
-        all.insert(vip, owner.clone());
+        let is_admitted = before.is_some_and(|of| of.is_admitted);
+        all.insert(vip, Holder { owner: owner.clone(), is_admitted });
         Ok(())
+    }
+
+    /// Of what the Service requested and nobody is admitted to yet, it requests only these by now.
+    pub fn keep_claims(&self, owner: &Owner, vips: &BTreeSet<IpAddr>) {
+        self.lock().retain(|vip, of| of.owner != *owner || of.is_admitted || vips.contains(vip));
     }
 
     /// Clients are about to be admitted to these for the Service.
     pub fn note(&self, owner: &Owner, vips: &BTreeSet<IpAddr>) {
-        self.lock().extend(vips.iter().map(|vip| (*vip, owner.clone())));
+        let holder = || Holder { owner: owner.clone(), is_admitted: true };
+        self.lock().extend(vips.iter().map(|vip| (*vip, holder())));
     }
 
-    /// Those of the Service that no other one has by now.
+    /// Those to which clients of the Service were admitted, and to which those of no other one were admitted later.
     pub fn of(&self, owner: &Owner) -> BTreeSet<IpAddr> {
-        self.lock().iter().filter(|(_, of)| *of == owner).map(|(vip, _)| *vip).collect()
+        let all = self.lock();
+        all.iter().filter(|(_, of)| of.is_admitted && of.owner == *owner).map(|(vip, _)| *vip).collect()
+    }
+
+    /// Leaves out those to which clients of another Service were admitted later: they are not this Service's to change.
+    pub fn leave_out_of_others(&self, owner: &Owner, vips: &mut BTreeSet<IpAddr>) {
+        let all = self.lock();
+        let is_of_other = |of: &Holder| of.is_admitted && of.owner.service != owner.service;
+        vips.retain(|vip| !all.get(vip).is_some_and(is_of_other));
     }
 
     /// Nobody is admitted to these for the Service any more.
     pub fn remove(&self, owner: &Owner, gone: &BTreeSet<IpAddr>) {
-        self.lock().retain(|vip, of| of != owner || !gone.contains(vip));
+        self.lock().retain(|vip, of| of.owner != *owner || !gone.contains(vip));
     }
 
     /// Nothing is left of the Service.
     pub fn forget(&self, owner: &Owner) {
-        self.lock().retain(|_, of| of != owner);
+        self.lock().retain(|_, of| of.owner != *owner);
     }
 }
 
@@ -83,5 +108,29 @@ mod tests {
         assert!(!claims(&first));
         owners.forget(&renewed);
         assert!(claims(&first));
+    }
+
+    /// A Service that is refused must neither keep addresses from others nor be taken for the one that has them.
+    #[test]
+    fn request_is_no_admission() {
+        let of = |name: &str| Owner { service: Key::new("shop", name), uid: name.to_owned() };
+        let (first, second, owners) = (of("first"), of("second"), AddressOwners::default());
+        let all = [1, 2].map(|last| IpAddr::from([203, 0, 113, last]));
+        for vip in all {
+            owners.claim(&first, vip, "AddressNotAvailable").unwrap();
+        }
+        assert!(owners.of(&first).is_empty());
+        owners.note(&first, &[all[1]].into());
+        owners.claim(&first, all[1], "AddressNotAvailable").unwrap();
+        let left = |owner: &Owner| {
+            let mut vips = BTreeSet::from(all);
+            owners.leave_out_of_others(owner, &mut vips);
+            vips
+        };
+        assert_eq!(left(&first), all.into());
+        assert_eq!(left(&second), [all[0]].into());
+        owners.keep_claims(&first, &BTreeSet::new());
+        owners.claim(&second, all[0], "AddressNotAvailable").unwrap();
+        assert!(owners.claim(&second, all[1], "AddressNotAvailable").is_err(), "its clients are admitted");
     }
 }

@@ -66,8 +66,8 @@ impl<T, E: Clone> Joined<T, E> {
                 Err(TryRecvError::Empty) => match self.waiting(*last_len) {
                     Waiting::Alone => {
                         drop(receiver);
-                        // Others gather meanwhile.
-                        let found = one.await;
+                        // Others gather meanwhile, so that it must not wait until those of its own namespace are answered.
+                        let found = call_namespace::for_all(one).await;
                         drop(last_len);
                         return found;
                     }
@@ -186,6 +186,19 @@ mod tests {
         let found = join_all([0, 3, 100].map(|id| cloud.read(id))).await;
         assert_eq!(found, [Ok(Some(0)), Ok(Some(3)), Ok(None)]);
         assert_eq!(cloud.counts(), (2, 1));
+    }
+
+    /// Others wait for it, however many requests its own namespace has.
+    #[tokio::test(start_paused = true)]
+    async fn read_for_which_others_gather_is_for_no_namespace() {
+        let owner = steerage_provider_api::Owner {
+            service: steerage_model::Key::new("shop", "web"),
+            uid: String::new(),
+        };
+        let joined = Joined::<usize, ()>::default();
+        let one = async { Ok::<_, ()>(call_namespace::current()) };
+        let read = joined.read(one, async { Ok(Vec::new()) }, |_| None);
+        assert_eq!(call_namespace::for_owner(&owner, read).await.unwrap(), call_namespace::ALL);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_provider_api::call_namespace;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -52,7 +53,8 @@ impl<T: ?Sized, E: Clone> Recent<T, E> {
             }
             _ => {}
         }
-        let found = read.await;
+        // Others wait for it.
+        let found = call_namespace::for_all(read).await;
         *last = Some((Instant::now(), found.clone()));
         found
     }

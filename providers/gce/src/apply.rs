@@ -114,6 +114,7 @@ impl Gce {
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
             let given = self.claim_given(owner, &wanted, tree)?;
+            self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
             if !unread.is_empty() {
                 self.read_again(owner, &unread, entry).await?;
@@ -128,7 +129,6 @@ impl Gce {
                     );
                     return Err(Error::Unavailable(message));
                 };
-                self.address_owners.remove(owner, &(&self.address_owners.of(owner) - &given));
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;

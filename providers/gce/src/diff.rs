@@ -181,9 +181,8 @@ impl Diff<'_> {
     /// Whether clients of the frontend are admitted.
     fn is_admitting(&self, frontend: &Frontend, address: IpAddr) -> bool {
         let Some((id, _)) = &frontend.firewall else { return true };
-        let ranges = self.tree.get(id).and_then(|found| found.get("destinationRanges"));
-        let ranges = ranges.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-        self.leaves_firewalls || ranges.into_iter().any(|text| crate::compare::address(text) == Some(address))
+        let mut destinations = self.tree.get(id).into_iter().flat_map(Tree::destinations);
+        self.leaves_firewalls || destinations.any(|admitted| admitted == address)
     }
 
     fn rules(&self, wanted: &Desired, addresses: &BTreeMap<Family, IpAddr>, is_ready: bool) -> Vec<Step> {

@@ -84,14 +84,17 @@ mod tests {
         }
     }
 
-    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is.
+    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is. What others wait for takes the
+    /// turn of no namespace.
     #[tokio::test(start_paused = true)]
     async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting::default());
         let provider = || Gce::over(config(), calls.clone());
         let (lb, targets) = (web(), GroupTargets::of_nodes(TargetSet::default()));
         let asked = || std::mem::take(&mut *calls.0.lock().unwrap());
-        let is_shops = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == "shop");
+        let is_shops = |asked: Vec<String>| {
+            !asked.is_empty() && asked.iter().all(|of| of == "shop" || of == call_namespace::ALL)
+        };
         let _ = call_namespace::for_owner(&lb.owner, provider().apply(&lb, Compare::Remembered)).await;
         assert!(is_shops(asked()), "apply");
         let _ = call_namespace::for_owner(&lb.owner, provider().set_targets(&lb.owner, &targets)).await;

@@ -323,6 +323,12 @@ impl Provider for Gce {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
+        if matches!(result, Err(Error::Invalid { .. }))
+            && let Some(tree) = entry.known(&lb.owner)
+        {
+            // Others may request what it does not get, but not where its firewall rules admit its clients.
+            self.address_owners.keep_claims(&lb.owner, &tree.admitted());
+        }
         noted(result, &mut entry)
     }
 

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 use steerage_model::Family;
 
-use crate::compare::address;
+use crate::compare;
 use crate::config::Config;
 use crate::object::{Id, Kind, relative};
 use crate::step::{Endpoint, Step};
@@ -32,6 +32,17 @@ impl Tree {
 
     pub(crate) fn of_kind(&self, kind: Kind) -> impl Iterator<Item = (&Id, &Value)> {
         self.own.iter().filter(move |(id, _)| id.kind == kind)
+    }
+
+    /// The addresses to which firewall rules admit clients.
+    pub(crate) fn admitted(&self) -> BTreeSet<IpAddr> {
+        self.of_kind(Kind::Firewall).flat_map(|(_, rule)| Self::destinations(rule)).collect()
+    }
+
+    /// The addresses to which a firewall rule admits clients.
+    pub(crate) fn destinations(firewall: &Value) -> impl Iterator<Item = IpAddr> {
+        let ranges = firewall.get("destinationRanges").and_then(Value::as_array).into_iter().flatten();
+        ranges.filter_map(|range| compare::address(range.as_str()?))
     }
 
     /// Those that have a fingerprint, which is not known: the changes need it.
@@ -113,7 +124,7 @@ impl Tree {
 /// The address that a forwarding rule or address has, as other resources write it.
 pub(crate) fn address_of(resource: &Value) -> Option<IpAddr> {
     let text = resource.get("IPAddress").or_else(|| resource.get("address"))?.as_str()?;
-    address(text)
+    compare::address(text)
 }
 
 /// An address as a forwarding rule and a firewall rule write it: GCE gives a load balancer 96 bits of IPv6.

@@ -302,6 +302,17 @@ async fn address_is_of_the_service_that_requested_it_first() {
     let served = address(&converge_remembered(&provider, &first).await.unwrap());
     converge_deleted(&provider, &first.owner).await.unwrap();
     assert_eq!(address(&converge_remembered(&provider, &second).await.unwrap()), served);
+    converge_deleted(&provider, &second.owner).await.unwrap();
+    // Who does not request one any more, and admits nobody to it, keeps it from nobody.
+    let quota = json!({ "status": 403, "code": "QUOTA_EXCEEDED", "message": "Quota 'FIREWALLS' exceeded." });
+    let call = "compute.firewalls.insert";
+    cloud.server.inject(&json!({ "call": call, "times": 0, "operation_error": quota })).unwrap();
+    let never = of("never");
+    converge_remembered(&provider, &never).await.unwrap_err();
+    cloud.server.clear_faults().unwrap();
+    assert!(cloud.owned("firewalls", &never.owner).is_empty());
+    refused(&provider, &annotated(never, ADDRESSES, "nowhere")).await;
+    assert_eq!(address(&converge_remembered(&provider, &second).await.unwrap()), served);
 }
 
 /// The address that Google's controller gave a Service is promoted, and stays when its load balancer goes.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use http::Method;
 use ipnet::IpNet;
 use steerage_model::Key;
-use steerage_provider_api::{Error, Owner};
+use steerage_provider_api::{Error, Owner, call_namespace};
 
 use crate::apply::missing_member_subnet;
 use crate::client::{Call, list};
@@ -308,7 +308,7 @@ impl OpenStack {
             // After a start the needs of others are not known until all were looked at.
             let Some(needs) = shared.of_all(&owners) else { break };
             if rule.rule().is_none_or(|admits| !needs.contains(&admits)) {
-                self.delete_rule(&rule.id).await?;
+                call_namespace::for_all(self.delete_rule(&rule.id)).await?;
                 has_removed = true;
             }
         }

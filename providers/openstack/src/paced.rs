@@ -107,7 +107,8 @@ mod tests {
         }
     }
 
-    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is.
+    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is. What others wait for takes the
+    /// turn of no namespace.
     #[tokio::test(start_paused = true)]
     async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting(Scripted::new(), Mutex::default()));
@@ -116,9 +117,13 @@ mod tests {
             (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), GroupTargets::of_nodes(TargetSet::default()));
         let asked = || std::mem::take(&mut *calls.1.lock().unwrap());
         let namespace = lb.owner.service.namespace();
-        let is_its = |asked: Vec<String>| !asked.is_empty() && asked.iter().all(|of| of == namespace);
+        let is_its = |asked: Vec<String>| {
+            !asked.is_empty() && asked.iter().all(|of| of == namespace || of == call_namespace::ALL)
+        };
         call_namespace::for_owner(&lb.owner, settle(&provider, &lb)).await.unwrap();
-        assert!(is_its(asked()), "apply");
+        let applied = asked();
+        assert!([namespace, call_namespace::ALL].iter().all(|of| applied.iter().any(|asked| asked == of)));
+        assert!(is_its(applied), "apply");
         let _ = call_namespace::for_owner(&lb.owner, provider.set_targets(&lb.owner, &targets)).await;
         assert!(is_its(asked()), "set_targets");
         let _ = call_namespace::for_owner(

@@ -293,10 +293,10 @@ impl Provider for OpenStack {
         let wanted = desired(lb, &self.config)?;
         let mut entry = self.entry(&lb.owner.service).await;
         let result = if let Some(shared) = wanted.shared.clone() {
-            let before = self.shared_users.add(&lb.owner.service, &shared);
+            self.shared_users.set(&lb.owner.service, Some(&shared));
             let applied = self.apply_shared(&shared, lb, wanted, &mut entry, compare).await;
             if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
-                self.shared_users.restore(&lb.owner.service, before);
+                self.shared_users.set(&lb.owner.service, entry.shared());
             }
             applied
         } else {
@@ -304,7 +304,12 @@ impl Provider for OpenStack {
                 entry.usage = LoadBalancerUse::Own;
                 entry.forget();
             }
-            self.apply_wanted(lb, wanted, &mut entry, compare).await
+            let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
+            if applied.is_ok() {
+                // It is refused as long as it has ports in a shared one.
+                self.shared_users.set(&lb.owner.service, None);
+            }
+            applied
         };
         noted(result, &mut entry)
     }

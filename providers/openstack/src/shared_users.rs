@@ -16,15 +16,10 @@ impl SharedUsers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service is to use this one. Returns the one that it used.
-    pub(crate) fn add(&self, service: &Key, shared: &str) -> Option<String> {
-        self.lock().insert(service.clone(), shared.to_owned())
-    }
-
-    /// The Service was refused where it was added, and uses what it used before.
-    pub(crate) fn restore(&self, service: &Key, before: Option<String>) {
-        match before {
-            Some(shared) => drop(self.lock().insert(service.clone(), shared)),
+    /// The Service uses this one, or is to use it, and no other one.
+    pub(crate) fn set(&self, service: &Key, shared: Option<&str>) {
+        match shared {
+            Some(shared) => drop(self.lock().insert(service.clone(), shared.to_owned())),
             None => drop(self.lock().remove(service)),
         }
     }

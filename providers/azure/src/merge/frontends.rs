@@ -61,11 +61,14 @@ impl Layout {
         self.frontends(body, &fragment.mark).into_iter().partition(|part| names.contains(&part.name))
     }
 
-    /// Refuses addresses of which something else in the load balancer has one.
-    pub(crate) fn check_addresses(&self, body: Option<&Balancer>, fragment: &Fragment) -> Result<(), Error> {
-        let Some(body) = body else { return Ok(()) };
-        let mut wanted = fragment.frontends.iter();
-        wanted.try_for_each(|front| self.check_free(&body.properties, &fragment.mark, &front.address))
+    /// Refuses an address that something else in the load balancer, if there is one, has.
+    pub(crate) fn check_address(
+        &self,
+        body: Option<&Balancer>,
+        mark: &Mark,
+        address: &FrontendAddress,
+    ) -> Result<(), Error> {
+        body.map_or(Ok(()), |body| self.check_free(&body.properties, mark, address))
     }
 
     /// Refuses an address that something else in the load balancer has.

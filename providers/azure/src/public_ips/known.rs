@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use steerage_provider_api::call_namespace;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -68,7 +69,8 @@ impl KnownPublicIps {
             loop {
                 let Some(name) = self.to_read_again().pop_first() else { return Ok(Arc::clone(all)) };
                 let mut expected = self.expect_answer(&name);
-                match read(calls, GET, &config.public_ip_path(None, &name)).await {
+                let path = config.public_ip_path(None, &name);
+                match call_namespace::for_all(read(calls, GET, &path)).await {
                     Ok(ip) => {
                         expected.name = None;
                         note(all, name, ip);
@@ -80,7 +82,7 @@ impl KnownPublicIps {
         }
         *listed = None;
         self.to_read_again().clear();
-        let all = Arc::new(by_name(calls, config, None).await?);
+        let all = Arc::new(call_namespace::for_all(by_name(calls, config, None)).await?);
         *listed = Some((Instant::now(), Arc::clone(&all)));
         Ok(all)
     }

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use steerage_model::Family;
 use steerage_provider_api::{AdmittedSources, Compare, LoadBalancer, Provider as _, RequestedSources};
 
 use crate::annotations;
@@ -168,13 +169,53 @@ async fn refused_request_of_a_public_ip_changes_no_rules() {
             for thief in [&by_name, &by_address] {
                 let error = settle(provider, thief).await.unwrap_err();
                 assert_eq!(error.reason(), "AddressNotAvailable", "{error}");
-                assert!(!rules(&cloud).contains("192.0.2.0/24"), "{}", rules(&cloud));
+                let before = rules(&cloud);
+                assert!(!before.contains("192.0.2.0/24"), "{before}");
                 gone(provider, &thief.owner).await.unwrap();
+                assert_eq!(rules(&cloud), before, "the deletion of who was refused");
+                let _ = settle(provider, thief).await.unwrap_err();
+                settle(provider, &lb).await.unwrap();
+                let is_admitting = || {
+                    let rules = rules(&cloud);
+                    rules.contains("203.0.113.7") && rules.contains("10.0.0.0/8")
+                };
+                assert!(is_admitting(), "{}", rules(&cloud));
+                // It gets an address that nobody has.
+                let mut corrected = LoadBalancer { requested_addresses: Vec::new(), ..thief.clone() };
+                corrected.annotations.clear();
+                settle(provider, &corrected).await.unwrap();
+                assert!(is_admitting(), "{}", rules(&cloud));
+                gone(provider, &thief.owner).await.unwrap();
+                assert!(is_admitting(), "{}", rules(&cloud));
             }
-            settle(provider, &lb).await.unwrap();
-            let rules = rules(&cloud);
-            assert!(rules.contains("203.0.113.7") && rules.contains("10.0.0.0/8"), "{rules}");
         }
+    }
+}
+
+/// Who is refused does not keep what it requested from others.
+#[tokio::test(start_paused = true)]
+async fn refused_request_keeps_no_address_from_others() {
+    let cloud = Scripted::new();
+    let provider = cloud.guarded();
+    for (name, last) in [("one", 7), ("two", 8)] {
+        let address = format!("203.0.113.{last}");
+        let body = json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": address, "publicIPAllocationMethod": "Static" } });
+        cloud.put(&config().public_ip_path(None, name), body);
+    }
+    let naming = |lb: LoadBalancer, name: &str| annotated(lb, annotations::PIP_NAME, name);
+    let never = crate::desired::tests::named("never", &[80], &[1]);
+    let never = LoadBalancer { families: vec![Family::V4, Family::V6], ..never };
+    for name in ["one", "two"] {
+        let never = annotated(naming(never.clone(), name), annotations::PIP_NAME_IPV6, "missing");
+        let error = settle(&provider, &never).await.unwrap_err();
+        assert_eq!(error.reason(), "AddressNotAvailable", "{error}");
+        let _ = provider.apply(&never, Compare::Remembered).await.unwrap_err();
+        // The case of a name means nothing to Azure.
+        let lb = naming(limited(false), &name.to_uppercase());
+        settle(&provider, &lb).await.unwrap();
+        provider.apply(&lb, Compare::InPlace).await.unwrap();
+        let known = provider.public_ips.all(&cloud, Duration::MAX).await.unwrap();
+        assert_eq!(known.keys().collect::<Vec<_>>(), ["one", "two"]);
     }
 }
 

@@ -160,6 +160,41 @@ async fn address_of_a_shared_load_balancer_stays_if_that_is_not_deleted() {
     assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
 }
 
+/// Whoever it is refused to is no user of it, also if that took several calls.
+#[tokio::test(start_paused = true)]
+async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_it() {
+    let cloud = Scripted::new();
+    let provider = sharing(&cloud);
+    let (own, a) = (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), service("a", 81));
+    settle(&provider, &a).await.unwrap();
+    settle(&provider, &own).await.unwrap();
+    let naming = LoadBalancer { annotations: a.annotations.clone(), ..own.clone() };
+    let lock = provider.lock_shared("web").await.unwrap();
+    let outcome = provider.apply(&naming, Compare::Remembered).await.unwrap();
+    assert!(matches!(outcome.progress, Progress::Again(_)), "another Service changes the load balancer");
+    drop(lock);
+    assert!(matches!(settle(&provider, &naming).await, Err(Error::Invalid { .. })));
+    deleted(&provider, &a.owner).await;
+    assert_eq!(
+        (cloud.all("loadbalancers").len(), cloud.all("floatingips").len()),
+        (1, 1),
+        "those of its own"
+    );
+
+    // It was refused, and nobody asked again before it named none.
+    settle(&provider, &a).await.unwrap();
+    let lock = provider.lock_shared("web").await.unwrap();
+    provider.apply(&naming, Compare::Remembered).await.unwrap();
+    drop(lock);
+    settle(&provider, &own).await.unwrap();
+    deleted(&provider, &a.owner).await;
+    assert_eq!(
+        (cloud.all("loadbalancers").len(), cloud.all("floatingips").len()),
+        (1, 1),
+        "those of its own"
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn shared_load_balancer_that_cannot_be_deleted_holds_up_no_other_service() {
     let cloud = Scripted::new();
