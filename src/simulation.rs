@@ -92,6 +92,13 @@ fn azure_keeps_the_invariants() {
     run_vendor(Vendor::Azure, "azure_keeps");
 }
 
+/// The real provider of OpenStack, on the OpenStack in memory of its crate.
+#[cfg(feature = "openstack")]
+#[test]
+fn openstack_keeps_the_invariants() {
+    run_vendor(Vendor::OpenStack, "openstack_keeps");
+}
+
 fn run_vendor(vendor: Vendor, test: &str) {
     let run = |seed| run_with(seed, ProviderKind::Vendor(vendor));
     let (count, sum) = run_all(seeds(VENDORS_SEEDS), test, run);

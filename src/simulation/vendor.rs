@@ -22,6 +22,8 @@ pub(super) enum Vendor {
     Aws,
     #[cfg(feature = "azure")]
     Azure,
+    #[cfg(feature = "openstack")]
+    OpenStack,
 }
 
 impl Vendor {
@@ -30,6 +32,8 @@ impl Vendor {
             Self::Aws => Arc::new(steerage_provider_aws::SimulatedAws::new(seed)),
             #[cfg(feature = "azure")]
             Self::Azure => Arc::new(steerage_provider_azure::SimulatedAzure::new()),
+            #[cfg(feature = "openstack")]
+            Self::OpenStack => Arc::new(steerage_provider_openstack::SimulatedOpenStack::new()),
         }
     }
 }

@@ -40,11 +40,15 @@ mod reasons;
 mod replacement;
 mod replacement_turns;
 mod restrict;
-#[cfg(test)]
+#[cfg(any(test, feature = "stand-in"))]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
+#[cfg_attr(not(test), allow(dead_code, reason = "this crate's own tests use all of it"))]
 mod scripted;
 mod shared;
 mod shared_sync;
 mod shared_users;
+#[cfg(any(test, feature = "stand-in"))]
+mod simulated;
 mod sources;
 mod state;
 mod step;
@@ -52,6 +56,8 @@ mod types;
 mod vips;
 
 use prometheus_client::registry::Registry;
+#[cfg(any(test, feature = "stand-in"))]
+pub use simulated::SimulatedOpenStack;
 use steerage_provider_cloud::Cloud;
 pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 

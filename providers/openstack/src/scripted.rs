@@ -2,7 +2,9 @@
 //! A cloud in memory for tests of what the real services never do on request: failures at a chosen call, `ERROR` while serving, and
 //! objects that others change in between.
 
-use std::collections::VecDeque;
+mod octavia;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,8 +14,10 @@ use serde_json::{Map, Value, json};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _};
 
 use crate::client::{Call, Calls};
+#[cfg(test)]
 use crate::config::Config;
 use crate::error::{CallError, Result};
+#[cfg(test)]
 use crate::options::tests::config;
 use crate::provider::OpenStack;
 
@@ -42,6 +46,8 @@ struct Objects {
     hanging: Option<&'static str>,
     /// Changes of parts that Octavia accepts and its worker fails.
     failing: Option<&'static str>,
+    /// When what Octavia does to a load balancer is complete, by ID; `None` if everything is complete at once, and nothing is refused.
+    pending: Option<BTreeMap<String, tokio::time::Instant>>,
 }
 
 /// The cloud.
@@ -58,10 +64,12 @@ impl Scripted {
         cloud
     }
 
+    #[cfg(test)]
     pub(crate) fn provider(&self) -> OpenStack {
         self.provider_with(|_| {})
     }
 
+    #[cfg(test)]
     pub(crate) fn provider_with(&self, change: impl FnOnce(&mut Config)) -> OpenStack {
         let mut config = config("amphora");
         config.floating_network = Some("net".to_owned());
@@ -189,12 +197,14 @@ impl Objects {
         let mut defaults = json!({ "project_id": PROJECT, "provisioning_status": "ACTIVE", "operating_status": "ONLINE", "admin_state_up": true });
         match kind {
             "loadbalancers" => {
-                defaults["vip_address"] = format!("10.0.0.{}", 100 + self.next).into();
+                defaults["vip_address"] = self.free(kind, "vip_address", "10.0.0", 100).into();
                 defaults["vip_port_id"] = format!("port-of-{id}").into();
-                defaults["created_at"] = format!("2026-01-01T00:00:{:02}", self.next).into();
+                let [hour, minute, second] = [self.next / 3600, self.next / 60 % 60, self.next % 60];
+                defaults["created_at"] = format!("2026-01-01T{hour:02}:{minute:02}:{second:02}").into();
             }
             "floatingips" => {
-                defaults["floating_ip_address"] = format!("203.0.113.{}", self.next).into();
+                defaults["floating_ip_address"] =
+                    self.free(kind, "floating_ip_address", "203.0.113", 0).into();
                 defaults["port_id"] = Value::Null;
                 defaults["revision_number"] = 1.into();
             }
@@ -230,6 +240,17 @@ impl Objects {
         }
         self.all.push((kind.to_owned(), object));
         id
+    }
+
+    /// An address that no object of the kind has, of those that end with more than `above`.
+    fn free(&self, kind: &str, field: &str, prefix: &str, above: usize) -> String {
+        let count = 254 - above;
+        let all =
+            (0..count).map(|number| format!("{prefix}.{}", above + 1 + (self.next - 1 + number) % count));
+        let is_used = |address: &String| {
+            self.all.iter().any(|(of, found)| of == kind && found.get(field) == Some(&json!(address)))
+        };
+        all.into_iter().find(|address| !is_used(address)).unwrap()
     }
 
     fn find(&mut self, kind: &str, id: &str) -> Option<&mut Map<String, Value>> {
@@ -431,16 +452,27 @@ fn take(object: &mut Map<String, Value>, key: &str) -> Vec<Value> {
 #[async_trait]
 impl Calls for Scripted {
     async fn send(&self, call: Call) -> Result<Value> {
-        let failed = |(status, message): (u16, String)| {
-            let body = json!({ "faultstring": message }).to_string();
-            let status = StatusCode::from_u16(status).unwrap();
-            CallError::answered(call.name(), &Response::builder().status(status).body(body).unwrap())
-        };
         if self.answers_never(&call) {
             std::future::pending::<()>().await;
         }
         // Others ask meanwhile.
         tokio::task::yield_now().await;
+        self.at_once(&call)
+    }
+
+    async fn project(&self) -> Result<Option<String>> {
+        Ok(Some(PROJECT.to_owned()))
+    }
+}
+
+impl Scripted {
+    /// What a request does, and its answer.
+    pub(crate) fn at_once(&self, call: &Call) -> Result<Value> {
+        let failed = |(status, message): (u16, String)| {
+            let body = json!({ "faultstring": message }).to_string();
+            let status = StatusCode::from_u16(status).unwrap();
+            CallError::answered(call.name(), &Response::builder().status(status).body(body).unwrap())
+        };
         let mut objects = self.0.lock().unwrap();
         objects.calls.push(call.action.to_owned());
         if call.method != Method::GET {
@@ -448,18 +480,14 @@ impl Calls for Scripted {
         }
         let index = objects.faults.iter().position(|fault| fault.action == call.action);
         let Some(fault) = index.and_then(|index| objects.faults.remove(index)) else {
-            return objects.answer(&call).map_err(failed);
+            return objects.checked_answer(call).map_err(failed);
         };
         if fault.is_done {
-            let _ = objects.answer(&call);
+            let _ = objects.answer(call);
         }
         Err(match fault.answer {
             Some(answer) => failed(answer),
             None => CallError::unusable(call.name(), "no answer in time"),
         })
-    }
-
-    async fn project(&self) -> Result<Option<String>> {
-        Ok(Some(PROJECT.to_owned()))
     }
 }
