@@ -27,6 +27,14 @@ pub(super) enum Vendor {
 }
 
 impl Vendor {
+    pub(super) const ALL: &[Self] = &[
+        Self::Aws,
+        #[cfg(feature = "azure")]
+        Self::Azure,
+        #[cfg(feature = "openstack")]
+        Self::OpenStack,
+    ];
+
     pub(super) fn cloud(self, seed: u64) -> Arc<dyn SimulatedCloud> {
         match self {
             Self::Aws => Arc::new(steerage_provider_aws::SimulatedAws::new(seed)),
