@@ -92,6 +92,13 @@ fn azure_keeps_the_invariants() {
     run_vendor(Vendor::Azure, "azure_keeps");
 }
 
+/// The real provider of GCE, on the Compute Engine in memory of its crate.
+#[cfg(feature = "gce")]
+#[test]
+fn gce_keeps_the_invariants() {
+    run_vendor(Vendor::Gce, "gce_keeps");
+}
+
 /// The real provider of OpenStack, on the OpenStack in memory of its crate.
 #[cfg(feature = "openstack")]
 #[test]

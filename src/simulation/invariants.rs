@@ -115,6 +115,9 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
     removals::check(world, process, &before.1);
     let now = LoadBalancers::of(world);
     for (owner, targets) in &before.0 {
+        // Each listener is checked for itself.
+        let are_replaced =
+            replaces_listeners(world) && !now.2.listeners.keys().any(|(found, _)| found == owner);
         match now.0.get(owner) {
             _ if !is_live(world, owner) => {}
             None => {
@@ -125,6 +128,7 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
             Some(Targets::None)
                 if *targets == Targets::Some
                     && world.age(owner) > MAX_LAG
+                    && !are_replaced
                     && shows_changes_by_hand(world) =>
             {
                 world.violation(&format!("{identity} removes all targets of {owner}"));
@@ -144,7 +148,7 @@ fn check_listeners(world: &mut World, identity: &str, before: &OfVendor, now: &O
             Some(Targets::None) if *targets == Targets::Some && shows_changes_by_hand(world) => {
                 world.violation(&format!("{identity} removes all targets of port {port} of {owner}"));
             }
-            None if has_had_port(world, owner, *port) => {
+            None if has_had_port(world, owner, *port) && !are_replaced(world, owner, before) => {
                 world.violation(&format!("{identity} deletes the listener of port {port} of {owner}"));
             }
             _ => {}
@@ -159,6 +163,19 @@ fn check_listeners(world: &mut World, identity: &str, before: &OfVendor, now: &O
 /// as long as the cloud shows it.
 fn shows_changes_by_hand(world: &World) -> bool {
     world.changed_by_hand.is_none_or(|at| at.elapsed() > SHOWN_AFTER)
+}
+
+fn replaces_listeners(world: &World) -> bool {
+    world.vendor.as_ref().is_some_and(|cloud| cloud.replaces_listeners())
+}
+
+/// Whether the Service's listeners have to be replaced, since its ports are others.
+fn are_replaced(world: &World, owner: &Owner, before: &OfVendor) -> bool {
+    let service = world.api.get(Resource::Services, &owner.service);
+    let ports = service.into_iter().filter_map(|json| json["spec"]["ports"].as_array()).flatten();
+    let wanted: BTreeSet<u64> = ports.filter_map(|port| port["port"].as_u64()).collect();
+    let present = before.listeners.keys().filter(|(of, _)| of == owner).map(|(_, port)| u64::from(*port));
+    replaces_listeners(world) && present.collect::<BTreeSet<_>>() != wanted
 }
 
 /// Whether the Service has the port, and no watch can show an older one.
@@ -230,11 +247,12 @@ pub(super) struct Wanted {
 pub(super) fn wanted(world: &World) -> Vec<Wanted> {
     let config = process::config(world);
     let index = index(world, config.classes.clone());
-    let refused = match (&world.vendor, world.provider) {
-        (Some(cloud), _) => Some(cloud.refused()),
-        (None, ProviderKind::Edge) => None,
-        (None, _) => Some((UNSUPPORTED, "")),
-    };
+    let is_refused_by_provider =
+        |annotations: &BTreeMap<String, String>| match (&world.vendor, world.provider) {
+            (Some(cloud), _) => cloud.is_refused(annotations),
+            (None, ProviderKind::Edge) => false,
+            (None, _) => annotations.contains_key(UNSUPPORTED),
+        };
     let mut all = Vec::new();
     for (_, json) in world.api.list(Resource::Services) {
         let mut service = service(json);
@@ -245,8 +263,7 @@ pub(super) fn wanted(world: &World) -> Vec<Wanted> {
         if is_refused {
             service.annotations.remove(annotations::STEERING);
         }
-        let is_rejected = is_refused
-            || refused.is_some_and(|(name, value)| service.annotations.get(name) == Some(&value.to_owned()));
+        let is_rejected = is_refused || is_refused_by_provider(&service.annotations);
         let snapshot = index.snapshot(&owner_of(&service), &config).expect("listed");
         let steering = plan::steering(&service, &config).expect("a valid annotation");
         let lb = plan::load_balancer(&service, steering, &config).expect("a valid Service");

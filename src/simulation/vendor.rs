@@ -22,6 +22,8 @@ pub(super) enum Vendor {
     Aws,
     #[cfg(feature = "azure")]
     Azure,
+    #[cfg(feature = "gce")]
+    Gce,
     #[cfg(feature = "openstack")]
     OpenStack,
 }
@@ -40,6 +42,8 @@ impl Vendor {
             Self::Aws => Arc::new(steerage_provider_aws::SimulatedAws::new(seed)),
             #[cfg(feature = "azure")]
             Self::Azure => Arc::new(steerage_provider_azure::SimulatedAzure::new()),
+            #[cfg(feature = "gce")]
+            Self::Gce => Arc::new(steerage_provider_gce::SimulatedGce::new()),
             #[cfg(feature = "openstack")]
             Self::OpenStack => Arc::new(steerage_provider_openstack::SimulatedOpenStack::new()),
         }

@@ -101,6 +101,17 @@ pub trait SimulatedCloud: Send + Sync + 'static {
     /// An annotation that the provider refuses.
     fn refused(&self) -> (&'static str, &'static str);
 
+    /// Whether the provider refuses a Service with these annotations, of those that it may have.
+    fn is_refused(&self, annotations: &BTreeMap<String, String>) -> bool {
+        let (name, value) = self.refused();
+        annotations.get(name).is_some_and(|found| found == value)
+    }
+
+    /// Whether a change of a Service's ports replaces all of its listeners, because the cloud has no other way.
+    fn replaces_listeners(&self) -> bool {
+        false
+    }
+
     /// The load balancers of the cluster's Services.
     fn load_balancers(&self) -> BTreeMap<Owner, SeenLoadBalancer>;
 

@@ -39,8 +39,13 @@ pub mod permissions;
 mod provider;
 mod reasons;
 mod restrict;
+#[cfg(any(test, feature = "stand-in"))]
+#[allow(clippy::unwrap_used, reason = "only tests use it")]
+mod scripted;
 mod send;
 mod shared;
+#[cfg(any(test, feature = "stand-in"))]
+mod simulated;
 mod state;
 mod step;
 mod tree;
@@ -48,6 +53,8 @@ mod unended;
 mod unknown;
 
 use prometheus_client::registry::Registry;
+#[cfg(any(test, feature = "stand-in"))]
+pub use simulated::SimulatedGce;
 use steerage_provider_cloud::Cloud;
 pub use steerage_provider_cloud::{ApiMetrics, ClusterId};
 
