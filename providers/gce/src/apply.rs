@@ -15,6 +15,7 @@ use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
 use crate::instances::{Limit, Placed, place, with_groups};
 use crate::known::{Claim, Content};
+use crate::leaving::keep_last;
 use crate::object::{Id, Kind};
 use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
@@ -112,7 +113,8 @@ impl Gce {
             let leaves_firewalls = entry.leaves_firewalls();
             let mut towards = placed.with_kept(wanted.clone(), tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
-            let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            let mut steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            keep_last(&mut steps, tree, &placed, entry);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
@@ -311,10 +313,22 @@ fn leave_stuck(wanted: &mut Desired, tree: &Tree, is_changing: impl Fn(&Id) -> b
 fn ingress(wanted: &Desired, tree: &Tree) -> Option<Vec<Ingress>> {
     let of = |frontend: &crate::desired::Frontend| {
         let rule = frontend.rules.keys().find_map(|id| tree.get(id))?;
-        let ip = Some(address_of(rule)?);
-        Some(Ingress { ip, hostname: None, ip_mode: Some(IpMode::Vip) })
+        Some(published(address_of(rule)?))
     };
     wanted.frontends.iter().map(of).collect()
+}
+
+fn published(address: IpAddr) -> Ingress {
+    Ingress { ip: Some(address), hostname: None, ip_mode: Some(IpMode::Vip) }
+}
+
+/// The addresses of a Service that is refused now: it may have been refused before they were published, while its rules serve. While it
+/// moves to another one, its status may have the old one, which serves, too.
+pub(crate) fn kept(tree: &Tree, entry: &ServiceState) -> Vec<Ingress> {
+    match tree.serving() {
+        Some(all) => all.into_iter().map(published).collect(),
+        None => entry.announced.clone().unwrap_or_default(),
+    }
 }
 
 fn finished(entry: &mut ServiceState, wanted: &Desired, placed: &Placed, ingress: Vec<Ingress>) -> Outcome {

@@ -8,7 +8,8 @@
 //! and `tree` what is missing, `marks` whose a resource is. `client` makes and counts the requests, with the tokens of Google's own
 //! library; `paced` keeps to the rate that Google takes; `permissions` says which right each request needs. `provider` combines them:
 //! `observe` reads what exists, `apply` brings a load balancer in place, `send` makes changes, `operations` follows their
-//! operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps what Services share, `restrict` takes sources away, `health` reads the state of
+//! operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps what Services share, `leaving` keeps the last
+//! endpoints, `restrict` takes sources away, `health` reads the state of
 //! endpoints, and `delete` removes everything. No other crate sees a type of GCE, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
@@ -27,6 +28,7 @@ mod given;
 mod health;
 mod instances;
 mod known;
+mod leaving;
 mod leftovers;
 mod marks;
 mod object;

@@ -21,12 +21,13 @@ use steerage_provider_cloud::{AddressOwners, AfterFailure, ApiMetrics, Joined, K
 use tokio::time::{Instant, timeout};
 
 use crate::annotations;
-use crate::apply::refusals;
+use crate::apply::{kept, refusals};
 use crate::client::{Call, Calls, Client, items, list};
 use crate::config::{Config, ConfigError};
 use crate::diff::{Diff, attached, detached};
 use crate::error::CallError;
 use crate::instances::{Instance, Instances, Limit, unknown_zones};
+use crate::leaving::keep_last;
 use crate::leftovers::Leftovers;
 use crate::marks;
 use crate::object::{Id, Kind, last, relative};
@@ -267,9 +268,10 @@ impl Gce {
         let mut steps: Vec<Step> = attached(wanted.iter(), &tree);
         if steps.is_empty() {
             steps = detached(wanted.iter(), &tree);
+            keep_last(&mut steps, &tree, &placed, entry);
         }
         if steps.is_empty() {
-            return Ok(refusals(&placed, entry));
+            return Ok(Outcome { ingress: kept(&tree, entry), ..refusals(&placed, entry) });
         }
         self.send_all(owner, &steps, entry).await?;
         Ok(self.again(entry))

@@ -121,6 +121,16 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// The addresses to which packets come, one of each family. `None` if a family has two, of which the Service leaves one.
+    pub(crate) fn serving(&self) -> Option<Vec<IpAddr>> {
+        let all: BTreeSet<IpAddr> =
+            self.of_kind(Kind::ForwardingRule).filter_map(|(_, rule)| address_of(rule)).collect();
+        let families: BTreeSet<Family> = all.iter().copied().map(Family::of).collect();
+        (families.len() == all.len()).then(|| all.into_iter().collect())
+    }
+}
+
 /// The address that a forwarding rule or address has, as other resources write it.
 pub(crate) fn address_of(resource: &Value) -> Option<IpAddr> {
     let text = resource.get("IPAddress").or_else(|| resource.get("address"))?.as_str()?;
