@@ -10,6 +10,7 @@ use serde_json::Value;
 use steerage_model::{Ingress, IpMode};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, TargetSet};
 use steerage_provider_cloud::Refusals;
+use tokio::time::Instant;
 
 use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
@@ -154,6 +155,9 @@ impl Gce {
                 entry.announced = Some(ingress.clone());
                 return Ok(Outcome { ingress, ..self.again(entry) });
             }
+            if !self.others_stay(owner, &steps, entry).await? {
+                continue;
+            }
             let Some(steps) = self.claimed(owner, steps, entry) else { continue };
             if !self.send_all(owner, &steps, entry).await? {
                 return Ok(self.again(entry));
@@ -234,10 +238,12 @@ impl Gce {
         let is_empty = |group: &Value| is_first_look && group.get("size").and_then(Value::as_u64) == Some(0);
         let (empty, groups): (Vec<_>, Vec<_>) =
             tree.of_kind(Kind::Group).partition(|(_, group)| is_empty(group));
+        let began = Instant::now();
         let mut members = self.read_members(groups.into_iter().map(|(id, _)| id)).await?;
         members.extend(empty.into_iter().map(|(id, _)| (id.clone(), BTreeSet::new())));
         tree.members = members;
         entry.note_read(owner, tree, owners.into_iter().collect());
+        entry.note_looked(began);
         entry.is_first_look = is_first_look;
         Ok(())
     }

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Endpoints that leave, and those that have to be there then. Pure.
+//! Endpoints that leave, and those that have to be there then.
 
 use std::collections::BTreeSet;
+use std::iter::once;
+use std::time::Duration;
+
+use steerage_provider_api::{Error, Owner};
 
 use crate::instances::Placed;
 use crate::object::Id;
+use crate::provider::Gce;
 use crate::state::ServiceState;
 use crate::step::{Endpoint, Step};
 use crate::tree::Tree;
+
+/// What was seen so long ago has to be looked at before others leave.
+const SEEN: Duration = Duration::from_secs(15);
 
 /// The endpoints that stay, by group.
 fn staying<'a>(
@@ -34,6 +42,34 @@ pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, ent
         !placed.refused.is_empty() || placed.nodes.keys().any(|name| entry.refused.must_wait(name));
     if is_short && staying(steps, tree).all(|(_, members)| members.is_empty()) {
         steps.retain(|step| !matches!(step, Step::Detach { .. }));
+    }
+}
+
+impl Gce {
+    /// Before endpoints leave, one request shows that another one is there, unless that was seen lately: somebody may have taken it away, or
+    /// with its VM. False if it is not: then nothing is known any more.
+    pub(crate) async fn others_stay(
+        &self,
+        owner: &Owner,
+        steps: &[Step],
+        entry: &mut ServiceState,
+    ) -> Result<bool, Error> {
+        let is_leaving = |step: &Step| matches!(step, Step::Detach { .. });
+        let Some(tree) = entry.known(owner) else { return Ok(true) };
+        if !steps.iter().any(is_leaving) || entry.has_looked_within(SEEN) {
+            return Ok(true);
+        }
+        let most = staying(steps, tree).max_by_key(|(_, members)| members.len());
+        let Some((id, members)) = most.filter(|(_, members)| !members.is_empty()) else { return Ok(true) };
+        let began = tokio::time::Instant::now();
+        let found = self.read_members(once(id)).await?;
+        let is_there = found.values().flatten().any(|endpoint| members.contains(endpoint));
+        if is_there {
+            entry.note_looked(began);
+        } else {
+            entry.forget();
+        }
+        Ok(is_there)
     }
 }
 

@@ -273,7 +273,9 @@ impl Gce {
         if steps.is_empty() {
             return Ok(Outcome { ingress: kept(&tree, entry), ..refusals(&placed, entry) });
         }
-        self.send_all(owner, &steps, entry).await?;
+        if self.others_stay(owner, &steps, entry).await? {
+            self.send_all(owner, &steps, entry).await?;
+        }
         Ok(self.again(entry))
     }
 }

@@ -104,7 +104,12 @@ impl Gce {
     ) -> Result<(), Error> {
         let is_shared = self.is_of_shared(step, entry, owner);
         match answer {
-            Ok(Sent::Done) => self.note_done(owner, step, is_shared, entry).await,
+            Ok(Sent::Done) => {
+                if let Step::Attach { .. } = step {
+                    entry.note_looked(tokio::time::Instant::now());
+                }
+                self.note_done(owner, step, is_shared, entry).await
+            }
             Ok(Sent::Pending(operation)) => {
                 self.operations.begin(&operation, step.call(&self.config).action);
                 entry.note_pending(Pending {
@@ -280,6 +285,10 @@ impl Gce {
                 }
                 Some(Ok(Progress::Ended(ended))) => {
                     match CallError::of_operation(step.call(&self.config).action, &ended) {
+                        None if matches!(step, Step::Attach { .. }) => {
+                            entry.note_looked(pending.since);
+                            self.note_done(owner, step, *is_shared, entry).await
+                        }
                         None => self.note_done(owner, step, *is_shared, entry).await,
                         Some(failure) => self.note_failed(owner, step, failure, *is_shared, entry).await,
                     }

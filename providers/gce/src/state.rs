@@ -60,6 +60,8 @@ pub(crate) struct ServiceState {
     /// Whether it was read, or changed, by this process.
     pub(crate) is_seen: bool,
     read_at: Option<Instant>,
+    /// When endpoints were seen last, or attached.
+    looked_at: Option<Instant>,
     /// Shared resources that were looked for.
     pub(crate) looked_for: BTreeSet<Id>,
     pub(crate) pending: Vec<Pending>,
@@ -100,6 +102,16 @@ impl ServiceState {
         self.is_first_look = false;
         self.looked_for.clear();
         self.end_deletion();
+    }
+
+    /// Endpoints were in place then.
+    pub(crate) fn note_looked(&mut self, at: Instant) {
+        self.looked_at = self.looked_at.max(Some(at));
+    }
+
+    /// Whether endpoints were seen within this time.
+    pub(crate) fn has_looked_within(&self, time: Duration) -> bool {
+        self.looked_at.is_some_and(|at| at.elapsed() < time)
     }
 
     /// Whether it was read so long ago that somebody may have changed it.

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use http::Response;
@@ -12,13 +11,13 @@ use steerage_provider_api::{
 };
 use tokio::time::sleep;
 
+use super::*;
 use crate::client::{Call, Calls};
 use crate::config::Config;
 use crate::config::tests::config;
 use crate::desired::tests::web;
 use crate::error::{CallError, Result};
 use crate::object::Kind;
-use crate::provider::Gce;
 use crate::scripted::Scripted;
 
 /// A cloud whose VMs of the zone `r-b` may not be read.
@@ -120,6 +119,37 @@ async fn complete_without(cloud: &Partial, gce: &Gce) {
         }
     }
     assert!(cloud.serving().is_empty());
+}
+
+/// As when its VM is made anew under its name, or somebody detached it.
+#[tokio::test(start_paused = true)]
+async fn endpoint_that_is_gone_is_attached_again_before_another_one_leaves() {
+    for is_refused in [false, true] {
+        let cloud = Partial::new();
+        let gce = cloud.provider();
+        complete(&cloud, &gce, &web().with_nodes(nodes(&["node-0", "node-1"]))).await;
+        sleep(Duration::from_mins(1)).await;
+        for (path, found) in cloud.cloud.resources() {
+            if found.endpoints.contains_key("node-1") {
+                assert!(cloud.cloud.change(&path, |found| {
+                    found.endpoints.clear();
+                    Some(())
+                }));
+            }
+        }
+        let left = web().with_nodes(nodes(&["node-1"]));
+        if is_refused {
+            let targets = GroupTargets::of_nodes(left.nodes());
+            for _ in 0..20 {
+                gce.set_targets(&left.owner, &targets).await.unwrap();
+                assert!(!cloud.serving().is_empty(), "nothing serves any more");
+                sleep(Duration::from_secs(1)).await;
+            }
+        } else {
+            complete(&cloud, &gce, &left).await;
+        }
+        assert_eq!(cloud.serving(), ["node-1"], "refused: {is_refused}");
+    }
 }
 
 /// A process ended before it said the address, and the Service is refused since then.
