@@ -155,10 +155,7 @@ impl Gce {
                 entry.announced = Some(ingress.clone());
                 return Ok(Outcome { ingress, ..self.again(entry) });
             }
-            if !self.others_stay(owner, &steps, entry).await? {
-                continue;
-            }
-            let Some(steps) = self.claimed(owner, steps, entry) else { continue };
+            let Some(steps) = self.sendable(owner, steps, entry).await? else { continue };
             if !self.send_all(owner, &steps, entry).await? {
                 return Ok(self.again(entry));
             }
@@ -199,6 +196,17 @@ impl Gce {
             }
         }
         Ok(())
+    }
+
+    /// The steps that can be sent. `None` if what they are for is not so any more.
+    async fn sendable(
+        &self,
+        owner: &Owner,
+        steps: Vec<Step>,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Vec<Step>>, Error> {
+        let are_true = self.others_stay(owner, &steps, entry).await?;
+        Ok(if are_true { self.claimed(owner, steps, entry) } else { None })
     }
 
     /// The steps without those that make what another Service makes at this time. `None` if one exists by now.

@@ -297,7 +297,7 @@ impl SimulatedCloud for SimulatedGce {
             .iter()
             .map(|(path, found)| {
                 let uids = Self::users(&all, path, found);
-                let of: String = uids.iter().map(|uid| format!(" of \"{uid}\"")).collect();
+                let of: String = uids.iter().flat_map(|uid| [" of \"", uid, "\""]).collect();
                 let path = path.trim_start_matches("projects/p/");
                 (path.to_owned(), format!("{} {:?}{of}", plain(&found.data), found.endpoints))
             })

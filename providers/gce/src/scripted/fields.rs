@@ -76,11 +76,11 @@ fn fields(kind: Kind) -> &'static [(&'static str, Type)] {
     }
 }
 
-fn is_of(value: &Value, of: Type, is_patch: bool) -> bool {
+fn is_of(value: &Value, of: Type) -> bool {
     let texts = |value: &Value| value.as_array().is_some_and(|all| all.iter().all(Value::is_string));
     let part = |value: &Value, fields: &[(&str, Type)]| {
         let known = |(name, value): (&String, &Value)| {
-            fields.iter().any(|(field, of)| field == name && is_of(value, *of, is_patch))
+            fields.iter().any(|(field, of)| field == name && is_of(value, *of))
         };
         value.as_object().is_some_and(|all| all.iter().all(known))
     };
@@ -102,7 +102,7 @@ pub(super) fn checked(kind: Kind, body: Option<&Value>, is_patch: bool) -> Answe
     for (name, value) in &body {
         let common = [("name", Text), ("description", Text)];
         let known = fields(kind).iter().chain(common.iter()).find(|(field, _)| field == name);
-        if !known.is_some_and(|(_, of)| is_of(value, *of, is_patch)) {
+        if !known.is_some_and(|(_, of)| is_of(value, *of)) {
             return Err(wrong(format!("resource.{name}: {value}")));
         }
     }
