@@ -100,6 +100,7 @@ impl Gce {
                 if steps.is_empty() {
                     self.address_owners.forget(&old);
                     entry.earlier.remove(0);
+                    self.shared.end_earlier().await;
                 } else if !self.send_all(&old, &steps, entry).await? {
                     return Ok(self.again(entry));
                 }

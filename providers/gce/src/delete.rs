@@ -99,6 +99,7 @@ impl Gce {
         for _ in 0..MAX_ROUNDS {
             let mut owners = self.read_owners(&owner.service, false).await?;
             let Some(tree) = owners.remove(owner) else {
+                self.shared.end_earlier().await;
                 let is_clean = self.shared.clean(self, None).await?;
                 return Ok(if is_clean { Progress::Done } else { Progress::Again(self.poll(entry)) });
             };

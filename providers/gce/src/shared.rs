@@ -137,6 +137,11 @@ impl Shared {
         }
     }
 
+    /// What an earlier Service of a name used may not be needed any more: nothing of it is left.
+    pub(crate) async fn end_earlier(&self) {
+        self.users.lock().await.note_dirty();
+    }
+
     /// Whether something may not be needed any more.
     pub(crate) async fn is_dirty(&self) -> bool {
         self.users.lock().await.dirty_since.is_some()

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use http::{Method, Response};
 use serde_json::json;
-use steerage_provider_api::{Error, Provider as _};
+use steerage_provider_api::{Compare, Error, LoadBalancer, Progress, Provider as _};
 
 use super::*;
 use crate::client::{Call, Calls};
 use crate::config::tests::config;
+use crate::desired::tests::{local, web};
 use crate::error::CallError;
+use crate::scripted::Scripted;
 use crate::state::{DENIED_WAIT, Pending};
 
 /// A network with one firewall rule, which the credentials may not delete.
@@ -228,4 +230,31 @@ async fn list_of_one_service_does_not_show_what_nobody_needs() {
     let of_one = Arc::new(Inventory { began: Instant::now(), has_shared: false, found: Vec::new() });
     assert!(gce.shared.clean(&gce, Some(&of_one)).await.unwrap());
     assert!(calls.present.lock().unwrap().is_empty());
+}
+
+/// The list for the first look at the later Service shows that the earlier one used the check.
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_service_used_is_deleted_after_it() {
+    let cloud = Scripted::new();
+    let settings = Config { poll: Duration::from_millis(500), ..config() };
+    let has_shared = || {
+        let all = cloud.resources();
+        all.into_values().any(|found| marks::is_shared(&settings.cluster, &Value::from(found.data)))
+    };
+    let earlier = web();
+    let later = Owner { uid: "u2".to_owned(), ..earlier.owner.clone() };
+    for (lb, is_shared) in [(earlier.clone(), true), (LoadBalancer { owner: later, ..local(web()) }, false)] {
+        let gce = Gce::over(settings.clone(), Arc::new(cloud.clone()));
+        let mut is_done = false;
+        for _ in 0..60 {
+            match gce.apply(&lb, Compare::Remembered).await.unwrap().progress {
+                Progress::Done => is_done = true,
+                Progress::Again(after) => tokio::time::sleep(after).await,
+            }
+            if is_done {
+                break;
+            }
+        }
+        assert_eq!((is_done, has_shared()), (true, is_shared), "{}", lb.owner);
+    }
 }
