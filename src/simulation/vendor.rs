@@ -35,6 +35,8 @@ impl Vendor {
         Self::Azure,
         #[cfg(feature = "openstack")]
         Self::OpenStack,
+        #[cfg(feature = "gce")]
+        Self::Gce,
     ];
 
     pub(super) fn cloud(self, seed: u64) -> Arc<dyn SimulatedCloud> {

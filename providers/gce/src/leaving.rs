@@ -16,6 +16,9 @@ use crate::tree::Tree;
 
 /// What was seen so long ago has to be looked at before others leave.
 const SEEN: Duration = Duration::from_secs(15);
+/// Where more endpoints stay, they are not looked at: that all of them are gone and nobody knows it is less likely than that many Services
+/// wait for these requests while a node leaves.
+const FEW: usize = 3;
 
 /// The endpoints that stay, by group.
 fn staying<'a>(
@@ -46,8 +49,8 @@ pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, ent
 }
 
 impl Gce {
-    /// Before endpoints leave, one request shows that another one is there, unless that was seen lately: somebody may have taken it away, or
-    /// with its VM. False if it is not: then nothing is known any more.
+    /// Before endpoints leave and few stay, one request shows that another one is there, unless that was seen lately: somebody may have taken
+    /// it away, or with its VM. False if it is not: then nothing is known any more.
     pub(crate) async fn others_stay(
         &self,
         owner: &Owner,
@@ -57,6 +60,9 @@ impl Gce {
         let is_leaving = |step: &Step| matches!(step, Step::Detach { .. });
         let Some(tree) = entry.known(owner) else { return Ok(true) };
         if !steps.iter().any(is_leaving) || entry.has_looked_within(SEEN) {
+            return Ok(true);
+        }
+        if staying(steps, tree).map(|(_, members)| members.len()).sum::<usize>() > FEW {
             return Ok(true);
         }
         let most = staying(steps, tree).max_by_key(|(_, members)| members.len());

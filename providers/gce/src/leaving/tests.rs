@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use http::Response;
@@ -25,6 +25,8 @@ use crate::scripted::Scripted;
 struct Partial {
     cloud: Scripted,
     is_broken: Arc<AtomicBool>,
+    /// Requests for the endpoints of a group.
+    looks: Arc<AtomicUsize>,
 }
 
 #[async_trait]
@@ -32,6 +34,9 @@ impl Calls for Partial {
     async fn send(&self, call: Call) -> Result<Value> {
         if self.is_broken.load(Ordering::Relaxed) && call.path.ends_with("zones/r-b/instances") {
             return Err(CallError::answered(call.action, &Response::builder().status(503).body("").unwrap()));
+        }
+        if call.action == "networkEndpointGroups.listNetworkEndpoints" {
+            self.looks.fetch_add(1, Ordering::Relaxed);
         }
         self.cloud.send(call).await
     }
@@ -43,7 +48,7 @@ impl Partial {
         let cloud = Scripted::new();
         cloud.set_machine("r-a", "node-0", true);
         cloud.set_machine("r-b", "node-1", true);
-        Self { cloud, is_broken: Arc::default() }
+        Self { cloud, is_broken: Arc::default(), looks: Arc::default() }
     }
 
     fn provider(&self) -> Gce {
@@ -149,6 +154,25 @@ async fn endpoint_that_is_gone_is_attached_again_before_another_one_leaves() {
             complete(&cloud, &gce, &left).await;
         }
         assert_eq!(cloud.serving(), ["node-1"], "refused: {is_refused}");
+    }
+}
+
+/// Many Services would wait for that while a node leaves.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_read_before_an_endpoint_leaves_where_many_stay() {
+    let cloud = Partial::new();
+    let gce = cloud.provider();
+    let all = ["node-0", "node-2", "node-4", "node-6", "node-8"];
+    for name in all {
+        cloud.cloud.set_machine("r-a", name, true);
+    }
+    complete(&cloud, &gce, &web().with_nodes(nodes(&all))).await;
+    for (stay, looks) in [(4, 0), (3, 1), (2, 1)] {
+        sleep(Duration::from_mins(1)).await;
+        cloud.looks.store(0, Ordering::Relaxed);
+        complete(&cloud, &gce, &web().with_nodes(nodes(&all[..stay]))).await;
+        assert_eq!(cloud.serving(), all[..stay]);
+        assert_eq!(cloud.looks.load(Ordering::Relaxed), looks, "{stay} stay");
     }
 }
 
