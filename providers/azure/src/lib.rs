@@ -7,7 +7,8 @@
 //! changes in a load balancer, `admission` what in a security group, `limits` how much a Service and a namespace may have, `marks` whose a part is, `types` which fields Azure has. `client` makes
 //! and counts the requests with the tokens of `token`; `paced` keeps to the rate that Azure takes. `shared` writes a resource for all
 //! Services at once, with what `document` knows of its kind and whom `blame` finds in a refusal; `operation` follows a change that Azure has accepted. `provider` combines them:
-//! `public_ips` brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, and `delete` removes everything. No other crate sees a type of Azure, and
+//! `public_ips` brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, `release` gives up
+//! those that a refused one requested, and `delete` removes everything. No other crate sees a type of Azure, and
 //! this crate uses nothing of Kubernetes.
 
 mod admission;
@@ -34,6 +35,7 @@ mod permissions;
 mod provider;
 mod public_ips;
 mod reasons;
+mod release;
 mod retire;
 #[cfg(any(test, feature = "stand-in"))]
 #[allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]

@@ -324,16 +324,22 @@ impl Provider for Azure {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let wanted = desired(lb, &self.config)?;
+        let wanted = match desired(lb, &self.config) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                let entry = self.entry(&lb.owner.service).await;
+                self.release(&lb.owner, &entry).await;
+                return Err(error);
+            }
+        };
         let mut entry = self.entry(&lb.owner.service).await;
         entry.kept = None;
         let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
         if result.is_err() {
             entry.complete = None;
         }
-        if matches!(result, Err(Error::Invalid { .. })) {
-            // Others may request what it does not get.
-            self.address_owners.keep_claims(&lb.owner, &BTreeSet::new());
+        if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
+            self.release(&lb.owner, &entry).await;
         }
         result
     }

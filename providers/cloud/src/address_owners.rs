@@ -36,7 +36,8 @@ impl AddressOwners {
         let before = all.get(&vip);
         if before.is_some_and(|of| of.owner.service != owner.service) {
             let message = format!(
-                "The address {vip} was requested by another Service first. No load balancer is created or changed. Request another one."
+                "The address {vip} was requested by another Service first, which may not have it yet. No load balancer is created or changed. \
+                 Request another one, or look which Services request this one."
             );
             return Err(Error::invalid(reason, message));
         }

@@ -327,7 +327,8 @@ impl Provider for Gce {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
-        if matches!(result, Err(Error::Invalid { .. }))
+        if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_)))
+            && entry.pending.is_empty()
             && let Some(tree) = entry.known(&lb.owner)
         {
             // Others may request what it does not get, but not where its firewall rules admit its clients.

@@ -198,7 +198,7 @@ impl SimulatedCloud for SimulatedOpenStack {
             let seen = found.entry(owner).or_default();
             let floating = self.parts("floatingips", "port_id", &balancer["vip_port_id"]);
             let address = floating.first().map_or(&balancer["vip_address"], |ip| &ip["floating_ip_address"]);
-            seen.address = address.as_str().unwrap_or_default().to_owned();
+            address.as_str().unwrap_or_default().clone_into(&mut seen.address);
             for listener in self.parts("listeners", "loadbalancer_id", &balancer["id"]) {
                 let port = listener["protocol_port"].as_u64().and_then(|port| u16::try_from(port).ok());
                 let nodes = seen.listeners.entry(port.unwrap_or_default()).or_default();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use steerage_model::Family;
-use steerage_provider_api::{AdmittedSources, Compare, LoadBalancer, Provider as _, RequestedSources};
+use steerage_provider_api::{AdmittedSources, Compare, Error, LoadBalancer, Provider as _, RequestedSources};
 
 use crate::annotations;
 use crate::config::tests::config;
@@ -205,6 +205,32 @@ async fn refused_request_keeps_no_address_from_others() {
     let naming = |lb: LoadBalancer, name: &str| annotated(lb, annotations::PIP_NAME, name);
     let never = crate::desired::tests::named("never", &[80], &[1]);
     let never = LoadBalancer { families: vec![Family::V4, Family::V6], ..never };
+    // Azure refuses its part of the load balancer, after its rules were written.
+    let ranged = LoadBalancer {
+        source_ranges: vec!["192.0.2.0/24".parse().unwrap()],
+        families: vec![Family::V4],
+        ..never.clone()
+    };
+    settle(&provider, &ranged).await.unwrap();
+    cloud.fail("PUT loadBalancers", 400, "InvalidResource", false);
+    let error = settle(&provider, &naming(ranged.clone(), "one")).await.unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    assert!(!rules(&cloud).contains("203.0.113.7"), "{}", rules(&cloud));
+    assert!(
+        rules(&cloud).contains("192.0.2.0/24"),
+        "those of the address that it has stay: {}",
+        rules(&cloud)
+    );
+    // It is refused while its rules are being written.
+    let late = naming(ranged.clone(), "two");
+    let _ = provider.apply(&late, Compare::Remembered).await.unwrap();
+    let late = annotated(late, "service.beta.kubernetes.io/azure-load-balancer-mode", "x");
+    for _ in 0..2 {
+        let _ = settle(&provider, &late).await.unwrap_err();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    assert!(!rules(&cloud).contains("203.0.113.8"), "{}", rules(&cloud));
+    gone(&provider, &ranged.owner).await.unwrap();
     for name in ["one", "two"] {
         let never = annotated(naming(never.clone(), name), annotations::PIP_NAME_IPV6, "missing");
         let error = settle(&provider, &never).await.unwrap_err();
