@@ -121,12 +121,14 @@ impl OpenStack {
                     incomplete =
                         missing(&wanted.families, &wanted.vips, &tree.balancer, self.version().await?);
                 }
-                if let Some(shared) = &wanted.shared {
-                    if let Some(wait) = self.leave_others(owner, shared, entry).await? {
-                        return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
-                    }
+                let wait = if let Some(shared) = &wanted.shared {
+                    self.leave_others(owner, shared, entry).await?
                 } else {
                     self.remove_others(owner, entry).await?;
+                    self.release_left(None, entry).await?
+                };
+                if let Some(wait) = wait {
+                    return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
                 }
                 match self.close_rules(owner, entry).await {
                     // What was removed may have made room, or admitted what rules of all Services have to admit now.

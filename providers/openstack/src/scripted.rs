@@ -184,6 +184,7 @@ pub(crate) async fn deleted(provider: &OpenStack, owner: &Owner) {
         if provider.delete(owner).await.unwrap() == Progress::Done {
             return;
         }
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
     panic!("it does not end");
 }

@@ -196,19 +196,45 @@ impl OpenStack {
         self.apply_wanted(lb, wanted, entry, compare).await
     }
 
-    /// Refuses a Service that has something at another load balancer than it requests.
+    /// Refuses a Service that has something at another load balancer than it requests. [`Error::Conflict`] while that is being deleted, as for
+    /// a Service that had another type in between.
     pub(crate) async fn check_use(&self, owner: &Owner, wanted: &LoadBalancerUse) -> Result<(), Error> {
-        let present = self.shared_balancer_of(owner).await?.map(|(name, _)| LoadBalancerUse::Shared(name));
-        if let Some(present) = present.filter(|present| present != wanted) {
-            return Err(immutable(&present, wanted, "address"));
+        let refuse = |present: &LoadBalancerUse, balancer: &Balancer| {
+            Err(if balancer.provisioning_status == Provisioning::Deleting {
+                Error::Conflict("the load balancer that the Service had is being deleted".to_owned())
+            } else {
+                immutable(present, wanted, "address")
+            })
+        };
+        if let Some((name, balancer)) = self.shared_balancer_of(owner).await? {
+            let present = LoadBalancerUse::Shared(name);
+            if present != *wanted {
+                return refuse(&present, &balancer);
+            }
         }
         if *wanted != LoadBalancerUse::Own {
             let all = self.balancers_of(&owner.service).await?;
-            if all.iter().any(|(of, _)| of == owner) {
-                return Err(immutable(&LoadBalancerUse::Own, wanted, "address"));
+            if let Some((_, balancer)) = all.iter().find(|(of, _)| of == owner) {
+                return refuse(&LoadBalancerUse::Own, balancer);
             }
         }
         Ok(())
+    }
+
+    /// Deletes the address of a shared load balancer that the Service left, unless it uses that one now. Returns when to call again; `None` if
+    /// it is done.
+    pub(crate) async fn release_left(
+        &self,
+        used: Option<&str>,
+        entry: &mut ServiceState,
+    ) -> Result<Option<Duration>, Error> {
+        let Some(left) = entry.left_address.clone() else { return Ok(None) };
+        if used != Some(left.as_str()) {
+            let Some(_lock) = self.lock_shared(&left).await else { return Ok(Some(BUSY_POLL)) };
+            self.release_shared(&left).await?;
+        }
+        entry.left_address = None;
+        Ok(None)
     }
 
     /// Removes what a Service has in shared load balancers, and those that nobody uses. Returns when to call again; `None` if nothing is
@@ -230,10 +256,8 @@ impl OpenStack {
                 LeaveProgress::BalancerDeleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
             }
         }
-        if let Some(shared) = entry.left_address.clone() {
-            let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
-            self.release_shared(&shared).await?;
-            entry.left_address = None;
+        if let Some(wait) = self.release_left(None, entry).await? {
+            return Ok(Some(wait));
         }
         if entry.had_own {
             return Ok(None);
@@ -368,9 +392,7 @@ impl OpenStack {
             entry.spare.remove(0);
             entry.leaving_since = None;
         }
-        // The address is in use.
-        entry.left_address = None;
-        Ok(None)
+        self.release_left(Some(shared), entry).await
     }
 
     /// The load balancer goes first: if another Service changes it meanwhile, Octavia refuses, and the address stays. The address goes only

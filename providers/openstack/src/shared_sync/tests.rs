@@ -195,6 +195,35 @@ async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_i
     );
 }
 
+/// A Service that had another type for a moment comes back with another name, or none, while what it had is being deleted.
+#[tokio::test(start_paused = true)]
+async fn service_that_comes_back_waits_until_what_it_had_is_deleted() {
+    let names = [Some("web"), Some("other"), None];
+    for (from, to) in [(0, 1), (0, 2), (2, 0)].map(|(from, to)| (names[from], names[to])) {
+        let cloud = Scripted::strict();
+        let file = r#"{"web": {"namespaces": ["*"]}, "other": {"namespaces": ["*"]}}"#;
+        let provider = cloud.provider_with(|config| {
+            config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
+        });
+        let naming = |name: Option<&str>| {
+            let annotations = name.map(|name| (SHARED_LOAD_BALANCER.to_owned(), name.to_owned()));
+            LoadBalancer { annotations: annotations.into_iter().collect(), ..service("a", 80) }
+        };
+        settle(&provider, &naming(from)).await.unwrap();
+        while cloud.all("loadbalancers")[0]["provisioning_status"] != "PENDING_DELETE" {
+            let _ = provider.delete(&naming(from).owner).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let error = provider.apply(&naming(to), Compare::Remembered).await.unwrap_err();
+        assert!(matches!(error, Error::Conflict(_)), "{from:?} {to:?}: {error}");
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        settle(&provider, &naming(to)).await.unwrap();
+        assert_eq!(cloud.all("floatingips").len(), 1, "{from:?} {to:?}: {:?}", cloud.all("floatingips"));
+        deleted(&provider, &naming(to).owner).await;
+        assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn shared_load_balancer_that_cannot_be_deleted_holds_up_no_other_service() {
     let cloud = Scripted::new();
