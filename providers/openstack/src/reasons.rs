@@ -76,7 +76,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         PORT_IN_USE,
-        "Another Service of the shared load balancer has the port.",
+        "Another Service of the shared load balancer has the port. When the port becomes free, the Service is tried again within `--resync-period`.",
         "Use another port, or another load balancer.",
     ),
     (
