@@ -130,6 +130,7 @@ impl OpenStack {
                 if let Some(wait) = wait {
                     return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
                 }
+                self.call_waiting(owner, entry);
                 match self.close_rules(owner, entry).await {
                     // What was removed may have made room, or admitted what rules of all Services have to admit now.
                     Ok(true) => {
@@ -162,6 +163,9 @@ impl OpenStack {
             };
             let step = if entry.is_at_member_quota() { step.of_final_members(&fitting) } else { step };
             self.check_member_subnets(&tree, &step).await?;
+            if let Step::DeleteListener { .. } = &step {
+                entry.frees_port.clone_from(&wanted.shared);
+            }
             if self.make(&step, entry, &nodes).await? {
                 break;
             }

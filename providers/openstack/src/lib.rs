@@ -34,6 +34,7 @@ mod observe;
 mod options;
 mod paced;
 pub mod peers;
+mod port_waiters;
 mod provider;
 mod reads;
 mod reasons;

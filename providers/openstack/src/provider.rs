@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::StreamExt as _;
-use futures::stream::{self, BoxStream};
+use futures::stream::BoxStream;
 use http::Method;
 use ipnet::IpNet;
 use serde_json::Value;
@@ -32,7 +31,9 @@ use crate::diff::{after, diff, member_step};
 use crate::health::HEALTH_POLL_UNDECIDED;
 use crate::node_rules_sync::{RulesState, SharedNeeds};
 use crate::paced::Paced;
+use crate::port_waiters::PortWaiters;
 use crate::reads::Reads;
+use crate::reasons;
 use crate::replacement::preference;
 use crate::replacement_turns::ReplacementTurns;
 use crate::restrict::Restricted;
@@ -56,6 +57,7 @@ pub struct OpenStack {
     /// When the creation of a shared load balancer was sent that has no answer.
     pub(crate) shared_creations: Mutex<BTreeMap<String, Instant>>,
     pub(crate) shared_users: SharedUsers,
+    port_waiters: PortWaiters,
     /// The addresses of subnets, which do not change.
     pub(crate) cidrs: tokio::sync::Mutex<BTreeMap<String, IpNet>>,
     /// Held while rules of the nodes' security group are removed.
@@ -66,6 +68,13 @@ pub struct OpenStack {
 }
 
 impl OpenStack {
+    /// Calls those who wait for a port that the Service had.
+    pub(crate) fn call_waiting(&self, owner: &Owner, entry: &mut ServiceState) {
+        if let Some(shared) = entry.frees_port.take() {
+            self.port_waiters.call(&shared, owner);
+        }
+    }
+
     /// A provider that keeps to the rate which the cloud takes.
     ///
     /// # Errors
@@ -102,6 +111,7 @@ impl OpenStack {
             shared_locks: Keyed::default(),
             shared_creations: Mutex::default(),
             shared_users: SharedUsers::default(),
+            port_waiters: PortWaiters::default(),
             cidrs: tokio::sync::Mutex::default(),
             shared_needs: tokio::sync::Mutex::default(),
             replacement_turns: Mutex::default(),
@@ -294,9 +304,14 @@ impl Provider for OpenStack {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = if let Some(shared) = wanted.shared.clone() {
             self.shared_users.set(&lb.owner.service, Some(&shared));
+            // Before it is refused: the port may become free in the same moment.
+            self.port_waiters.set(&lb.owner, Some(&shared));
             let applied = self.apply_shared(&shared, lb, wanted, &mut entry, compare).await;
             if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
                 self.shared_users.set(&lb.owner.service, entry.shared());
+            }
+            if !applied.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE) {
+                self.port_waiters.set(&lb.owner, None);
             }
             applied
         } else {
@@ -304,6 +319,7 @@ impl Provider for OpenStack {
                 entry.usage = LoadBalancerUse::Own;
                 entry.forget();
             }
+            self.port_waiters.set(&lb.owner, None);
             let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
             if applied.is_ok() {
                 // It is refused as long as it has ports in a shared one.
@@ -343,6 +359,7 @@ impl Provider for OpenStack {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
+        self.port_waiters.set(owner, None);
         if let Some(shared) = self.shared_users.remove(&owner.service) {
             entry.left_address.get_or_insert(shared);
         }
@@ -416,7 +433,7 @@ impl Provider for OpenStack {
 
     /// Octavia notifies nobody.
     fn changes(&self) -> BoxStream<'static, Owner> {
-        stream::pending().boxed()
+        self.port_waiters.called()
     }
 }
 

@@ -76,7 +76,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         PORT_IN_USE,
-        "Another Service of the shared load balancer has the port. When the port becomes free, the Service is tried again within `--resync-period`.",
+        "Another Service of the shared load balancer has the port. The Service is tried again when this controller has seen a port of the load balancer become free.",
         "Use another port, or another load balancer.",
     ),
     (

@@ -249,7 +249,9 @@ impl OpenStack {
             let Some(balancer) = self.balancer(id).await? else { continue };
             let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
-            match self.leave_one(owner, &shared, id, entry).await? {
+            let progress = self.leave_one(owner, &shared, id, entry).await?;
+            entry.frees_port = Some(shared);
+            match progress {
                 LeaveProgress::NothingLeft => {}
                 LeaveProgress::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
                 LeaveProgress::PartRemoved => return Ok(Some(self.config.poll)),
@@ -259,6 +261,7 @@ impl OpenStack {
         if let Some(wait) = self.release_left(None, entry).await? {
             return Ok(Some(wait));
         }
+        self.call_waiting(owner, entry);
         if entry.had_own {
             return Ok(None);
         }

@@ -229,6 +229,8 @@ pub(crate) struct ServiceState {
     pub(crate) left_address: Option<String>,
     /// A shared load balancer that cannot be changed now, which the Service leaves.
     pub(crate) leaving: Option<String>,
+    /// The name of a shared load balancer of which a port of the Service becomes free.
+    pub(crate) frees_port: Option<String>,
     /// How often the deletion of load balancers was sent that were in `ERROR`.
     deletions: BTreeMap<String, u32>,
     /// Whether a load balancer of the Service's own was deleted.

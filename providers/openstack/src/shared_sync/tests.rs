@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use futures::{FutureExt as _, StreamExt as _};
 use serde_json::json;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
 use steerage_model::{Key, Protocol};
@@ -193,6 +194,34 @@ async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_i
         (1, 1),
         "those of its own"
     );
+}
+
+/// Nothing else tells a Service that the port it was refused is free.
+#[tokio::test(start_paused = true)]
+async fn service_that_was_refused_a_port_is_called_when_one_becomes_free() {
+    let cloud = Scripted::strict();
+    let provider = sharing(&cloud);
+    let mut called = provider.changes();
+    let (a, b) = (service("a", 80), service("b", 80));
+    for is_deleted in [true, false] {
+        settle(&provider, &a).await.unwrap();
+        let error = settle(&provider, &b).await.unwrap_err();
+        assert_eq!(error.reason(), "PortInUse", "{error}");
+        assert!(called.next().now_or_never().is_none());
+        if is_deleted {
+            deleted(&provider, &a.owner).await;
+        } else {
+            settle(&provider, &service("a", 81)).await.unwrap();
+        }
+        assert_eq!(called.next().now_or_never().flatten(), Some(b.owner.clone()));
+        settle(&provider, &b).await.unwrap();
+        deleted(&provider, &b.owner).await;
+    }
+    // Who does not wait any more is not called.
+    settle(&provider, &service("c", 81)).await.unwrap_err();
+    deleted(&provider, &service("c", 81).owner).await;
+    deleted(&provider, &a.owner).await;
+    assert!(called.next().now_or_never().is_none());
 }
 
 /// A Service that had another type for a moment comes back with another name, or none, while what it had is being deleted.
