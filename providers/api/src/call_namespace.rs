@@ -6,7 +6,7 @@
 
 use crate::Owner;
 
-/// That of requests for which calls of several namespaces wait. No namespace is called so.
+/// The key of requests for which calls of several namespaces wait. It is no valid name of a namespace.
 pub const ALL: &str = "*";
 
 tokio::task_local! {

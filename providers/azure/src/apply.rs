@@ -202,7 +202,8 @@ impl Azure {
         Ok(Ok(Addresses { parts, vips, used, is_listed, lost }))
     }
 
-    /// Claims an address of the user: a refused Service must not change the rules of who has it. When to call again; `None` if it is claimed.
+    /// Claims an address of the user: a refused Service must not change the rules of the one that has it. When to call again; `None` if it
+    /// is claimed.
     async fn claim(
         &self,
         owner: &Owner,

@@ -4,12 +4,12 @@
 //!
 //! [`AzureArgs`] holds the controller's flags, [`Config`] the validated settings, [`Credentials`] as whom to log in. [`Azure`] is the
 //! provider. These decide and do no I/O: `desired` with `annotations`, `options` and `peers` what a Service needs, `merge` what that
-//! changes in a load balancer, `admission` what in a security group, `limits` how much a Service and a namespace may have, `marks` whose a part is, `types` which fields Azure has. `client` makes
-//! and counts the requests with the tokens of `token`; `paced` keeps to the rate that Azure takes. `shared` writes a resource for all
-//! Services at once, with what `document` knows of its kind and whom `blame` finds in a refusal; `operation` follows a change that Azure has accepted. `provider` combines them:
-//! `public_ips` brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, `release` gives up
-//! those that a refused one requested, and `delete` removes everything. No other crate sees a type of Azure, and
-//! this crate uses nothing of Kubernetes.
+//! changes in a load balancer, `admission` what in a security group, `limits` how much a Service and a namespace may have, `marks` whose a
+//! part is, `types` which fields Azure has. `client` makes and counts the requests with the tokens of `token`; `paced` keeps to the rate
+//! that Azure takes. `shared` writes a resource for all Services at once, with what `document` knows of its kind and whom `blame` finds in
+//! a refusal; `operation` follows a change that Azure has accepted. `provider` combines them: `public_ips` brings addresses in place,
+//! `apply` a Service, `retire` removes the addresses that it had before, `release` gives up those that a refused one requested, and
+//! `delete` removes everything. No other crate sees a type of Azure, and this crate uses nothing of Kubernetes.
 
 mod admission;
 pub mod annotations;

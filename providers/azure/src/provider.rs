@@ -327,8 +327,8 @@ impl Provider for Azure {
         let wanted = match desired(lb, &self.config) {
             Ok(wanted) => wanted,
             Err(error) => {
-                let entry = self.entry(&lb.owner.service).await;
-                self.release(&lb.owner, &entry).await;
+                let _entry = self.entry(&lb.owner.service).await;
+                self.release(&lb.owner).await;
                 return Err(error);
             }
         };
@@ -339,7 +339,7 @@ impl Provider for Azure {
             entry.complete = None;
         }
         if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
-            self.release(&lb.owner, &entry).await;
+            self.release(&lb.owner).await;
         }
         result
     }

@@ -10,30 +10,35 @@ use steerage_provider_api::{Error, Owner};
 use crate::admission::Admission;
 use crate::provider::{Azure, KNOWN};
 use crate::shared::Written;
-use crate::state::ServiceState;
 
 impl Azure {
-    /// Gives up the addresses that a refused Service requested and does not have, and takes away the rules that were to admit its clients
-    /// there. Those that it has stay as they are.
-    pub(crate) async fn release(&self, owner: &Owner, entry: &ServiceState) {
+    /// Gives up the addresses that a refused Service requested and does not have, and removes the rules that were to admit its clients there.
+    /// Those that it has stay as they are. What is still being changed is given up when the Service is refused again, at the latest at the
+    /// next resync.
+    pub(crate) async fn release(&self, owner: &Owner) {
         self.address_owners.keep_claims(owner, &BTreeSet::new());
-        let unserved = &self.address_owners.of(owner) - &entry.vips;
-        if unserved.is_empty() {
+        let admitted = self.address_owners.of(owner);
+        if admitted.is_empty() {
             return;
         }
-        if let Err(error) = self.close_unserved(owner, unserved).await {
-            tracing::warn!(service = %owner.service, %error, "rules of addresses that the refused Service does not have are not removed; retrying when it is refused again");
+        if let Err(error) = self.close_unserved(owner, admitted).await {
+            tracing::warn!(service = %owner.service, %error, "rules for addresses that the refused Service does not have not removed; retrying at the next resync");
         }
     }
 
-    /// Takes away the rules for those of these addresses at which the Service has no frontend.
+    /// Removes the rules for those of these addresses at which the Service has no frontend, and gets none.
     async fn close_unserved(&self, owner: &Owner, mut vips: BTreeSet<IpAddr>) -> Result<(), Error> {
         let Some(guard) = &self.guard else { return Ok(()) };
-        let mark = self.mark(owner);
+        let (calls, mark) = (&*self.calls, self.mark(owner));
         for balancer in &self.balancers {
-            let body = match self.balancer(balancer, KNOWN).await {
+            // What it wanted before it was refused must not give it a frontend without rules.
+            let settled = match balancer.withdraw(calls, &owner.service, KNOWN).await {
+                Ok(None) => self.balancer(balancer, KNOWN).await,
+                Ok(Some(wait)) => Ok(Err(wait)),
+                Err(error) => Err(error),
+            };
+            let body = match settled {
                 Ok(Ok(body)) => body,
-                // What is under way may give it a frontend.
                 Ok(Err(_)) => return Ok(()),
                 // Another one has its name: nothing in it is Steerage's.
                 Err(Error::Invalid { .. }) if !self.has_parts(balancer, |of| *of == mark).await? => continue,
@@ -45,7 +50,7 @@ impl Azure {
             return Ok(());
         }
         let none = Admission::none(vips.clone());
-        if let Written::Done(_) = guard.write(&*self.calls, &owner.service, none, Duration::MAX).await? {
+        if let Written::Done(_) = guard.write(calls, &owner.service, none, Duration::MAX).await? {
             self.address_owners.remove(owner, &vips);
         }
         Ok(())

@@ -25,8 +25,8 @@ impl AddressOwners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service requests an address of the user, which nothing in the cloud has. Who knows only this process must not decide that: after a
-    /// restart it has seen no Service yet.
+    /// The Service requests an address of the user. The caller has seen that nothing in the cloud has the address: this process may have been
+    /// restarted, and know no other Service yet.
     ///
     /// # Errors
     ///
@@ -36,8 +36,8 @@ impl AddressOwners {
         let before = all.get(&vip);
         if before.is_some_and(|of| of.owner.service != owner.service) {
             let message = format!(
-                "The address {vip} was requested by another Service first, which may not have it yet. No load balancer is created or changed. \
-                 Request another one, or look which Services request this one."
+                "Another Service requested the address {vip} first, which may not serve there yet. No load balancer is created or changed. \
+                 Request another address, or find the other Service and change its request."
             );
             return Err(Error::invalid(reason, message));
         }
@@ -46,7 +46,7 @@ impl AddressOwners {
         Ok(())
     }
 
-    /// Of what the Service requested and nobody is admitted to yet, it requests only these by now.
+    /// Forgets the other addresses that the Service requested and to which none of its clients were admitted.
     pub fn keep_claims(&self, owner: &Owner, vips: &BTreeSet<IpAddr>) {
         self.lock().retain(|vip, of| of.owner != *owner || of.is_admitted || vips.contains(vip));
     }
@@ -63,7 +63,7 @@ impl AddressOwners {
         all.iter().filter(|(_, of)| of.is_admitted && of.owner == *owner).map(|(vip, _)| *vip).collect()
     }
 
-    /// Leaves out those to which clients of another Service were admitted later: they are not this Service's to change.
+    /// Removes from the set the addresses to which clients of another Service were admitted later: their rules are that Service's.
     pub fn leave_out_of_others(&self, owner: &Owner, vips: &mut BTreeSet<IpAddr>) {
         let all = self.lock();
         let is_of_other = |of: &Holder| of.is_admitted && of.owner.service != owner.service;

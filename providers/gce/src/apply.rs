@@ -116,7 +116,7 @@ impl Gce {
             let mut towards = placed.with_kept(wanted.clone(), tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let mut steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
-            keep_last(&mut steps, tree, &placed, entry);
+            let is_kept = keep_last(&mut steps, tree, &placed, entry);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
@@ -140,6 +140,8 @@ impl Gce {
                 }
                 self.shared.end_moving(&owner.service).await;
                 match self.shared.clean_later(self).await? {
+                    // The last endpoints leave as soon as they may.
+                    Cleaned::Done if is_kept => {}
                     Cleaned::Done => entry.complete = Some(Complete { wanted: wanted.clone(), ingress }),
                     Cleaned::Pending => outcome.progress = self.again(entry).progress,
                     Cleaned::Later(wait) => {

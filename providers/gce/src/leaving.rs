@@ -15,10 +15,10 @@ use crate::step::{Endpoint, Step};
 use crate::tree::Tree;
 
 /// What was seen so long ago has to be looked at before others leave.
-const SEEN: Duration = Duration::from_secs(15);
+const RECENTLY: Duration = Duration::from_secs(15);
 /// Where more endpoints stay, they are not looked at: that all of them are gone and nobody knows it is less likely than that many Services
 /// wait for these requests while a node leaves.
-const FEW: usize = 3;
+const MAX_LOOKED_AT: usize = 3;
 
 /// The endpoints that stay, by group.
 fn staying<'a>(
@@ -38,19 +38,20 @@ fn staying<'a>(
     })
 }
 
-/// Leaves the last endpoints where they are while nodes that are wanted cannot be endpoints: their zone could not be read, or GCE refuses
-/// their VMs.
-pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, entry: &ServiceState) {
-    let is_short =
-        !placed.refused.is_empty() || placed.nodes.keys().any(|name| entry.refused.must_wait(name));
+/// Leaves the last endpoints where they are while VMs of wanted nodes cannot be endpoints yet: their zone could not be read, the flags do not
+/// fit them, or GCE refuses them. Returns whether any stays for that.
+pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, entry: &ServiceState) -> bool {
+    let before = steps.len();
+    let is_short = !placed.kept.is_empty() || placed.nodes.keys().any(|name| entry.refused.must_wait(name));
     if is_short && staying(steps, tree).all(|(_, members)| members.is_empty()) {
         steps.retain(|step| !matches!(step, Step::Detach { .. }));
     }
+    steps.len() < before
 }
 
 impl Gce {
-    /// Before endpoints leave and few stay, one request shows that another one is there, unless that was seen lately: somebody may have taken
-    /// it away, or with its VM. False if it is not: then nothing is known any more.
+    /// Before endpoints leave and few stay, one request shows that another one is there, unless that was seen lately: somebody may have
+    /// detached it, or deleted its VM. False if it is not: then nothing is known any more.
     pub(crate) async fn others_stay(
         &self,
         owner: &Owner,
@@ -59,10 +60,10 @@ impl Gce {
     ) -> Result<bool, Error> {
         let is_leaving = |step: &Step| matches!(step, Step::Detach { .. });
         let Some(tree) = entry.known(owner) else { return Ok(true) };
-        if !steps.iter().any(is_leaving) || entry.has_looked_within(SEEN) {
+        if !steps.iter().any(is_leaving) || entry.has_looked_within(RECENTLY) {
             return Ok(true);
         }
-        if staying(steps, tree).map(|(_, members)| members.len()).sum::<usize>() > FEW {
+        if staying(steps, tree).map(|(_, members)| members.len()).sum::<usize>() > MAX_LOOKED_AT {
             return Ok(true);
         }
         let most = staying(steps, tree).max_by_key(|(_, members)| members.len());

@@ -27,8 +27,8 @@ use crate::vips::{WantedVip, missing};
 /// Members that one call finds refused, each by a request of its own.
 pub(crate) const MAX_REFUSED: usize = 20;
 
-/// When a rule that the nodes' security group refused is tried again.
-const RULE_RETRY: Duration = Duration::from_mins(1);
+/// When a rule that the nodes' security group refused is tried again, and the deletion of an address that the Service left.
+const RETRY: Duration = Duration::from_mins(1);
 
 /// What there is of an owner.
 pub(crate) enum Present {
@@ -121,15 +121,14 @@ impl OpenStack {
                     incomplete =
                         missing(&wanted.families, &wanted.vips, &tree.balancer, self.version().await?);
                 }
-                let wait = if let Some(shared) = &wanted.shared {
-                    self.leave_others(owner, shared, entry).await?
+                if let Some(shared) = &wanted.shared {
+                    if let Some(wait) = self.leave_others(owner, shared, entry).await? {
+                        return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
+                    }
                 } else {
                     self.remove_others(owner, entry).await?;
-                    self.release_left(None, entry).await?
-                };
-                if let Some(wait) = wait {
-                    return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
                 }
+                let is_left = self.try_release_left(owner, wanted.shared.as_deref(), entry).await;
                 self.call_waiting(owner, entry);
                 match self.close_rules(owner, entry).await {
                     // What was removed may have made room, or admitted what rules of all Services have to admit now.
@@ -143,9 +142,9 @@ impl OpenStack {
                     Ok(_) => {}
                     Err(error) => missing_rule = missing_rule.or_else(|| Some(rules_failed(&error))),
                 }
-                let mut retry = None;
+                let mut retry = is_left.then_some(RETRY);
                 if let Some(missing_rule) = missing_rule {
-                    (incomplete, retry) = (Some(missing_rule), Some(RULE_RETRY));
+                    (incomplete, retry) = (Some(missing_rule), Some(RETRY));
                 }
                 entry.note_working();
                 self.end_replacement(&owner.service);

@@ -68,6 +68,14 @@ pub struct OpenStack {
 }
 
 impl OpenStack {
+    /// Notes the shared load balancer that the Service uses, or is to use. The address of the one before may have to go.
+    fn set_shared(&self, owner: &Owner, shared: Option<&str>, entry: &mut ServiceState) {
+        if let Some(left) = self.shared_users.set(&owner.service, shared) {
+            entry.left_address.get_or_insert(left);
+            entry.complete = None;
+        }
+    }
+
     /// Calls those who wait for a port that the Service had.
     pub(crate) fn call_waiting(&self, owner: &Owner, entry: &mut ServiceState) {
         if let Some(shared) = entry.frees_port.take() {
@@ -303,12 +311,13 @@ impl Provider for OpenStack {
         let wanted = desired(lb, &self.config)?;
         let mut entry = self.entry(&lb.owner.service).await;
         let result = if let Some(shared) = wanted.shared.clone() {
-            self.shared_users.set(&lb.owner.service, Some(&shared));
+            self.set_shared(&lb.owner, Some(&shared), &mut entry);
             // Before it is refused: the port may become free in the same moment.
             self.port_waiters.set(&lb.owner, Some(&shared));
             let applied = self.apply_shared(&shared, lb, wanted, &mut entry, compare).await;
             if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
-                self.shared_users.set(&lb.owner.service, entry.shared());
+                let used = entry.shared().map(ToOwned::to_owned);
+                self.set_shared(&lb.owner, used.as_deref(), &mut entry);
             }
             if !applied.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE) {
                 self.port_waiters.set(&lb.owner, None);
@@ -323,7 +332,7 @@ impl Provider for OpenStack {
             let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
             if applied.is_ok() {
                 // It is refused as long as it has ports in a shared one.
-                self.shared_users.set(&lb.owner.service, None);
+                self.set_shared(&lb.owner, None, &mut entry);
             }
             applied
         };

@@ -395,7 +395,24 @@ impl OpenStack {
             entry.spare.remove(0);
             entry.leaving_since = None;
         }
-        self.release_left(Some(shared), entry).await
+        Ok(None)
+    }
+
+    /// The same for a Service that is served: what fails does not concern it. Returns whether the address is still there.
+    pub(crate) async fn try_release_left(
+        &self,
+        owner: &Owner,
+        used: Option<&str>,
+        entry: &mut ServiceState,
+    ) -> bool {
+        match self.release_left(used, entry).await {
+            Ok(wait) => wait.is_some(),
+            Err(error) => {
+                let shared = entry.left_address.as_deref().unwrap_or_default();
+                tracing::warn!(service = %owner.service, shared, %error, "address of the shared load balancer that the Service left not deleted; retrying");
+                true
+            }
+        }
     }
 
     /// The load balancer goes first: if another Service changes it meanwhile, Octavia refuses, and the address stays. The address goes only

@@ -230,6 +230,20 @@ async fn refused_request_keeps_no_address_from_others() {
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
     assert!(!rules(&cloud).contains("203.0.113.8"), "{}", rules(&cloud));
+    // It is refused while it gets its frontend there, which must not be without its rules.
+    let late = naming(ranged.clone(), "two");
+    cloud.writes();
+    while !cloud.writes().iter().any(|write| write == "PUT loadBalancers") {
+        let _ = provider.apply(&late, Compare::Remembered).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let late = annotated(late, "service.beta.kubernetes.io/azure-load-balancer-mode", "x");
+    for _ in 0..3 {
+        let _ = settle(&provider, &late).await.unwrap_err();
+        let has_it = cloud.all("loadBalancers").iter().any(|found| found.to_string().contains("/two"));
+        assert_eq!(has_it, rules(&cloud).contains("203.0.113.8"), "{}", rules(&cloud));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
     gone(&provider, &ranged.owner).await.unwrap();
     for name in ["one", "two"] {
         let never = annotated(naming(never.clone(), name), annotations::PIP_NAME_IPV6, "missing");
