@@ -217,7 +217,7 @@ impl Azure {
             Written::Done(body) => {
                 let address = FrontendAddress::Public(usable.id.clone());
                 balancer.document.layout.check_address(body.as_ref(), &wanted.mark, &address)?;
-                // Who requests it at the same time and comes first has no frontend yet.
+                // A Service that requested it first may have no frontend yet.
                 self.address_owners.claim(owner, usable.address, reasons::ADDRESS_NOT_AVAILABLE)?;
                 None
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a refused Service requested: others may have the addresses that it did not get.
+//! Gives up the addresses that a refused Service requested and did not get, so that other Services can have them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ impl Azure {
             return;
         }
         if let Err(error) = self.close_unserved(owner, admitted).await {
-            tracing::warn!(service = %owner.service, %error, "rules for addresses that the refused Service does not have not removed; retrying at the next resync");
+            tracing::warn!(service = %owner.service, %error, "security rules of a refused Service not removed; retrying at the next resync");
         }
     }
 

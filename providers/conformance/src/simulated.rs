@@ -101,7 +101,8 @@ pub trait SimulatedCloud: Send + Sync + 'static {
     /// An annotation that the provider refuses.
     fn refused(&self) -> (&'static str, &'static str);
 
-    /// Whether the provider refuses a Service with these annotations, of those that it may have.
+    /// Whether the provider refuses a Service with these annotations, which are among [`SimulatedCloud::options`] and
+    /// [`SimulatedCloud::refused`].
     fn is_refused(&self, annotations: &BTreeMap<String, String>) -> bool {
         let (name, value) = self.refused();
         annotations.get(name).is_some_and(|found| found == value)

@@ -51,7 +51,7 @@ pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, ent
 
 impl Gce {
     /// Before endpoints leave and few stay, one request shows that another one is there, unless that was seen lately: somebody may have
-    /// detached it, or deleted its VM. False if it is not: then nothing is known any more.
+    /// detached it, or deleted its VM. Returns false, and forgets what was read, if it is not.
     pub(crate) async fn others_stay(
         &self,
         owner: &Owner,

@@ -331,7 +331,7 @@ impl Provider for OpenStack {
             self.port_waiters.set(&lb.owner, None);
             let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
             if applied.is_ok() {
-                // It is refused as long as it has ports in a shared one.
+                // Only now: with ports in a shared load balancer the Service would have been refused.
                 self.set_shared(&lb.owner, None, &mut entry);
             }
             applied

@@ -196,8 +196,8 @@ impl OpenStack {
         self.apply_wanted(lb, wanted, entry, compare).await
     }
 
-    /// Refuses a Service that has something at another load balancer than it requests. [`Error::Conflict`] while that is being deleted, as for
-    /// a Service that had another type in between.
+    /// Refuses a Service that has something at another load balancer than it requests. [`Error::Conflict`] while that is being deleted, as
+    /// after a change of the Service's `type` and back.
     pub(crate) async fn check_use(&self, owner: &Owner, wanted: &LoadBalancerUse) -> Result<(), Error> {
         let refuse = |present: &LoadBalancerUse, balancer: &Balancer| {
             Err(if balancer.provisioning_status == Provisioning::Deleting {
@@ -221,8 +221,8 @@ impl OpenStack {
         Ok(())
     }
 
-    /// Deletes the address of a shared load balancer that the Service left, unless it uses that one now. Returns when to call again; `None` if
-    /// it is done.
+    /// Deletes the address of a shared load balancer that the Service left, unless it uses that one now. Returns when to call again; `None`
+    /// if it is done.
     pub(crate) async fn release_left(
         &self,
         used: Option<&str>,

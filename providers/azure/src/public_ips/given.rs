@@ -47,7 +47,7 @@ impl PublicIps {
                 let path = self.config.public_ip_path(group, name);
                 let found = read::<PublicIp>(calls, GET, &path).await?;
                 if is_own_group {
-                    // Names are the same in upper and lower case, and what is known has them as Azure shows them.
+                    // Azure ignores the case of names, and the list has them as Azure shows them.
                     let name = found.as_ref().map_or(name, |ip| &ip.name);
                     self.known.expect_answer(name).note_answer(found.clone()).await;
                 }

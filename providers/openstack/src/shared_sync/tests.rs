@@ -161,7 +161,7 @@ async fn address_of_a_shared_load_balancer_stays_if_that_is_not_deleted() {
     assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
 }
 
-/// Whoever it is refused to is no user of it, also if that took several calls.
+/// A Service that is refused at a shared load balancer does not count as its user, also if that took several calls.
 #[tokio::test(start_paused = true)]
 async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_it() {
     let cloud = Scripted::new();
@@ -224,7 +224,7 @@ async fn service_that_was_refused_a_port_is_called_when_one_becomes_free() {
     assert!(called.next().now_or_never().is_none());
 }
 
-/// A Service that had another type for a moment comes back with another name, or none, while what it had is being deleted.
+/// A Service whose `type` was changed and changed back comes with another name, or none, while what it had is being deleted.
 #[tokio::test(start_paused = true)]
 async fn service_that_comes_back_waits_until_what_it_had_is_deleted() {
     let names = [Some("web"), Some("other"), None];
