@@ -101,8 +101,7 @@ impl Aws {
         if entry.compared_unused.is_none_or(|at| at.elapsed() >= COMPARE_UNUSED) {
             entry.compared_unused = Some(Instant::now());
             tracing::warn!(service = %owner.service, reason = NOT_IN_USE, "no load balancer uses the targets of the Service; comparing the load balancer");
-            // Without a receiver nobody follows changes.
-            let _ = self.to_reconcile.0.unbounded_send(owner.clone());
+            self.to_reconcile.add(owner.clone());
         }
     }
 

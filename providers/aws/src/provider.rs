@@ -10,8 +10,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
-use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures::stream::BoxStream;
 use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
@@ -19,7 +17,7 @@ use steerage_provider_api::{
     Owner, Progress, Provider, RequestedSources, Steering, TargetsAnnotation,
 };
 use steerage_provider_cloud::failure::is_unexpected_answer;
-use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent};
+use steerage_provider_cloud::{ApiMetrics, Keyed, Lines, Recent, ToReconcile};
 use tokio::time::Instant;
 
 use crate::apply::check_kept;
@@ -77,8 +75,8 @@ pub struct Aws {
     listed_uses: Mutex<HashMap<Owner, LoadBalancerUse>>,
     /// Shared load balancers that no target group uses, by ARN, and since when lists show that.
     pub(crate) unused_since: Mutex<HashMap<String, Instant>>,
-    /// Owners for [`Provider::changes`], and the end that it takes.
-    pub(crate) to_reconcile: (UnboundedSender<Owner>, Mutex<Option<UnboundedReceiver<Owner>>>),
+    /// Owners for [`Provider::changes`].
+    pub(crate) to_reconcile: ToReconcile,
     /// Whether this process created or deleted anything.
     is_changed: AtomicBool,
     /// When the next Service may read what its first comparison left out.
@@ -125,12 +123,11 @@ impl Aws {
 
     /// A provider that makes its calls through `client`.
     pub(crate) fn over(config: Config, client: Arc<dyn Calls>) -> Self {
-        let (to_reconcile, receiver) = unbounded();
         Self {
             new_balancers: NewBalancers::new(config.activation_poll),
             config,
             client,
-            to_reconcile: (to_reconcile, Mutex::new(Some(receiver))),
+            to_reconcile: ToReconcile::default(),
             services: Keyed::default(),
             inventory: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
@@ -556,8 +553,6 @@ impl Provider for Aws {
 
     fn changes(&self) -> BoxStream<'static, Owner> {
         // AWS sends no notifications; the controller's resync finds changes.
-        let receiver = self.to_reconcile.1.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let found = receiver.map_or_else(|| futures::stream::empty().boxed(), StreamExt::boxed);
-        found.chain(futures::stream::pending()).boxed()
+        self.to_reconcile.stream()
     }
 }

@@ -224,8 +224,7 @@ impl Aws {
     /// Calls those who wait for the port of a listener that was deleted.
     fn free(&self, used: &mut SharedUse, arn: String, port: u16) {
         for owner in used.deleted(arn, port) {
-            // Without a receiver nobody follows changes.
-            let _ = self.to_reconcile.0.unbounded_send(owner);
+            self.to_reconcile.add(owner);
         }
     }
 

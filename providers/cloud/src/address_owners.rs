@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steerage_provider_api::{Error, Owner};
 
-/// The Service that has an address.
+/// The Service that has an address, or requests it.
 #[derive(Debug)]
 struct Holder {
     owner: Owner,

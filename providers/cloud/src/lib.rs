@@ -3,9 +3,10 @@
 //!
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
-//! being asked again. [`AddressOwners`] lets one Service have an address, [`Keyed`] lets one call at a time change an object, [`Lines`] gives those that come
-//! again their turns, [`Recent`] shares a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which namespaces
-//! take turns, [`ApiMetrics`] counts requests, [`http`] sends those of clients that are Steerage's own.
+//! being asked again. [`AddressOwners`] lets one Service have an address, [`Keyed`] lets one call at a time change an object, [`Lines`]
+//! gives those that come again their turns, [`ToReconcile`] calls those that wait, [`Recent`] shares a read, [`Joined`] makes one list of
+//! many reads, [`Budget`] paces calls, in which namespaces take turns, [`ApiMetrics`] counts requests, [`http`] sends those of clients that
+//! are Steerage's own.
 //! It decides on no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
 mod address_owners;
@@ -25,6 +26,7 @@ pub mod reasons;
 mod recent;
 mod refusals;
 pub mod shared;
+mod to_reconcile;
 
 pub use address_owners::AddressOwners;
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
@@ -37,6 +39,7 @@ pub use marks::ClusterId;
 pub use peers::{PeerAnnotation, PeerAnnotations};
 pub use recent::{AfterFailure, Recent};
 pub use refusals::Refusals;
+pub use to_reconcile::ToReconcile;
 
 /// A cloud, as messages, flags and metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,23 +5,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use futures::StreamExt;
-use futures::channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
-use futures::stream::{self, BoxStream};
 use steerage_provider_api::Owner;
+use steerage_provider_cloud::ToReconcile;
 
 /// The name of the load balancer for which each waits, and those that are to be called.
+#[derive(Debug, Default)]
 pub(crate) struct PortWaiters {
     waiting: Mutex<BTreeMap<Owner, String>>,
-    sender: UnboundedSender<Owner>,
-    receiver: Mutex<Option<UnboundedReceiver<Owner>>>,
-}
-
-impl Default for PortWaiters {
-    fn default() -> Self {
-        let (sender, receiver) = unbounded();
-        Self { waiting: Mutex::default(), sender, receiver: Mutex::new(Some(receiver)) }
-    }
+    pub(crate) called: ToReconcile,
 }
 
 impl PortWaiters {
@@ -42,16 +33,9 @@ impl PortWaiters {
         self.lock().retain(|owner, waits_for| {
             let is_called = waits_for == shared && owner != by;
             if is_called {
-                // Nobody listens after the controller has ended.
-                let _ = self.sender.unbounded_send(owner.clone());
+                self.called.add(owner.clone());
             }
             !is_called
         });
-    }
-
-    /// The Services that are to be called, for the first who asks.
-    pub(crate) fn called(&self) -> BoxStream<'static, Owner> {
-        let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
-        receiver.map_or_else(|| stream::empty().boxed(), StreamExt::boxed).chain(stream::pending()).boxed()
     }
 }

@@ -369,7 +369,7 @@ impl Provider for OpenStack {
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
         self.port_waiters.set(owner, None);
-        if let Some(shared) = self.shared_users.remove(&owner.service) {
+        if let Some(shared) = self.shared_users.set(&owner.service, None) {
             entry.left_address.get_or_insert(shared);
         }
         let result = self.delete_all(owner, &mut entry).await;
@@ -440,9 +440,9 @@ impl Provider for OpenStack {
         Ok(Some(lines))
     }
 
-    /// Octavia notifies nobody.
+    /// Octavia notifies nobody: these are Services that another one of this process calls.
     fn changes(&self) -> BoxStream<'static, Owner> {
-        self.port_waiters.called()
+        self.port_waiters.called.stream()
     }
 }
 

@@ -16,18 +16,13 @@ impl SharedUsers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The Service uses this one, or is to use it, and no other one. Returns another one that it used before.
+    /// The Service uses this one, or is to use it, and no other one; `None` if it uses none. Returns another one that it used before.
     pub(crate) fn set(&self, service: &Key, shared: Option<&str>) -> Option<String> {
         let before = match shared {
             Some(shared) => self.lock().insert(service.clone(), shared.to_owned()),
             None => self.lock().remove(service),
         };
         before.filter(|before| Some(before.as_str()) != shared)
-    }
-
-    /// The Service uses none any more. Returns the one that it used.
-    pub(crate) fn remove(&self, service: &Key) -> Option<String> {
-        self.lock().remove(service)
     }
 
     /// Whether a Service uses this one.
