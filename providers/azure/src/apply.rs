@@ -212,9 +212,9 @@ impl Azure {
         age: Duration,
     ) -> Result<Option<Duration>, Error> {
         let [balancer, _] = self.of_scheme(wanted.is_internal);
-        Ok(match balancer.look_past(&*self.calls, age).await? {
-            Written::Again(wait) => Some(wait),
-            Written::Done(body) => {
+        Ok(match self.balancer(balancer, age).await? {
+            Err(wait) => Some(wait),
+            Ok(body) => {
                 let address = FrontendAddress::Public(usable.id.clone());
                 balancer.document.layout.check_address(body.as_ref(), &wanted.mark, &address)?;
                 // A Service that requested it first may have no frontend yet.

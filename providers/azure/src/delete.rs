@@ -36,12 +36,7 @@ impl Azure {
         }
         for balancer in &self.balancers {
             // What is under way for it would come back after its deletion.
-            let withdrawn = match balancer.withdraw(calls, &owner.service, RECENT).await {
-                Ok(None) => self.balancer(balancer, RECENT).await,
-                Ok(Some(wait)) => Ok(Err(wait)),
-                Err(error) => Err(error),
-            };
-            let body = match withdrawn {
+            let body = match self.balancer_without_changes(balancer, &owner.service, RECENT).await {
                 Ok(Ok(body)) => body,
                 Ok(Err(wait)) => return Ok(Progress::Again(wait)),
                 // Another one has its name: nothing in it is Steerage's.

@@ -133,6 +133,19 @@ impl Azure {
         })
     }
 
+    /// The same, when nothing of the Service is under way in it any more: what nobody has written of it is taken back.
+    pub(crate) async fn balancer_without_changes(
+        &self,
+        balancer: &Shared<BalancerDocument>,
+        service: &Key,
+        age: Duration,
+    ) -> Result<Result<Option<Balancer>, Duration>, Error> {
+        match balancer.withdraw(&*self.calls, service, age).await? {
+            Some(wait) => Ok(Err(wait)),
+            None => self.balancer(balancer, age).await,
+        }
+    }
+
     /// Whether a load balancer that cannot be used, because its tags are not the cluster's, has such parts all the same: somebody replaced
     /// its tags.
     pub(crate) async fn has_parts(
@@ -324,20 +337,18 @@ impl Provider for Azure {
     }
 
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
-        let wanted = match desired(lb, &self.config) {
-            Ok(wanted) => wanted,
-            Err(error) => {
-                let _entry = self.entry(&lb.owner.service).await;
-                self.release(&lb.owner).await;
-                return Err(error);
-            }
-        };
         let mut entry = self.entry(&lb.owner.service).await;
-        entry.kept = None;
-        let result = self.apply_wanted(lb, wanted, &mut entry, compare).await;
-        if result.is_err() {
-            entry.complete = None;
-        }
+        let result = match desired(lb, &self.config) {
+            Ok(wanted) => {
+                entry.kept = None;
+                let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
+                if applied.is_err() {
+                    entry.complete = None;
+                }
+                applied
+            }
+            Err(error) => Err(error),
+        };
         if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
             self.release(&lb.owner).await;
         }

@@ -29,15 +29,10 @@ impl Azure {
     /// Removes the rules for those of these addresses at which the Service has no frontend, and gets none.
     async fn close_unserved(&self, owner: &Owner, mut vips: BTreeSet<IpAddr>) -> Result<(), Error> {
         let Some(guard) = &self.guard else { return Ok(()) };
-        let (calls, mark) = (&*self.calls, self.mark(owner));
+        let mark = self.mark(owner);
         for balancer in &self.balancers {
             // What it wanted before it was refused must not give it a frontend without rules.
-            let settled = match balancer.withdraw(calls, &owner.service, KNOWN).await {
-                Ok(None) => self.balancer(balancer, KNOWN).await,
-                Ok(Some(wait)) => Ok(Err(wait)),
-                Err(error) => Err(error),
-            };
-            let body = match settled {
+            let body = match self.balancer_without_changes(balancer, &owner.service, KNOWN).await {
                 Ok(Ok(body)) => body,
                 Ok(Err(_)) => return Ok(()),
                 // Another one has its name: nothing in it is Steerage's.
@@ -50,7 +45,7 @@ impl Azure {
             return Ok(());
         }
         let none = Admission::none(vips.clone());
-        if let Written::Done(_) = guard.write(calls, &owner.service, none, Duration::MAX).await? {
+        if let Written::Done(_) = guard.write(&*self.calls, &owner.service, none, Duration::MAX).await? {
             self.address_owners.remove(owner, &vips);
         }
         Ok(())

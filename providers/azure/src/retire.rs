@@ -50,11 +50,7 @@ impl Azure {
         let Place { wanted, fragment, vips, used, others } = place;
         let (calls, [balancer, other]) = (&*self.calls, self.of_scheme(wanted.is_internal));
         // What it had in the other load balancer: nobody but this process changes that.
-        let before = match other.withdraw(calls, &owner.service, Duration::MAX).await {
-            Ok(None) => self.balancer(other, Duration::MAX).await,
-            Ok(Some(wait)) => Ok(Err(wait)),
-            Err(error) => Err(error),
-        };
+        let before = self.balancer_without_changes(other, &owner.service, Duration::MAX).await;
         let (before, trouble) = match before {
             Ok(Ok(before)) => (before, None),
             Ok(Err(wait)) => return Ok(Retired::Again(wait)),
