@@ -12,11 +12,11 @@ use http::{Method, Response};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Map, Value, json};
 use steerage_model::Key;
-use steerage_provider_api::{Capabilities, Owner, Provider};
+use steerage_provider_api::{Owner, Provider};
 use steerage_provider_cloud::{ApiMetrics, ClusterId, http as answers};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Direct, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
@@ -204,10 +204,6 @@ impl Default for SimulatedAzure {
 }
 
 impl SimulatedCloud for SimulatedAzure {
-    fn capabilities(&self) -> Capabilities {
-        self.provider(Arc::new(Direct)).capabilities()
-    }
-
     fn provider(&self, network: Arc<dyn Network>) -> Arc<dyn Provider> {
         let calls = Arc::new(Linked { cloud: self.0.clone(), network });
         Arc::new(Azure::over(config(), Arc::new(Paced::new(calls, ApiMetrics::default()))))
@@ -218,8 +214,6 @@ impl SimulatedCloud for SimulatedAzure {
             "azure:///subscriptions/sub/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/{node}"
         )
     }
-
-    fn set_machine(&self, _: &str, _: bool) {}
 
     fn options(&self) -> &'static [(&'static str, &'static str)] {
         &[

@@ -84,7 +84,9 @@ pub struct SeenLoadBalancer {
 /// A cloud in this process, on tokio's clock.
 pub trait SimulatedCloud: Send + Sync + 'static {
     /// What its provider supports.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> Capabilities {
+        self.provider(Arc::new(Direct)).capabilities()
+    }
 
     /// The real provider of a new process.
     fn provider(&self, network: Arc<dyn Network>) -> Arc<dyn Provider>;
@@ -92,8 +94,8 @@ pub trait SimulatedCloud: Send + Sync + 'static {
     /// `spec.providerID` of this node.
     fn provider_id(&self, node: &str) -> String;
 
-    /// The machine of a node runs, or is gone.
-    fn set_machine(&self, node: &str, runs: bool);
+    /// The machine of a node runs, or is gone. Clouds that do not look at machines do nothing.
+    fn set_machine(&self, _node: &str, _runs: bool) {}
 
     /// Annotations that a Service may have. Those of one name replace each other.
     fn options(&self) -> &'static [(&'static str, &'static str)];

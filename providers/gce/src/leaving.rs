@@ -63,10 +63,11 @@ impl Gce {
         if !steps.iter().any(is_leaving) || entry.has_looked_within(RECENTLY) {
             return Ok(true);
         }
-        if staying(steps, tree).map(|(_, members)| members.len()).sum::<usize>() > MAX_LOOKED_AT {
+        let staying: Vec<_> = staying(steps, tree).collect();
+        if staying.iter().map(|(_, members)| members.len()).sum::<usize>() > MAX_LOOKED_AT {
             return Ok(true);
         }
-        let most = staying(steps, tree).max_by_key(|(_, members)| members.len());
+        let most = staying.into_iter().max_by_key(|(_, members)| members.len());
         let Some((id, members)) = most.filter(|(_, members)| !members.is_empty()) else { return Ok(true) };
         let began = tokio::time::Instant::now();
         let found = self.read_members(once(id)).await?;

@@ -285,11 +285,12 @@ impl Gce {
                 }
                 Some(Ok(Progress::Ended(ended))) => {
                     match CallError::of_operation(step.call(&self.config).action, &ended) {
-                        None if matches!(step, Step::Attach { .. }) => {
-                            entry.note_looked(pending.since);
+                        None => {
+                            if let Step::Attach { .. } = step {
+                                entry.note_looked(pending.since);
+                            }
                             self.note_done(owner, step, *is_shared, entry).await
                         }
-                        None => self.note_done(owner, step, *is_shared, entry).await,
                         Some(failure) => self.note_failed(owner, step, failure, *is_shared, entry).await,
                     }
                 }

@@ -10,12 +10,12 @@ use async_trait::async_trait;
 use http::{Method, Response};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
-use steerage_provider_api::{Capabilities, Owner, Provider};
+use steerage_provider_api::{Owner, Provider};
 use steerage_provider_cloud::http::NoAnswer as Unanswered;
 use steerage_provider_cloud::{ApiMetrics, ClusterId};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Direct, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
@@ -189,10 +189,6 @@ impl Default for SimulatedGce {
 }
 
 impl SimulatedCloud for SimulatedGce {
-    fn capabilities(&self) -> Capabilities {
-        self.provider(Arc::new(Direct)).capabilities()
-    }
-
     fn provider(&self, network: Arc<dyn Network>) -> Arc<dyn Provider> {
         let calls = Arc::new(Linked { cloud: self.0.clone(), network });
         Arc::new(Gce::over(config(), Arc::new(Paced::new(calls, ApiMetrics::default()))))

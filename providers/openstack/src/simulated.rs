@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use http::{Method, Response, StatusCode};
 use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Value, json};
-use steerage_provider_api::{Capabilities, Owner, Provider};
+use steerage_provider_api::{Owner, Provider};
 use steerage_provider_cloud::{ApiMetrics, ClusterId};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Direct, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
@@ -163,10 +163,6 @@ impl Default for SimulatedOpenStack {
 }
 
 impl SimulatedCloud for SimulatedOpenStack {
-    fn capabilities(&self) -> Capabilities {
-        self.provider(Arc::new(Direct)).capabilities()
-    }
-
     fn provider(&self, network: Arc<dyn Network>) -> Arc<dyn Provider> {
         let calls = Arc::new(Linked { cloud: self.0.clone(), network });
         Arc::new(OpenStack::over(config(), Arc::new(Paced::new(calls, ApiMetrics::default()))))
@@ -175,8 +171,6 @@ impl SimulatedCloud for SimulatedOpenStack {
     fn provider_id(&self, node: &str) -> String {
         format!("openstack:///{node}")
     }
-
-    fn set_machine(&self, _: &str, _: bool) {}
 
     fn options(&self) -> &'static [(&'static str, &'static str)] {
         &[

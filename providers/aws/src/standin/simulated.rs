@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
-use steerage_provider_api::{Capabilities, Owner, Provider};
+use steerage_provider_api::{Owner, Provider};
 use steerage_provider_cloud::{ApiMetrics, ClusterId, marks};
 use steerage_provider_conformance::Snapshot;
-use steerage_provider_conformance::simulated::{Direct, Network, SeenLoadBalancer, SimulatedCloud};
+use steerage_provider_conformance::simulated::{Network, SeenLoadBalancer, SimulatedCloud};
 use tokio::time::Instant;
 
 use super::balancers::hostname;
@@ -171,10 +171,6 @@ fn seen(cloud: &Cloud, arn: &str, found: &NetworkLb) -> SeenLoadBalancer {
 }
 
 impl SimulatedCloud for SimulatedAws {
-    fn capabilities(&self) -> Capabilities {
-        self.provider(Arc::new(Direct)).capabilities()
-    }
-
     fn provider(&self, network: Arc<dyn Network>) -> Arc<dyn Provider> {
         let calls = Arc::new(Linked { cloud: Arc::clone(&self.cloud), network });
         Arc::new(Aws::over(config(), Arc::new(Paced::new(calls, ApiMetrics::default()))))

@@ -16,10 +16,7 @@ use crate::scripted::{Scripted, deleted, ids, settle};
 #[tokio::test(start_paused = true)]
 async fn shared_load_balancer_goes_when_the_file_does_not_name_it_any_more() {
     let cloud = Scripted::new();
-    let file = r#"{"web": {"namespaces": ["*"]}}"#;
-    let provider = cloud.provider_with(|config| {
-        config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
-    });
+    let provider = sharing(&cloud);
     let annotations = BTreeMap::from([(SHARED_LOAD_BALANCER.to_owned(), "web".to_owned())]);
     let lb = LoadBalancer { annotations, ..planned(&[(Protocol::Tcp, 80, 30080)], &[1]) };
     settle(&provider, &lb).await.unwrap();
@@ -37,7 +34,7 @@ async fn shared_load_balancer_goes_when_the_file_does_not_name_it_any_more() {
 }
 
 fn sharing(cloud: &Scripted) -> crate::provider::OpenStack {
-    let file = r#"{"web": {"namespaces": ["*"]}}"#;
+    let file = r#"{"web": {"namespaces": ["*"]}, "other": {"namespaces": ["*"]}}"#;
     cloud.provider_with(|config| {
         config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
     })
@@ -230,10 +227,7 @@ async fn service_that_comes_back_waits_until_what_it_had_is_deleted() {
     let names = [Some("web"), Some("other"), None];
     for (from, to) in [(0, 1), (0, 2), (2, 0)].map(|(from, to)| (names[from], names[to])) {
         let cloud = Scripted::strict();
-        let file = r#"{"web": {"namespaces": ["*"]}, "other": {"namespaces": ["*"]}}"#;
-        let provider = cloud.provider_with(|config| {
-            config.shared_load_balancers = serde_json::from_str(file).unwrap_or_default();
-        });
+        let provider = sharing(&cloud);
         let naming = |name: Option<&str>| {
             let annotations = name.map(|name| (SHARED_LOAD_BALANCER.to_owned(), name.to_owned()));
             LoadBalancer { annotations: annotations.into_iter().collect(), ..service("a", 80) }
