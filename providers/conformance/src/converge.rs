@@ -2,6 +2,7 @@
 //! Drives a provider to a goal as the controller does: calls it until it reports that it is done.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -148,6 +149,15 @@ impl Goal {
         match self {
             Self::Present(lb) => converge_remembered(provider, lb).await.map(drop),
             Self::Absent(owner) => converge_deleted(provider, owner).await,
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Present(lb) => write!(f, "{} with {} listeners", lb.owner, lb.listeners.len()),
+            Self::Absent(owner) => write!(f, "no {owner}"),
         }
     }
 }

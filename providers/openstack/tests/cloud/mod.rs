@@ -224,12 +224,10 @@ impl Harness for Cloud {
     /// A floating IP costs as much time as a load balancer: only what is about leaving things behind has one.
     fn adapt(&self, lb: &mut LoadBalancer) {
         let name = lb.owner.service.name();
-        if self.is_suite
-            && !["steady", "owned-half", "crash-create", "crash-replace", "crash-delete"].contains(&name)
-        {
+        if self.is_suite && !["steady", "owned-half", "crash-create", "crash-replace"].contains(&name) {
             lb.annotations.insert(INTERNAL.to_owned(), "true".to_owned());
         }
-        if self.is_suite && ["crash-create", "crash-delete"].contains(&name) {
+        if self.is_suite && name == "crash-create" {
             lb.families = vec![Family::V4, Family::V6];
         }
     }
