@@ -38,7 +38,7 @@ impl Recovery {
             Ok(_) if failed == Some(Error::UNAVAILABLE) => drop(unanswered.insert((owner.cloned(), call))),
             Err(Error::Unavailable(_)) => drop(unanswered.insert((owner.cloned(), call))),
             // The first two are retried at a rate of their own.
-            Err(Error::Throttled { .. } | Error::Conflict(_) | Error::Invalid { .. }) => {}
+            Err(Error::Throttled { .. } | Error::Conflict(_) | Error::Busy(_) | Error::Invalid { .. }) => {}
             Ok(_) | Err(Error::Denied(_)) => {
                 if !unanswered.is_empty() && unanswered.remove(&(owner.cloned(), call)) {
                     self.answered.fetch_add(1, Ordering::Relaxed);

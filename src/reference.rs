@@ -280,6 +280,11 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
             "Nothing if it passes: Steerage retries. Otherwise find the other client and stop it: the message names the resource",
         ),
         (
+            Error::Busy(text()),
+            "A change that the provider still makes has held up the next one for 10 s; or, as an event, one deletion",
+            "Nothing if it passes: Steerage retries. Otherwise look at the resource that the message names in the provider: it is stuck",
+        ),
+        (
             Error::Throttled { after: None, message: text() },
             "The provider limits calls; or Steerage sends few at a time, because the cloud answers slowly or not at all (AWS: changes; OpenStack: requests). The message says which",
             "Nothing if it passes: Steerage retries. Otherwise find out whether the cloud throttles or is slow: `steerage_controller_CLOUD_api_budget_rate`, `steerage_controller_CLOUD_api_request_duration_seconds`",

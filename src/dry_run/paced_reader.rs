@@ -51,7 +51,7 @@ impl PacedReader {
 
 fn may_pass(error: &Error) -> bool {
     match error {
-        Error::Throttled { .. } | Error::Conflict(_) | Error::Unavailable(_) => true,
+        Error::Throttled { .. } | Error::Conflict(_) | Error::Busy(_) | Error::Unavailable(_) => true,
         Error::Invalid { .. } | Error::Denied(_) => false,
     }
 }

@@ -398,7 +398,7 @@ impl Reconciler {
     }
 }
 
-/// Whether a change met one of somebody else.
+/// Whether a change met one of somebody else, or an earlier one that has not ended.
 enum Conflict {
     No,
     /// For the first time, or for a short time.
@@ -420,7 +420,7 @@ impl Conflict {
 /// Notes in `applied` what a result says of conflicts.
 fn note_conflict(result: &ReconcileResult, applied: &mut AppliedState) -> Conflict {
     match result {
-        Err(ReconcileError::Provider(error @ Error::Conflict(_))) => {
+        Err(ReconcileError::Provider(error @ (Error::Conflict(_) | Error::Busy(_)))) => {
             applied.note_conflict(&error.to_string()).map_or(Conflict::Passing, Conflict::Lasting)
         }
         Ok(Progress::Done) | Err(ReconcileError::Provider(Error::Invalid { .. })) => {

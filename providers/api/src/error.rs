@@ -33,6 +33,9 @@ pub enum Error {
     /// The object changed concurrently: retried with its new version after the backoff.
     #[error("Another client changed the same resource: {0}. Steerage retries.")]
     Conflict(String),
+    /// What is under way in the provider has to end first, such as a change or a deletion that Steerage began: retried after the backoff.
+    #[error("{0}. Steerage retries when that has ended.")]
+    Busy(String),
     /// Any error that may pass: retried with backoff.
     #[error("{0}")]
     Unavailable(String),
@@ -67,6 +70,7 @@ impl Error {
             Self::Throttled { .. } => Self::THROTTLED,
             Self::Denied(_) => "ProviderDenied",
             Self::Conflict(_) => "ProviderConflict",
+            Self::Busy(_) => "ProviderBusy",
             Self::Unavailable(_) => Self::UNAVAILABLE,
         }
     }

@@ -94,7 +94,7 @@ impl ServiceState {
             Error::Unavailable(failure) => self.keep_groups(owner, &resources, Some(failure.clone())),
             // AWS has something else than what is known: the next call reads it.
             Error::Conflict(message) if message.contains("NotFound") => self.last_known = None,
-            Error::Conflict(_) => self.keep_groups(owner, &resources, None),
+            Error::Conflict(_) | Error::Busy(_) => self.keep_groups(owner, &resources, None),
         }
     }
 

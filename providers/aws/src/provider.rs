@@ -351,7 +351,7 @@ impl Aws {
                     error => Err(error),
                 }
             }
-            Err(error @ Error::Conflict(_)) => {
+            Err(error @ (Error::Conflict(_) | Error::Busy(_))) => {
                 self.follow_meanwhile(&lb.owner, entry, (targets, Some(&wanted))).await;
                 Err(error)
             }

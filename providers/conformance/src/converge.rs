@@ -68,7 +68,7 @@ async fn converge_from(
         match provider.apply(lb, compare).await {
             Ok(outcome) if outcome.progress == Progress::Done => return Ok(outcome),
             Ok(_) => conflicts = 0,
-            Err(Error::Conflict(_)) if conflicts < CONFLICTS => conflicts += 1,
+            Err(Error::Conflict(_) | Error::Busy(_)) if conflicts < CONFLICTS => conflicts += 1,
             Err(error) => return Err(error.into()),
         }
         compare = others;
@@ -84,7 +84,7 @@ pub async fn converge_deleted(provider: &impl Provider, owner: &Owner) -> anyhow
         match provider.delete(owner).await {
             Ok(Progress::Done) => return Ok(()),
             Ok(Progress::Again(_)) => conflicts = 0,
-            Err(Error::Conflict(_)) if conflicts < CONFLICTS => conflicts += 1,
+            Err(Error::Conflict(_) | Error::Busy(_)) if conflicts < CONFLICTS => conflicts += 1,
             Err(error) => return Err(error.into()),
         }
         tokio::time::sleep(PAUSE).await;
@@ -108,8 +108,7 @@ pub(crate) async fn converge_targets(
     anyhow::bail!("{owner}: targets not set after {ROUNDS} rounds")
 }
 
-/// Calls `restrict_sources` until it is done. A provider that needs several changes, one after the other, says meanwhile that they
-/// conflict.
+/// Calls `restrict_sources` until it is done. A provider that needs several changes, one after the other, is busy meanwhile.
 pub(crate) async fn converge_restricted(
     provider: &impl Provider,
     owner: &Owner,
@@ -117,7 +116,7 @@ pub(crate) async fn converge_restricted(
 ) -> anyhow::Result<Option<AdmittedSources>> {
     for _ in 0..CONFLICTS {
         match provider.restrict_sources(owner, requested).await {
-            Err(Error::Conflict(_)) => tokio::time::sleep(PAUSE).await,
+            Err(Error::Conflict(_) | Error::Busy(_)) => tokio::time::sleep(PAUSE).await,
             other => return Ok(other?),
         }
     }

@@ -123,7 +123,7 @@ impl Service {
                 self.history.push(format!("{name}{}", if is_done { ", done" } else { "" }));
                 Ok(is_done)
             }
-            Err(Error::Unavailable(_) | Error::Conflict(_) | Error::Throttled { .. }) => {
+            Err(Error::Unavailable(_) | Error::Conflict(_) | Error::Busy(_) | Error::Throttled { .. }) => {
                 self.history.push(format!("{name}, failed"));
                 Ok(false)
             }
