@@ -94,13 +94,15 @@ impl Azure {
             probe: wanted.probe.clone(),
             others: Others::Serve,
         };
+        let intent = Intent::Present(fragment.clone());
+        balancer.check_rejected(&owner.service, &intent).await?;
         if let Some(wait) = self.limit_first(owner, &wanted, &fragment, &addresses.vips, entry, age).await? {
             return Ok(again(wait));
         }
         if let Some(wait) = self.drop_unpublished(lb, &fragment, (balancer, entry), age).await? {
             return Ok(again(wait));
         }
-        let body = match self.write(balancer, &owner.service, Intent::Present(fragment.clone()), age).await? {
+        let body = match self.write(balancer, &owner.service, intent, age).await? {
             Written::Again(wait) => return Ok(again(wait)),
             Written::Done(body) => body,
         };

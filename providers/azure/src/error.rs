@@ -189,9 +189,12 @@ impl CallError {
         self.kind != Kind::UsedUp && matches!(self.meaning(), Meaning::Throttled(_))
     }
 
-    /// Whether Azure finds what was requested wrong, so that the same request would be refused again.
+    /// Whether Azure refuses what was requested, so that the same request would be refused again: it is wrong, a policy forbids it, or it
+    /// refers to what the identity may not use. With less in it, it may be taken.
     pub(crate) fn is_rejected(&self) -> bool {
+        let is_about_content = ["LinkedAuthorizationFailed", "RequestDisallowedByPolicy"];
         matches!(self.meaning(), Meaning::Rejected | Meaning::QuotaExceeded)
+            || is_about_content.iter().any(|code| self.code.eq_ignore_ascii_case(code))
     }
 
     fn meaning(&self) -> Meaning {

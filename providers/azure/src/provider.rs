@@ -261,14 +261,14 @@ impl Azure {
         Outcome { refused, retry_refused, ..Outcome::done() }
     }
 
-    /// Narrows who may connect. `Err(Conflict)` until that is in place.
+    /// Narrows who may connect. `Err(Busy)` until that is in place.
     async fn restrict(
         &self,
         owner: &Owner,
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
         let requested = Sources::read(&requested.ranges, &requested.annotations)?;
-        let busy = || Error::Conflict("the load balancer is being changed".to_owned());
+        let busy = || Error::Busy("The load balancer is being changed".to_owned());
         let mark = self.mark(owner);
         let (mut vips, mut trouble) = (BTreeSet::new(), None);
         for balancer in &self.balancers {
@@ -388,7 +388,7 @@ impl Provider for Azure {
                         tokio::time::sleep(wait).await;
                     }
                     Ok(Written::Again(_)) => {
-                        let busy = Error::Conflict("the load balancer is being changed".to_owned());
+                        let busy = Error::Busy("The load balancer is being changed".to_owned());
                         trouble = trouble.or(Some(busy));
                         break;
                     }
@@ -425,7 +425,7 @@ impl Provider for Azure {
             let body = match balancer.read(&*self.calls, Duration::ZERO).await {
                 Ok(Written::Done(Some(body))) => body,
                 Ok(Written::Again(_)) => {
-                    return Err(Error::Conflict("the load balancer is being changed".to_owned()));
+                    return Err(Error::Busy("The load balancer is being changed".to_owned()));
                 }
                 Ok(Written::Done(None)) => continue,
                 // Another one has its name: nothing in it is Steerage's.

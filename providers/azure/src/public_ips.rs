@@ -401,8 +401,8 @@ impl PublicIps {
                     if is_in_use(&failure) && since.elapsed() >= IN_USE {
                         let of_ip = ip.properties.ip_configuration.as_ref();
                         let user = of_ip.map_or("what Azure does not name", |user| user.id.0.as_str());
-                        return Err(Error::Conflict(format!(
-                            "the public IP {name} is used by {user}, so Azure does not delete the IP; remove the IP from there"
+                        return Err(Error::Unavailable(format!(
+                            "The public IP {name} is used by {user}, so Azure does not delete it. Remove the IP from there. Steerage retries."
                         )));
                     }
                     again = Some(self.config.poll);

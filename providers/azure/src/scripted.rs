@@ -383,7 +383,8 @@ impl Resources {
                 && let Some((late, refusal)) = &self.refusal
                 && let Some((code, message)) = refusal(&body)
             {
-                let error = failed(400, code, &message);
+                let status = if code == "LinkedAuthorizationFailed" { 403 } else { 400 };
+                let error = failed(status, code, &message);
                 if !late {
                     return Err(error);
                 }
@@ -507,7 +508,9 @@ pub(crate) async fn settle(provider: &Azure, lb: &LoadBalancer) -> Result<Outcom
     for _ in 0..200 {
         match provider.apply(lb, Compare::Remembered).await {
             Ok(outcome) if outcome.progress == Progress::Done => return Ok(outcome),
-            Ok(_) | Err(Error::Conflict(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+            Ok(_) | Err(Error::Conflict(_) | Error::Busy(_)) => {
+                tokio::time::sleep(Duration::from_millis(100)).await
+            }
             Err(error) => return Err(error),
         }
     }
@@ -519,7 +522,7 @@ pub(crate) async fn gone(provider: &Azure, owner: &Owner) -> Result<(), Error> {
     for _ in 0..200 {
         match provider.delete(owner).await {
             Ok(Progress::Done) => return Ok(()),
-            Ok(Progress::Again(_)) | Err(Error::Conflict(_)) => {
+            Ok(Progress::Again(_)) | Err(Error::Conflict(_) | Error::Busy(_)) => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             Err(error) => return Err(error),

@@ -40,6 +40,8 @@ const BROKEN: Duration = Duration::from_mins(5);
 /// Of the Services whose change was refused, until each may try again.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
+/// The longest where a permission is missing: who grants it waits for the effect.
+const LONGEST_DENIED: Duration = Duration::from_mins(5);
 
 /// How far a Service is.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,9 +63,16 @@ struct Pending<W> {
 #[derive(Clone, Debug)]
 struct Rejection<W> {
     wanted: W,
-    error: (&'static str, String),
+    error: Error,
     until: Instant,
     wait: Duration,
+}
+
+impl<W> Rejection<W> {
+    /// The error, until it may be tried again.
+    fn check(&self) -> Result<(), Error> {
+        if Instant::now() < self.until { Err(self.error.clone()) } else { Ok(()) }
+    }
 }
 
 /// What was read; nothing if there is no such resource.
@@ -147,6 +156,11 @@ impl<D: Document> State<D> {
         }
     }
 
+    /// The refusal of exactly this.
+    fn rejection(&self, service: &Key, wanted: &D::Wanted) -> Option<&Rejection<D::Wanted>> {
+        self.rejections.get(service).filter(|rejection| rejection.wanted == *wanted)
+    }
+
     /// Forgets refusals that nobody met for long, such as those of Services that are gone.
     fn forget_old(&mut self) {
         let is_recent = |until: Instant| Instant::now() < until + LONGEST_WAIT;
@@ -216,10 +230,16 @@ impl<D: Document> Shared<D> {
         self.pending().insert(service.clone(), pending);
         let mut state = self.state.lock().await;
         let result = self.advance(calls, &mut state, Some((service, &wanted)), age).await;
-        if matches!(result, Ok(Written::Done(_)) | Err(Error::Invalid { .. })) {
+        // What is refused must not be part of the writes of others, until its own call tries it again.
+        if matches!(result, Ok(Written::Done(_)) | Err(Error::Invalid { .. } | Error::Denied(_))) {
             self.pending().remove(service);
         }
         result
+    }
+
+    /// The error of a Service whose change was refused, until it may try again. What only prepares the change need not be done before.
+    pub(crate) async fn check_rejected(&self, service: &Key, wanted: &D::Wanted) -> Result<(), Error> {
+        self.state.lock().await.rejection(service, wanted).map_or(Ok(()), Rejection::check)
     }
 
     /// Brings in place what no single Service owns.
@@ -334,20 +354,15 @@ impl<D: Document> Shared<D> {
                 }
             }
             let is_broken = state.broken.is_some();
-            let any_rejection = own.and_then(|(service, _)| state.rejections.get(service));
-            let rejection =
-                own.and_then(|(_, wanted)| any_rejection.filter(|rejection| rejection.wanted == *wanted));
-            if let Some(Rejection { error: (reason, message), .. }) =
-                rejection.filter(|rejection| Instant::now() < rejection.until)
-            {
-                return Err(Error::invalid(reason, message.clone()));
-            }
+            let rejection = own.and_then(|(service, wanted)| state.rejection(service, wanted));
+            rejection.map_or(Ok(()), Rejection::check)?;
             if let Some((service, _)) = own
                 && let Some(wait) = state.must_wait(service)
             {
                 return Ok(Written::Again(wait));
             }
-            let (is_tried_again, is_doubtful) = (rejection.is_some(), any_rejection.is_some());
+            let is_tried_again = rejection.is_some();
+            let is_doubtful = own.is_some_and(|(service, _)| state.rejections.contains_key(service));
             // What it wants may be part of what was refused, such as moved endpoints.
             let is_over = own.is_some_and(|(_, wanted)| is_tried_again || self.document.is_whole(wanted));
             let mut with_own = present.clone();
@@ -383,7 +398,7 @@ impl<D: Document> Shared<D> {
                 return Ok(Written::Again(wait));
             }
         }
-        Err(Error::Conflict(format!("the {} is being changed", self.document.title())))
+        Err(Error::Busy(format!("The {} is being changed", self.document.title())))
     }
 
     /// The resource before a change that is only of others and runs, if what a Service wants was in place then.

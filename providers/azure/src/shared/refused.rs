@@ -10,7 +10,8 @@ use steerage_provider_api::Error;
 use tokio::time::Instant;
 
 use super::{
-    FIRST_WAIT, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent, Shared, State, UNREADY,
+    FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent, Shared, State,
+    UNREADY,
 };
 use crate::blame::{Blame, Words, blame};
 use crate::client::Calls;
@@ -155,24 +156,25 @@ impl<D: Document> Shared<D> {
         failure: &CallError,
     ) {
         let error = Error::from(failure.clone());
+        let longest = if matches!(error, Error::Denied(_)) { LONGEST_DENIED } else { LONGEST_WAIT };
         for (service, wanted) in changed.iter().filter(|(service, _)| guilty.contains(service)) {
             let before = state.rejections.get(service);
-            let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(LONGEST_WAIT));
+            let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(longest));
             let until = Instant::now() + wait;
             tracing::warn!(%service, resource = self.document.title(), %error, "change refused; writing the resource without this Service");
-            let (mut reason, mut told) = (error.reason(), error.to_string());
+            let mut error = error.clone();
             if failure.is_stale() {
-                reason = reasons::REJECTED_BY_PROVIDER;
+                error = Error::invalid(reasons::REJECTED_BY_PROVIDER, error.to_string());
             }
             if let Some((_, words)) = &state.broken {
-                reason = reasons::LOAD_BALANCER_FAILED;
-                told = format!(
+                let told = format!(
                     "The {} is in the state Failed, and Azure refuses it as it is: correct that there first. {words} It refused this \
-                     Service's change, too. {told}",
+                     Service's change, too. {error}",
                     self.document.title()
                 );
+                error = Error::invalid(reasons::LOAD_BALANCER_FAILED, told);
             }
-            let rejection = Rejection { wanted: wanted.clone(), error: (reason, told), until, wait };
+            let rejection = Rejection { wanted: wanted.clone(), error, until, wait };
             state.rejections.insert(service.clone(), rejection);
         }
     }

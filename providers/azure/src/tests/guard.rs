@@ -51,7 +51,7 @@ async fn sources_are_taken_away_also_of_a_refused_service() {
         RequestedSources { ranges: vec!["10.0.0.0/8".parse().unwrap()], ..RequestedSources::default() };
     let admitted = loop {
         match provider.restrict_sources(&lb.owner, &requested).await {
-            Err(error) => assert_eq!(error.reason(), "ProviderConflict"),
+            Err(error) => assert_eq!(error.reason(), "ProviderBusy"),
             Ok(admitted) => break admitted,
         }
     };
@@ -106,6 +106,33 @@ async fn missing_group_is_told_and_nothing_serves_before_it() {
     assert_eq!(settle(&provider, &limited(false)).await.unwrap_err().reason(), "NoSecurityGroup");
     assert!(cloud.all("loadBalancers").is_empty());
     gone(&provider, &limited(false).owner).await.unwrap();
+}
+
+/// Its rules would come before a frontend that Azure does not take, and go again.
+#[tokio::test(start_paused = true)]
+async fn refused_service_writes_no_rules_until_its_load_balancer_is_tried_again() {
+    let cloud = Scripted::new();
+    let provider = cloud.guarded();
+    cloud.refuse(false, |body| {
+        let frontends = body["properties"]["frontendIPConfigurations"].as_array()?;
+        (!frontends.is_empty()).then(|| ("InvalidFrontend", "no frontends".to_owned()))
+    });
+    let lb = limited(false);
+    settle(&provider, &lb).await.unwrap_err();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    settle(&provider, &lb).await.unwrap_err();
+    assert!(!rules(&cloud).contains("Allow"), "{}", rules(&cloud));
+    cloud.writes();
+    for compare in [Compare::InPlace, Compare::Remembered] {
+        for _ in 0..3 {
+            assert!(provider.apply(&lb, compare).await.is_err());
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+    assert_eq!(cloud.writes(), [""; 0]);
+    cloud.refuse(false, |_| None);
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    settle(&provider, &lb).await.unwrap();
 }
 
 /// A rule comes before the frontend of a Service that limits its clients. The Service is deleted in between.

@@ -32,7 +32,7 @@ async fn settle_all(provider: &Azure, all: &[LoadBalancer]) -> Vec<Result<Outcom
         for (lb, result) in all.iter().zip(&mut results).filter(|(_, result)| result.is_none()) {
             match provider.apply(lb, Compare::Remembered).await {
                 Ok(outcome) if outcome.progress != Progress::Done => {}
-                Err(Error::Conflict(_)) => {}
+                Err(Error::Conflict(_) | Error::Busy(_)) => {}
                 other => *result = Some(other),
             }
         }
@@ -131,6 +131,38 @@ async fn one_service_that_azure_refuses_does_not_block_the_others() {
         assert!(cloud.writes().is_empty());
         all[7].annotations.clear();
         assert!(settle_all(&provider, &all).await.iter().all(Result::is_ok));
+    }
+}
+
+/// The identity may read a public IP and not use it. Azure says so of the load balancer, whose other Services are not concerned.
+#[tokio::test(start_paused = true)]
+async fn what_the_identity_may_not_use_blocks_its_service_only() {
+    for (late, is_named) in [(false, false), (false, true), (true, false), (true, true)] {
+        let cloud = Scripted::new();
+        let provider = slow(&cloud);
+        let ip = config().public_ip_path(None, "theirs");
+        let public_ip = json!({ "location": "westeurope", "sku": { "name": "Standard" },
+            "properties": { "ipAddress": "203.0.113.7", "publicIPAllocationMethod": "Static" } });
+        cloud.put(&ip, public_ip);
+        let good = named("good", &[80], &[1, 2]);
+        settle_all(&provider, std::slice::from_ref(&good)).await[0].as_ref().unwrap();
+        let bad = annotated(named("bad", &[80], &[1, 2]), annotations::PIP_NAME, "theirs");
+        cloud.refuse(late, move |body: &Value| {
+            let is_in = body["properties"]["frontendIPConfigurations"].to_string().contains("/theirs");
+            let scope = if is_named { &ip } else { "a linked scope" };
+            is_in.then(|| ("LinkedAuthorizationFailed", format!("no permission for {scope}")))
+        });
+        for round in 1..4 {
+            let error = settle_all(&provider, std::slice::from_ref(&bad)).await[0].clone().unwrap_err();
+            assert!(error.to_string().contains("LinkedAuthorizationFailed"), "{error}");
+            // Its endpoints move while the other one is tried again and again.
+            let moved = named("good", &[80], &[round, round + 1]);
+            settle_all(&provider, &[bad.clone(), moved]).await[1].as_ref().unwrap();
+        }
+        // A minute, two, four, and five minutes from then on, until the permission is there.
+        cloud.refuse(false, |_| None);
+        tokio::time::sleep(Duration::from_mins(5)).await;
+        settle_all(&provider, std::slice::from_ref(&bad)).await[0].as_ref().unwrap();
     }
 }
 
@@ -320,7 +352,7 @@ async fn trouble_of_one_load_balancer_does_not_stop_the_other() {
         ..Default::default()
     };
     while let Err(error) = provider.restrict_sources(&lb.owner, &requested).await {
-        assert!(matches!(error, Error::Conflict(_)), "{error}");
+        assert!(matches!(error, Error::Busy(_)), "{error}");
     }
     assert!(cloud.get(&external).unwrap()["properties"].to_string().contains("10.0.0.2"));
     crate::scripted::gone(&provider, &lb.owner).await.unwrap();
@@ -353,7 +385,9 @@ async fn public_ip_that_is_never_ready_delays_nobody_else() {
                 tries += usize::from(provider.apply(&all[1], Compare::Remembered).await.is_err());
                 match provider.apply(&moved, Compare::Remembered).await {
                     Ok(outcome) if outcome.progress == Progress::Done => break,
-                    Ok(_) | Err(Error::Conflict(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+                    Ok(_) | Err(Error::Conflict(_) | Error::Busy(_)) => {
+                        tokio::time::sleep(Duration::from_millis(100)).await
+                    }
                     Err(error) => panic!("{error}"),
                 }
             }
@@ -397,7 +431,7 @@ async fn moved_endpoints_do_not_wait_until_a_guilty_service_is_found() {
     loop {
         match provider.apply(&moved, Compare::Remembered).await {
             Ok(outcome) if outcome.progress == Progress::Done => break,
-            Ok(_) | Err(Error::Conflict(_)) => {}
+            Ok(_) | Err(Error::Conflict(_) | Error::Busy(_)) => {}
             Err(error) => panic!("{error}"),
         }
         for lb in &all {
