@@ -183,6 +183,15 @@ impl Gce {
         Ok(given)
     }
 
+    /// A Service is refused: others may request what it does not get, but not where its firewall rules admit its clients.
+    pub(crate) fn release_claims(&self, owner: &Owner, entry: &ServiceState) {
+        if entry.pending.is_empty()
+            && let Some(tree) = entry.known(owner)
+        {
+            self.address_owners.keep_claims(owner, &tree.admitted());
+        }
+    }
+
     /// Reads resources of the owner whose fingerprints are not known.
     async fn read_again(&self, owner: &Owner, ids: &[Id], entry: &mut ServiceState) -> Result<(), Error> {
         for id in ids {

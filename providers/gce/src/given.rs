@@ -98,3 +98,6 @@ fn reservation(wanted: &Desired, frontend: &Frontend, key: &str, config: &Config
 fn opposite(kind: &str) -> &'static str {
     if kind == "INTERNAL" { "EXTERNAL" } else { "INTERNAL" }
 }
+
+#[cfg(test)]
+mod tests;

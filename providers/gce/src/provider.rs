@@ -244,6 +244,8 @@ impl Gce {
         let Some(nodes) = &targets.nodes else { return Ok(Outcome::done()) };
         entry.is_seen = true;
         self.read_all(owner, entry).await?;
+        // After a change that GCE refused, `apply` did not know what is in place.
+        self.release_claims(owner, entry);
         let Some(tree) = entry.known(owner).cloned() else { return Ok(Outcome::done()) };
         let Some((_, service)) = tree.of_kind(Kind::BackendService).next() else {
             return Ok(Outcome::done());
@@ -327,12 +329,8 @@ impl Provider for Gce {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
-        if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_)))
-            && entry.pending.is_empty()
-            && let Some(tree) = entry.known(&lb.owner)
-        {
-            // Others may request what it does not get, but not where its firewall rules admit its clients.
-            self.address_owners.keep_claims(&lb.owner, &tree.admitted());
+        if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
+            self.release_claims(&lb.owner, &entry);
         }
         noted(result, &mut entry)
     }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::Response;
+use serde_json::{Value, json};
+use steerage_model::Key;
+use steerage_provider_api::{
+    Compare, Error, GroupTargets, LoadBalancer, Outcome, Owner, Progress, Provider as _,
+};
+use tokio::time::sleep;
+
+use crate::annotations;
+use crate::client::{Call, Calls};
+use crate::config::Config;
+use crate::config::tests::config;
+use crate::desired::tests::{annotated, web};
+use crate::error::{CallError, Result};
+use crate::object::Kind;
+use crate::provider::Gce;
+use crate::scripted::{REGION, Scripted};
+
+/// A cloud with the reserved address `mine`, whose quota is used up for the groups of the Service `first`.
+struct UsedUp(Scripted);
+
+#[async_trait]
+impl Calls for UsedUp {
+    async fn send(&self, call: Call) -> Result<Value> {
+        let body = call.body.as_ref().map(Value::to_string).unwrap_or_default();
+        if call.action == "networkEndpointGroups.insert" && body.contains("first") {
+            let errors = json!([{ "reason": "quotaExceeded", "message": "Quota 'NETWORK_ENDPOINT_GROUPS' exceeded." }]);
+            let body = json!({ "error": { "errors": errors } }).to_string();
+            let answer = Response::builder().status(403).body(body).unwrap();
+            return Err(CallError::answered(call.action, &answer));
+        }
+        self.0.send(call).await
+    }
+}
+
+/// With the address `mine`.
+fn requesting(name: &str) -> LoadBalancer {
+    let owner = Owner { service: Key::new("shop", name), uid: name.to_owned() };
+    annotated(LoadBalancer { owner, ..web() }, &[(annotations::ADDRESSES, "mine")])
+}
+
+/// Applies until it is complete, or refused.
+async fn settle(gce: &Gce, lb: &LoadBalancer) -> std::result::Result<Outcome, Error> {
+    for _ in 0..50 {
+        let outcome = gce.apply(lb, Compare::Remembered).await?;
+        match outcome.progress {
+            Progress::Done => return Ok(outcome),
+            Progress::Again(after) => sleep(after).await,
+        }
+    }
+    panic!("it is never complete");
+}
+
+/// What was known of it is forgotten with the refusal, and read again for its targets.
+#[tokio::test(start_paused = true)]
+async fn service_whose_first_change_is_refused_keeps_the_address_from_nobody() {
+    let cloud = Scripted::new();
+    let address = "198.18.255.2";
+    let reserved =
+        json!({ "name": "mine", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "address": address });
+    cloud.put(Kind::Address, &format!("{REGION}/addresses/mine"), &reserved);
+    let settings = Config { poll: Duration::from_millis(500), ..config() };
+    let gce = Gce::over(settings, Arc::new(UsedUp(cloud)));
+    let [first, second] = ["first", "second"].map(requesting);
+    let refused = settle(&gce, &first).await.unwrap_err();
+    assert_eq!(refused.reason(), "QuotaExceeded");
+    let targets = GroupTargets::of_nodes(first.nodes());
+    while gce.set_targets(&first.owner, &targets).await.unwrap().progress != Progress::Done {
+        sleep(Duration::from_secs(1)).await;
+    }
+    let served = settle(&gce, &second).await.unwrap();
+    assert_eq!(served.ingress[0].ip, Some(address.parse().unwrap()));
+    let late = settle(&gce, &first).await.unwrap_err();
+    assert_eq!(late.reason(), "AddressNotAvailable", "it is used now");
+}
