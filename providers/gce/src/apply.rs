@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
-use crate::instances::{Limit, Placed, place, with_groups};
+use crate::instances::{Limit, Placed, keep, place, with_groups};
 use crate::known::{Claim, Content};
-use crate::leaving::keep_last;
+use crate::leaving::last_endpoints;
 use crate::object::{Id, Kind};
 use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
@@ -114,9 +114,11 @@ impl Gce {
             }
             let leaves_firewalls = entry.leaves_firewalls();
             let mut towards = placed.with_kept(wanted.clone(), tree);
+            let last = last_endpoints(towards.endpoints(), tree, &placed, entry, &self.config);
+            let is_kept = !last.is_empty();
+            keep(&mut towards, last, tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
-            let mut steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
-            let is_kept = keep_last(&mut steps, tree, &placed, entry);
+            let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
@@ -125,14 +127,7 @@ impl Gce {
                 continue;
             }
             if steps.is_empty() {
-                let Some(ingress) = ingress(&wanted, tree) else {
-                    let message = format!(
-                        "GCE does not show the address of the load balancer. Steerage retries. If this lasts, look at its forwarding \
-                         rules: `gcloud compute forwarding-rules list --project={} --regions={}`.",
-                        self.config.project, self.config.region
-                    );
-                    return Err(Error::Unavailable(message));
-                };
+                let Some(ingress) = ingress(&wanted, tree) else { return Err(self.without_address()) };
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
@@ -164,6 +159,15 @@ impl Gce {
             }
         }
         Ok(self.again(entry))
+    }
+
+    fn without_address(&self) -> Error {
+        let message = format!(
+            "GCE does not show the address of the load balancer. Steerage retries. If this lasts, look at its forwarding rules: \
+             `gcloud compute forwarding-rules list --project={} --regions={}`.",
+            self.config.project, self.config.region
+        );
+        Error::Unavailable(message)
     }
 
     /// Notes the addresses of the user that the Service requests, and returns them. Of Services that request one at the same time, the first

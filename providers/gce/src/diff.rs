@@ -319,7 +319,7 @@ pub(crate) fn detached<'a>(
 }
 
 /// A VM that is made anew under its name can have another address. The address may be left out.
-fn has(all: &BTreeSet<Endpoint>, endpoint: &Endpoint) -> bool {
+pub(crate) fn has(all: &BTreeSet<Endpoint>, endpoint: &Endpoint) -> bool {
     let is_same = |a: &str, b: &str| a == b || a.is_empty() || b.is_empty();
     all.iter().any(|found| found.instance == endpoint.instance && is_same(&found.address, &endpoint.address))
 }

@@ -111,12 +111,21 @@ impl Placed {
 
     /// What is wanted together with what stays.
     pub(crate) fn with_kept(&self, mut wanted: Desired, tree: &Tree) -> Desired {
-        for (id, endpoint) in self.kept_of(tree) {
-            let body = tree.get(id).cloned().unwrap_or_default();
-            let group = WantedGroup { body, endpoints: BTreeSet::new() };
-            wanted.groups.entry(id.clone()).or_insert(group).endpoints.insert(endpoint.clone());
-        }
+        keep(&mut wanted, self.kept_of(tree), tree);
         wanted
+    }
+}
+
+/// Endpoints in place stay, also in groups that are not wanted any more.
+pub(crate) fn keep<'a>(
+    wanted: &mut Desired,
+    kept: impl IntoIterator<Item = (&'a Id, &'a Endpoint)>,
+    tree: &Tree,
+) {
+    for (id, endpoint) in kept {
+        let body = tree.get(id).cloned().unwrap_or_default();
+        let group = WantedGroup { body, endpoints: BTreeSet::new() };
+        wanted.groups.entry(id.clone()).or_insert(group).endpoints.insert(endpoint.clone());
     }
 }
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Endpoints that leave, and those that have to be there then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter::once;
 use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner};
 
+use crate::config::Config;
+use crate::diff::has;
 use crate::instances::Placed;
 use crate::object::Id;
 use crate::provider::Gce;
@@ -20,33 +22,56 @@ const RECENTLY: Duration = Duration::from_secs(15);
 /// wait for these requests while a node leaves.
 const MAX_LOOKED_AT: usize = 3;
 
-/// The endpoints that stay, by group.
+/// The endpoints to which packets go, by group. Those of a group that no backend service has get none.
+fn serving<'a>(tree: &'a Tree, config: &'a Config) -> impl Iterator<Item = (&'a Id, &'a BTreeSet<Endpoint>)> {
+    tree.members.iter().filter(|(id, _)| tree.is_used(id, config))
+}
+
+/// Those of them that stay after these changes, by group.
 fn staying<'a>(
     steps: &'a [Step],
     tree: &'a Tree,
-) -> impl Iterator<Item = (&'a Id, BTreeSet<&'a Endpoint>)> + use<'a> {
-    let leaving = |id: &Id| -> BTreeSet<&'a Endpoint> {
-        let of_group = steps.iter().filter_map(|step| match step {
-            Step::Detach { id: of, endpoints } if of == id => Some(endpoints),
-            _ => None,
-        });
-        of_group.flatten().collect()
+    config: &'a Config,
+) -> impl Iterator<Item = (&'a Id, BTreeSet<&'a Endpoint>)> {
+    // All of a group leave with it.
+    let is_dropped = move |id: &Id| {
+        steps.iter().any(|step| match step {
+            Step::Patch { changes, .. } if changes.get("backends").is_some() => {
+                !Tree::backends(changes).contains(&id.path(config))
+            }
+            _ => false,
+        })
     };
-    tree.members.iter().map(move |(id, members)| {
-        let leaving = leaving(id);
-        (id, members.iter().filter(|member| !leaving.contains(member)).collect())
+    let is_detached = move |id: &Id, endpoint: &Endpoint| {
+        steps.iter().any(|step| match step {
+            Step::Detach { id: of, endpoints } => of == id && endpoints.contains(endpoint),
+            _ => false,
+        })
+    };
+    let left = serving(tree, config).filter(move |(id, _)| !is_dropped(id));
+    left.map(move |(id, members)| {
+        (id, members.iter().filter(|endpoint| !is_detached(id, endpoint)).collect())
     })
 }
 
-/// Leaves the last endpoints where they are while VMs of wanted nodes cannot be endpoints yet: their zone could not be read, the flags do not
-/// fit them, or GCE refuses them. Returns whether any stays for that.
-pub(crate) fn keep_last(steps: &mut Vec<Step>, tree: &Tree, placed: &Placed, entry: &ServiceState) -> bool {
-    let before = steps.len();
+/// The last endpoints, if they have to stay where they are: none of them is wanted, and VMs of wanted nodes cannot be endpoints yet. Their
+/// zone could not be read, the flags do not fit them, or GCE refuses them.
+pub(crate) fn last_endpoints<'a, 'w>(
+    wanted: impl Iterator<Item = (&'w Id, &'w BTreeSet<Endpoint>)>,
+    tree: &'a Tree,
+    placed: &Placed,
+    entry: &ServiceState,
+    config: &'a Config,
+) -> Vec<(&'a Id, &'a Endpoint)> {
     let is_short = !placed.kept.is_empty() || placed.nodes.keys().any(|name| entry.refused.must_wait(name));
-    if is_short && staying(steps, tree).all(|(_, members)| members.is_empty()) {
-        steps.retain(|step| !matches!(step, Step::Detach { .. }));
+    if !is_short {
+        return Vec::new();
     }
-    steps.len() < before
+    let wanted: BTreeMap<&Id, &BTreeSet<Endpoint>> = wanted.collect();
+    let all = serving(tree, config).flat_map(|(id, members)| members.iter().map(move |member| (id, member)));
+    let all: Vec<_> = all.collect();
+    let is_wanted = |(id, endpoint): &(&Id, &Endpoint)| wanted.get(id).is_some_and(|all| has(all, endpoint));
+    if all.iter().any(is_wanted) { Vec::new() } else { all }
 }
 
 impl Gce {
@@ -58,13 +83,11 @@ impl Gce {
         steps: &[Step],
         entry: &mut ServiceState,
     ) -> Result<bool, Error> {
-        let is_leaving = |step: &Step| matches!(step, Step::Detach { .. });
         let Some(tree) = entry.known(owner) else { return Ok(true) };
-        if !steps.iter().any(is_leaving) || entry.has_looked_within(RECENTLY) {
-            return Ok(true);
-        }
-        let staying: Vec<_> = staying(steps, tree).collect();
-        if staying.iter().map(|(_, members)| members.len()).sum::<usize>() > MAX_LOOKED_AT {
+        let staying: Vec<_> = staying(steps, tree, &self.config).collect();
+        let stay: usize = staying.iter().map(|(_, members)| members.len()).sum();
+        let serve: usize = serving(tree, &self.config).map(|(_, members)| members.len()).sum();
+        if stay == serve || stay > MAX_LOOKED_AT || entry.has_looked_within(RECENTLY) {
             return Ok(true);
         }
         let most = staying.into_iter().max_by_key(|(_, members)| members.len());

@@ -27,7 +27,7 @@ use crate::config::{Config, ConfigError};
 use crate::diff::{Diff, attached, detached};
 use crate::error::CallError;
 use crate::instances::{Instance, Instances, Limit, unknown_zones};
-use crate::leaving::keep_last;
+use crate::leaving::last_endpoints;
 use crate::leftovers::Leftovers;
 use crate::marks;
 use crate::object::{Id, Kind, last, relative};
@@ -267,10 +267,12 @@ impl Gce {
         for (id, endpoint) in placed.kept_of(&tree) {
             wanted.entry(id.clone()).or_default().insert(endpoint.clone());
         }
+        for (id, endpoint) in last_endpoints(wanted.iter(), &tree, &placed, entry, &self.config) {
+            wanted.entry(id.clone()).or_default().insert(endpoint.clone());
+        }
         let mut steps: Vec<Step> = attached(wanted.iter(), &tree);
         if steps.is_empty() {
             steps = detached(wanted.iter(), &tree);
-            keep_last(&mut steps, &tree, &placed, entry);
         }
         if steps.is_empty() {
             return Ok(Outcome { ingress: kept(&tree, entry), ..refusals(&placed, entry) });

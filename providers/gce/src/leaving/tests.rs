@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use http::Response;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use steerage_provider_api::{
     Compare, GroupTargets, LoadBalancer, Outcome, Progress, Provider as _, Target, TargetSet,
 };
@@ -17,14 +17,16 @@ use crate::config::Config;
 use crate::config::tests::config;
 use crate::desired::tests::web;
 use crate::error::{CallError, Result};
-use crate::object::Kind;
-use crate::scripted::Scripted;
+use crate::object::{Kind, url};
+use crate::scripted::{SUBNETS, Scripted};
 
 /// A cloud whose VMs of the zone `r-b` may not be read.
 #[derive(Clone)]
 struct Partial {
     cloud: Scripted,
     is_broken: Arc<AtomicBool>,
+    /// Whether `node-0` is in another subnet than the other VMs, so that its group goes with it.
+    has_subnets: bool,
     /// Requests for the endpoints of a group.
     looks: Arc<AtomicUsize>,
 }
@@ -38,17 +40,26 @@ impl Calls for Partial {
         if call.action == "networkEndpointGroups.listNetworkEndpoints" {
             self.looks.fetch_add(1, Ordering::Relaxed);
         }
-        self.cloud.send(call).await
+        let is_list_of_vms = call.action == "instances.list";
+        let mut answer = self.cloud.send(call).await?;
+        if is_list_of_vms && self.has_subnets {
+            let all = answer["items"].as_array_mut().into_iter().flatten();
+            for vm in all.filter(|vm| vm["name"] == "node-0") {
+                vm["networkInterfaces"][0]["subnetwork"] = url(SUBNETS[1].0).into();
+            }
+        }
+        Ok(answer)
     }
 }
 
 impl Partial {
-    /// With `node-0` in the zone `r-a`, and `node-1` in `r-b`.
-    fn new() -> Self {
+    /// With `node-0` and `node-2` in the zone `r-a`, and `node-1` in `r-b`.
+    fn new(has_subnets: bool) -> Self {
         let cloud = Scripted::new();
-        cloud.set_machine("r-a", "node-0", true);
-        cloud.set_machine("r-b", "node-1", true);
-        Self { cloud, is_broken: Arc::default(), looks: Arc::default() }
+        for (zone, name) in [("r-a", "node-0"), ("r-a", "node-2"), ("r-b", "node-1")] {
+            cloud.set_machine(zone, name, true);
+        }
+        Self { cloud, is_broken: Arc::default(), has_subnets, looks: Arc::default() }
     }
 
     fn provider(&self) -> Gce {
@@ -58,8 +69,18 @@ impl Partial {
     /// The VMs to which packets go, or will go when all that runs has ended.
     fn serving(&self) -> Vec<String> {
         let all = self.cloud.resources();
-        let groups = all.iter().filter(|(_, found)| found.kind == Kind::Group);
-        groups.flat_map(|(path, _)| self.cloud.staying(path)).collect()
+        let backends = |data: &Map<String, Value>| Tree::backends(&Value::from(data.clone()));
+        let services = all.values().filter(|found| found.kind == Kind::BackendService);
+        let groups: BTreeSet<String> = services
+            .flat_map(|service| {
+                let next = service.changing.as_ref().map(backends);
+                let is_staying = move |path: &String| next.as_ref().is_none_or(|next| next.contains(path));
+                backends(&service.data).into_iter().filter(is_staying)
+            })
+            .collect();
+        let mut vms: Vec<String> = groups.iter().flat_map(|path| self.cloud.staying(path)).collect();
+        vms.sort();
+        vms
     }
 }
 
@@ -95,23 +116,25 @@ async fn complete(cloud: &Partial, gce: &Gce, lb: &LoadBalancer) -> Outcome {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_endpoint_stays_while_the_zone_of_the_next_one_cannot_be_read() {
-    let cloud = Partial::new();
-    let gce = cloud.provider();
-    complete(&cloud, &gce, &web().with_nodes(nodes(&["node-0"]))).await;
-    cloud.is_broken.store(true, Ordering::Relaxed);
-    let moved = web().with_nodes(nodes(&["node-1"]));
-    let outcome = complete(&cloud, &gce, &moved).await;
-    assert_eq!(cloud.serving(), ["node-0"]);
-    assert_eq!(outcome.refused.len(), 1, "it is reported: {outcome:?}");
-    let targets = GroupTargets::of_nodes(moved.nodes());
-    gce.set_targets(&moved.owner, &targets).await.unwrap();
-    assert_eq!(cloud.serving(), ["node-0"], "also while the structure is refused");
-    cloud.is_broken.store(false, Ordering::Relaxed);
-    sleep(outcome.retry_refused.unwrap()).await;
-    complete(&cloud, &gce, &moved).await;
-    assert_eq!(cloud.serving(), ["node-1"]);
-    complete_without(&cloud, &gce).await;
+async fn last_endpoints_stay_while_the_zone_of_the_next_one_cannot_be_read() {
+    for has_subnets in [false, true] {
+        let cloud = Partial::new(has_subnets);
+        let gce = cloud.provider();
+        complete(&cloud, &gce, &web().with_nodes(nodes(&["node-0", "node-2"]))).await;
+        cloud.is_broken.store(true, Ordering::Relaxed);
+        let moved = web().with_nodes(nodes(&["node-1"]));
+        let outcome = complete(&cloud, &gce, &moved).await;
+        assert_eq!(cloud.serving(), ["node-0", "node-2"], "several subnets: {has_subnets}");
+        assert_eq!(outcome.refused.len(), 1, "it is reported: {outcome:?}");
+        let targets = GroupTargets::of_nodes(moved.nodes());
+        gce.set_targets(&moved.owner, &targets).await.unwrap();
+        assert_eq!(cloud.serving(), ["node-0", "node-2"], "also while the structure is refused");
+        cloud.is_broken.store(false, Ordering::Relaxed);
+        sleep(outcome.retry_refused.unwrap()).await;
+        complete(&cloud, &gce, &moved).await;
+        assert_eq!(cloud.serving(), ["node-1"], "several subnets: {has_subnets}");
+        complete_without(&cloud, &gce).await;
+    }
 }
 
 /// The last endpoint of a Service that has none leaves.
@@ -129,8 +152,8 @@ async fn complete_without(cloud: &Partial, gce: &Gce) {
 /// As when its VM is made anew under its name, or somebody detached it.
 #[tokio::test(start_paused = true)]
 async fn endpoint_that_is_gone_is_attached_again_before_another_one_leaves() {
-    for is_refused in [false, true] {
-        let cloud = Partial::new();
+    for (is_refused, has_subnets) in [(false, false), (false, true), (true, false), (true, true)] {
+        let cloud = Partial::new(has_subnets);
         let gce = cloud.provider();
         complete(&cloud, &gce, &web().with_nodes(nodes(&["node-0", "node-1"]))).await;
         sleep(Duration::from_mins(1)).await;
@@ -153,17 +176,17 @@ async fn endpoint_that_is_gone_is_attached_again_before_another_one_leaves() {
         } else {
             complete(&cloud, &gce, &left).await;
         }
-        assert_eq!(cloud.serving(), ["node-1"], "refused: {is_refused}");
+        assert_eq!(cloud.serving(), ["node-1"], "refused: {is_refused}, several subnets: {has_subnets}");
     }
 }
 
 /// Many Services would wait for that while a node leaves.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_read_before_an_endpoint_leaves_where_many_stay() {
-    let cloud = Partial::new();
+    let cloud = Partial::new(false);
     let gce = cloud.provider();
     let all = ["node-0", "node-2", "node-4", "node-6", "node-8"];
-    for name in all {
+    for name in &all[2..] {
         cloud.cloud.set_machine("r-a", name, true);
     }
     complete(&cloud, &gce, &web().with_nodes(nodes(&all))).await;
@@ -179,7 +202,7 @@ async fn nothing_is_read_before_an_endpoint_leaves_where_many_stay() {
 /// A process ended before it said the address, and the Service is refused since then.
 #[tokio::test(start_paused = true)]
 async fn address_that_serves_is_published_of_a_refused_service() {
-    let cloud = Partial::new();
+    let cloud = Partial::new(false);
     let lb = web().with_nodes(nodes(&["node-0"]));
     let ingress = complete(&cloud, &cloud.provider(), &lb).await.ingress;
     let gce = cloud.provider();
