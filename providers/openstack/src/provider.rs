@@ -318,6 +318,8 @@ impl Provider for OpenStack {
             if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
                 let used = entry.shared().map(ToOwned::to_owned);
                 self.set_shared(&lb.owner, used.as_deref(), &mut entry);
+                // Whoever deleted the load balancer meanwhile left the address to this Service, which may stay refused.
+                self.try_release_left(&lb.owner, used.as_deref(), &mut entry).await;
             }
             if !applied.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE) {
                 self.port_waiters.set(&lb.owner, None);

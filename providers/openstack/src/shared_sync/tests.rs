@@ -191,6 +191,20 @@ async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_i
         (1, 1),
         "those of its own"
     );
+
+    // It was refused only after the last user had gone.
+    settle(&provider, &a).await.unwrap();
+    let lock = provider.lock_shared("web").await.unwrap();
+    provider.apply(&naming, Compare::Remembered).await.unwrap();
+    drop(lock);
+    deleted(&provider, &a.owner).await;
+    assert_eq!(cloud.all("floatingips").len(), 2, "it may still use the load balancer");
+    assert!(matches!(settle(&provider, &naming).await, Err(Error::Invalid { .. })));
+    assert_eq!(
+        (cloud.all("loadbalancers").len(), cloud.all("floatingips").len()),
+        (1, 1),
+        "those of its own"
+    );
 }
 
 /// Nothing else tells a Service that the port it was refused is free.
