@@ -114,6 +114,8 @@ impl OpenStack {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
                     return Ok(again(entry, self));
                 }
+                // What follows may fail for long, and concerns this Service alone.
+                self.call_waiting(owner, entry);
                 self.look_for_others(owner, &tree.balancer, entry).await?;
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
@@ -129,7 +131,6 @@ impl OpenStack {
                     self.remove_others(owner, entry).await?;
                 }
                 let is_left = self.try_release_left(owner, wanted.shared.as_deref(), entry).await;
-                self.call_waiting(owner, entry);
                 match self.close_rules(owner, entry).await {
                     // What was removed may have made room, or admitted what rules of all Services have to admit now.
                     Ok(true) => {
@@ -162,8 +163,8 @@ impl OpenStack {
             };
             let step = if entry.is_at_member_quota() { step.of_final_members(&fitting) } else { step };
             self.check_member_subnets(&tree, &step).await?;
-            if let Step::DeleteListener { .. } = &step {
-                entry.frees_port.clone_from(&wanted.shared);
+            if let (Step::DeleteListener { .. }, Some(shared)) = (&step, &wanted.shared) {
+                entry.frees_port = Some(shared.clone());
             }
             if self.make(&step, entry, &nodes).await? {
                 break;

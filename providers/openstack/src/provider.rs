@@ -240,6 +240,7 @@ impl OpenStack {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
                     return Ok(again(entry, self));
                 }
+                self.call_waiting(owner, entry);
                 return Ok(refusals(&names, refused, entry));
             };
             if self.make(&step, entry, &names).await? {

@@ -6,7 +6,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use serde_json::json;
 use steerage_model::annotations::SHARED_LOAD_BALANCER;
 use steerage_model::{Key, Protocol};
-use steerage_provider_api::Provider as _;
+use steerage_provider_api::{GroupTargets, Provider as _};
 
 use super::*;
 use crate::desired::tests::planned;
@@ -228,6 +228,29 @@ async fn service_that_was_refused_a_port_is_called_when_one_becomes_free() {
         settle(&provider, &b).await.unwrap();
         deleted(&provider, &b.owner).await;
     }
+    // Also if the one that freed it does not complete: its address is not known, or it is refused before it looks.
+    for is_refused in [false, true] {
+        settle(&provider, &a).await.unwrap();
+        settle(&provider, &b).await.unwrap_err();
+        let moved = service("a", 81);
+        if is_refused {
+            while cloud.all("listeners").iter().any(|listener| listener["protocol_port"] == json!(80)) {
+                provider.apply(&moved, Compare::Remembered).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            let targets = GroupTargets::of_nodes(moved.nodes().clone());
+            while provider.set_targets(&moved.owner, &targets).await.unwrap().progress != Progress::Done {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+        } else {
+            cloud.fail("GET floatingips", 503, "down");
+            settle(&provider, &moved).await.unwrap_err();
+        }
+        assert_eq!(called.next().now_or_never().flatten(), Some(b.owner.clone()), "{is_refused}");
+        settle(&provider, &b).await.unwrap();
+        deleted(&provider, &b.owner).await;
+    }
+    settle(&provider, &service("a", 81)).await.unwrap();
     // Who does not wait any more is not called.
     settle(&provider, &service("c", 81)).await.unwrap_err();
     deleted(&provider, &service("c", 81).owner).await;
