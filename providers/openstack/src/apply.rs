@@ -282,7 +282,7 @@ impl OpenStack {
         let (mine, earlier): (Vec<_>, Vec<_>) = all.into_iter().partition(|(of, _)| of == owner);
         let mut mine: Vec<Balancer> = mine.into_iter().map(|(_, balancer)| balancer).collect();
         if mine.is_empty() && is_writing {
-            self.check_use(owner, &LoadBalancerUse::Own).await?;
+            self.check_use(owner, &LoadBalancerUse::Own, entry).await?;
         } else if mine.is_empty()
             && let Some((shared, balancer)) = self.shared_balancer_of(owner).await?
         {

@@ -17,6 +17,7 @@ impl OpenStack {
         owner: &Owner,
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
+        entry.note_being_deleted(owner);
         if let Some(id) = entry.leaving.take()
             && let Some(balancer) = self.balancer(&id).await?
             && balancer.provisioning_status.is_pending()
@@ -26,7 +27,6 @@ impl OpenStack {
         let all = self.balancers_of(&owner.service).await?;
         let mine: Vec<Balancer> =
             all.into_iter().filter(|(of, _)| of == owner).map(|(_, balancer)| balancer).collect();
-        let is_known = entry.known(owner).is_some();
         if mine.is_empty() {
             // Also of a load balancer that somebody else deleted.
             self.release(
@@ -38,14 +38,10 @@ impl OpenStack {
                 return Ok(Progress::Again(wait));
             }
             self.delete_rules(owner).await?;
-            if is_known {
+            if entry.known(owner).is_some() {
                 entry.forget();
             }
             return Ok(Progress::Done);
-        }
-        if is_known {
-            // What was complete is not any more; the time of the change stays.
-            entry.begin();
         }
         entry.had_own = true;
         for balancer in &mine {

@@ -357,7 +357,7 @@ impl Provider for OpenStack {
         let result = self.restrict(owner, requested, &mut entry).await;
         match noted(result, &mut entry)? {
             Restricted::To(admitted) => Ok(admitted),
-            Restricted::Again => Err(Error::Conflict("the load balancer is being changed".to_owned())),
+            Restricted::Again => Err(Error::Busy("The load balancer is being changed".to_owned())),
         }
     }
 
@@ -554,7 +554,7 @@ mod tests {
         let restrict = async || {
             for _ in 0..10 {
                 match provider.restrict_sources(&lb.owner, &requested).await {
-                    Err(Error::Conflict(_)) => {}
+                    Err(Error::Busy(_)) => {}
                     result => return result.unwrap(),
                 }
             }

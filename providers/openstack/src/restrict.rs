@@ -202,7 +202,7 @@ mod tests {
             told.push(failing().await.reason());
         }
         assert!((3..6).contains(&told.len()), "{told:?}");
-        assert!(told[..told.len() - 1].iter().all(|reason| *reason == "ProviderConflict"), "{told:?}");
+        assert!(told[..told.len() - 1].iter().all(|reason| *reason == "ProviderBusy"), "{told:?}");
         cloud.writes();
         let text = failing().await.to_string();
         assert!(text.contains("may admit the former sources"), "{text}");

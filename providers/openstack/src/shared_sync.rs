@@ -190,35 +190,52 @@ impl OpenStack {
         let usage = LoadBalancerUse::Shared(shared.to_owned());
         if entry.usage != usage {
             entry.forget();
-            self.check_use(&lb.owner, &usage).await?;
+            self.check_use(&lb.owner, &usage, entry).await?;
             entry.usage = usage;
         }
         self.apply_wanted(lb, wanted, entry, compare).await
     }
 
-    /// Refuses a Service that has something at another load balancer than it requests. [`Error::Conflict`] while that is being deleted, as
-    /// after a change of the Service's `type` and back.
-    pub(crate) async fn check_use(&self, owner: &Owner, wanted: &LoadBalancerUse) -> Result<(), Error> {
-        let refuse = |present: &LoadBalancerUse, balancer: &Balancer| {
-            Err(if balancer.provisioning_status == Provisioning::Deleting {
-                Error::Conflict("the load balancer that the Service had is being deleted".to_owned())
-            } else {
-                immutable(present, wanted, "address")
-            })
+    /// Refuses a Service that has something at another load balancer than it requests. [`Error::Busy`] while that is being deleted, as after
+    /// a change of the Service's `type` and back. A deletion that has begun is continued: what it has left there serves only some clients.
+    pub(crate) async fn check_use(
+        &self,
+        owner: &Owner,
+        wanted: &LoadBalancerUse,
+        entry: &mut ServiceState,
+    ) -> Result<(), Error> {
+        let Some((present, balancer)) = self.other_use(owner, wanted).await? else {
+            self.call_waiting(owner, entry);
+            return Ok(());
         };
+        if balancer.provisioning_status != Provisioning::Deleting {
+            if !entry.is_being_deleted(owner) {
+                return Err(immutable(&present, wanted, "address"));
+            }
+            self.delete_all(owner, entry).await?;
+        }
+        let id = &balancer.id;
+        Err(Error::Busy(format!("What the Service has at the load balancer {id} is being deleted")))
+    }
+
+    /// Another load balancer than the owner requests, at which it has something.
+    async fn other_use(
+        &self,
+        owner: &Owner,
+        wanted: &LoadBalancerUse,
+    ) -> Result<Option<(LoadBalancerUse, Balancer)>, CallError> {
         if let Some((name, balancer)) = self.shared_balancer_of(owner).await? {
             let present = LoadBalancerUse::Shared(name);
             if present != *wanted {
-                return refuse(&present, &balancer);
+                return Ok(Some((present, balancer)));
             }
         }
-        if *wanted != LoadBalancerUse::Own {
-            let all = self.balancers_of(&owner.service).await?;
-            if let Some((_, balancer)) = all.iter().find(|(of, _)| of == owner) {
-                return refuse(&LoadBalancerUse::Own, balancer);
-            }
+        if *wanted == LoadBalancerUse::Own {
+            return Ok(None);
         }
-        Ok(())
+        let all = self.balancers_of(&owner.service).await?;
+        let own = all.into_iter().find(|(of, _)| of == owner);
+        Ok(own.map(|(_, balancer)| (LoadBalancerUse::Own, balancer)))
     }
 
     /// Deletes the address of a shared load balancer that the Service left, unless it uses that one now. Returns when to call again; `None`

@@ -231,6 +231,8 @@ pub(crate) struct ServiceState {
     pub(crate) leaving: Option<String>,
     /// The name of a shared load balancer of which a port of the Service becomes free.
     pub(crate) frees_port: Option<String>,
+    /// The owner whose deletion was begun, until the Service is complete again.
+    being_deleted: Option<Owner>,
     /// How often the deletion of load balancers was sent that were in `ERROR`.
     deletions: BTreeMap<String, u32>,
     /// Whether a load balancer of the Service's own was deleted.
@@ -418,6 +420,19 @@ impl ServiceState {
         )))
     }
 
+    /// All of an owner is about to be deleted. The Service may come back before the end, and what was read is gone then.
+    pub(crate) fn note_being_deleted(&mut self, owner: &Owner) {
+        if self.known(owner).is_some() {
+            (self.is_verified, self.complete) = (false, None);
+        }
+        self.being_deleted = Some(owner.clone());
+    }
+
+    /// Whether the owner's deletion was begun. The one of an earlier Service of the name does not count.
+    pub(crate) fn is_being_deleted(&self, owner: &Owner) -> bool {
+        self.being_deleted.as_ref() == Some(owner)
+    }
+
     /// No load balancer is waited for.
     pub(crate) fn note_settled(&mut self) {
         self.pending = None;
@@ -460,6 +475,7 @@ impl ServiceState {
         (self.replaced, self.last, self.failing) = ((0, None), None, None);
         self.failed_changes = 0;
         self.down_since = None;
+        self.being_deleted = None;
         self.kept_vips.clear();
     }
 }

@@ -275,12 +275,61 @@ async fn service_that_comes_back_waits_until_what_it_had_is_deleted() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         let error = provider.apply(&naming(to), Compare::Remembered).await.unwrap_err();
-        assert!(matches!(error, Error::Conflict(_)), "{from:?} {to:?}: {error}");
+        assert!(matches!(error, Error::Busy(_)), "{from:?} {to:?}: {error}");
         tokio::time::sleep(Duration::from_secs(10)).await;
         settle(&provider, &naming(to)).await.unwrap();
         assert_eq!(cloud.all("floatingips").len(), 1, "{from:?} {to:?}: {:?}", cloud.all("floatingips"));
         deleted(&provider, &naming(to).owner).await;
         assert!(cloud.all("loadbalancers").is_empty() && cloud.all("floatingips").is_empty());
+    }
+}
+
+/// The same where others use the load balancer, so that listeners and pools go one by one.
+#[tokio::test(start_paused = true)]
+async fn service_that_comes_back_waits_until_it_has_left_what_others_use() {
+    let of_a = |cloud: &Scripted| {
+        let parts = [cloud.all("listeners"), cloud.all("pools")].concat();
+        let is_its = |part: &&serde_json::Value| part["tags"].to_string().contains("service=shop/a\"");
+        parts.iter().filter(is_its).map(|part| part["loadbalancer_id"].clone()).collect::<Vec<_>>()
+    };
+    for to in [Some("other"), None, Some("web")] {
+        // Of two listeners and two pools.
+        for left in 1..4 {
+            let cloud = Scripted::strict();
+            let provider = sharing(&cloud);
+            let naming = |name: Option<&str>| {
+                let annotations = name.map(|name| (SHARED_LOAD_BALANCER.to_owned(), name.to_owned()));
+                let ports = [(Protocol::Tcp, 80, 30_080), (Protocol::Tcp, 443, 30_443)];
+                let LoadBalancer { owner, .. } = service("a", 80);
+                let annotations = annotations.into_iter().collect();
+                LoadBalancer { annotations, owner, ..planned(&ports, &[1]) }
+            };
+            let (a, b) = (naming(Some("web")), service("b", 81));
+            settle(&provider, &a).await.unwrap();
+            settle(&provider, &b).await.unwrap();
+            while of_a(&cloud).len() > left {
+                let _ = provider.delete(&a.owner).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let back = naming(to);
+            let mut waits = 0;
+            while let Err(error) = settle(&provider, &back).await {
+                assert!(matches!(error, Error::Busy(_)), "{to:?} {left}: {error}");
+                waits += 1;
+                assert!(waits < 60, "it does not end");
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            assert_eq!(waits == 0, to == Some("web"), "{to:?} {left}");
+            let home_of_a = home(&cloud, 80);
+            assert!(of_a(&cloud).iter().all(|of| *of == json!(home_of_a)), "{to:?} {left}");
+            assert_eq!(home_of_a == home(&cloud, 81), to == Some("web"), "{to:?} {left}");
+            // Once it is complete, its address is kept again, also while an earlier Service of the name is deleted.
+            let earlier = Owner { uid: "earlier".to_owned(), ..a.owner.clone() };
+            assert_eq!(provider.delete(&earlier).await.unwrap(), Progress::Done);
+            let another = if to == Some("web") { "other" } else { "web" };
+            let error = settle(&provider, &naming(Some(another))).await.unwrap_err();
+            assert_eq!(error.reason(), "SharedLoadBalancerImmutable", "{to:?} {left}");
+        }
     }
 }
 
