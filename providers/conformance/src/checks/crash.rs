@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Crashes of the provider at every single write, and lost connections at every single call.
+//! Crashes of the provider after every single write, and lost answers of every single call.
 
 use anyhow::{Context as _, ensure};
 
@@ -29,14 +29,16 @@ impl Recovery {
 }
 
 /// Creates a load balancer, and deletes it.
-pub async fn creation_and_deletion_survive_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
+pub async fn creation_and_deletion_survive_crash_after_any_write<H: Harness>(
+    harness: &H,
+) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-create", 1);
     let to = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
     survives_every_cut(harness, &Goal::Absent(owner), &to).await
 }
 
 /// Changes listeners, health check and targets, and changes them back.
-pub async fn change_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
+pub async fn change_survives_crash_after_any_write<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let owner = fixture::owner("crash-change", 1);
     let from = Goal::present(fixture::first(harness, &owner), fixture::targets(harness, &[0, 1]));
     let to = Goal::present(fixture::second(harness, &owner), fixture::targets(harness, &[1, 2]));
@@ -44,7 +46,7 @@ pub async fn change_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyho
 }
 
 /// Replaces the load balancer of a Service that was re-created before the old load balancer was deleted, and replaces that one.
-pub async fn replacement_survives_crash_at_any_call<H: Harness>(harness: &H) -> anyhow::Result<()> {
+pub async fn replacement_survives_crash_after_any_write<H: Harness>(harness: &H) -> anyhow::Result<()> {
     let (old, new) = (fixture::owner("crash-replace", 1), fixture::owner("crash-replace", 2));
     let from = Goal::present(fixture::first(harness, &old), fixture::targets(harness, &[0]));
     let to = Goal::present(fixture::first(harness, &new), fixture::targets(harness, &[1]));
@@ -58,11 +60,11 @@ struct Way<'a> {
     expected: Snapshot,
 }
 
-/// Checks that each of two goals is reached from the other after a crash at any write and a cut of any call, with the same result as
+/// Checks that each of two goals is reached from the other after a crash after any write and a cut of any call, with the same result as
 /// without. One way begins where the other one ended, because it costs most to bring a slow backend to where a way begins.
 ///
-/// The backend gets what is cut, and only the answer is lost. Cut before that, a crash at a write leaves what the crash at the write
-/// before it left, and a new instance knows no more.
+/// The backend gets what is cut, and only the answer is lost. A crash before a write arrives leaves what the crash after the write before
+/// left, so it is not tried.
 async fn survives_every_cut<H: Harness>(harness: &H, one: &Goal, other: &Goal) -> anyhow::Result<()> {
     let empty = harness.snapshot().await?;
     let provider = harness.fresh().await?;

@@ -16,8 +16,8 @@ use futures::future::BoxFuture;
 use crate::Harness;
 
 pub use crash::{
-    change_survives_crash_at_any_call, creation_and_deletion_survive_crash_at_any_call,
-    replacement_survives_crash_at_any_call,
+    change_survives_crash_after_any_write, creation_and_deletion_survive_crash_after_any_write,
+    replacement_survives_crash_after_any_write,
 };
 pub use deletion::deletion_is_idempotent;
 pub use foreign::{foreign_fields_are_kept, foreign_objects_are_not_changed};
@@ -57,9 +57,9 @@ checks!(
     foreign_fields_are_kept,
     foreign_objects_are_not_changed,
     throttling_is_reported_and_survived,
-    creation_and_deletion_survive_crash_at_any_call,
-    change_survives_crash_at_any_call,
-    replacement_survives_crash_at_any_call,
+    creation_and_deletion_survive_crash_after_any_write,
+    change_survives_crash_after_any_write,
+    replacement_survives_crash_after_any_write,
     any_order_of_calls_leads_to_the_goal,
     services_do_not_disturb_each_other,
 );
