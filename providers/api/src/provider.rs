@@ -110,7 +110,8 @@ pub trait Provider: Send + Sync + 'static {
 
     /// Takes away the clients that a Service no longer admits while its structure is refused. Never admits a client that could not
     /// connect: what it admits besides comes with [`Provider::apply`]. Returns who may connect then; `None` if there is no load balancer
-    /// of this owner. [`Error::Invalid`] if what the Service requests cannot be read: then nothing changes.
+    /// of this owner. [`Error::Busy`] until that is in place, [`Error::Invalid`] if what the Service requests cannot be read: then nothing
+    /// changes.
     async fn restrict_sources(
         &self,
         owner: &Owner,

@@ -12,7 +12,7 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progre
 use crate::admission::Admission;
 use crate::desired::{Desired, WantedAddress};
 use crate::document::{BalancerDocument, Document as _};
-use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Others};
+use crate::merge::{Fragment, FrontendAddress, FrontendPart, Intent, Layout, Others};
 use crate::provider::{Azure, KNOWN, RECENT};
 use crate::public_ips::{Prepared, Usable};
 use crate::reasons;
@@ -111,10 +111,7 @@ impl Azure {
         if wanted.is_internal {
             vips = private_addresses(own);
             if vips.len() < wanted.frontends.len() {
-                return Err(Error::Unavailable(
-                    "Azure does not show the private address of the load balancer yet. Steerage retries."
-                        .to_owned(),
-                ));
+                return Err(private_address_not_shown(&balancer.document.layout));
             }
         }
         let ingress = ingress(&wanted, &vips);
@@ -414,6 +411,15 @@ fn all_addresses(set: &steerage_provider_api::TargetSet) -> impl Iterator<Item =
 
 pub(crate) fn private_addresses(parts: Vec<&crate::types::Part<crate::types::Frontend>>) -> BTreeSet<IpAddr> {
     parts.into_iter().filter_map(|part| part.properties.private_ip).collect()
+}
+
+fn private_address_not_shown(layout: &Layout) -> Error {
+    Error::Unavailable(format!(
+        "Azure does not show the private address of the load balancer yet. Steerage retries. If this lasts, look at its frontends: `az \
+         network lb frontend-ip list --lb-name {} --resource-group {}`.",
+        layout.name(),
+        layout.config.resource_group
+    ))
 }
 
 /// In the Service's order of families.

@@ -68,8 +68,9 @@ pub(crate) fn check_namespace(
         }
         if wants > own && others + wants > most {
             let message = format!(
-                "The namespace {namespace} has {others} {what} in the load balancer, and Steerage allows a namespace {most}, because all \
-                 Services share what Azure allows. No load balancer is created or changed. Delete Services or ports, or use another namespace."
+                "The namespace {namespace} has {others} other {what} in the load balancer; with the Service's {wants} that is more than the \
+                 {most} that Steerage allows a namespace, because all Services share what Azure allows. No load balancer is created or \
+                 changed. Delete Services or ports, or use another namespace."
             );
             return Err(Error::invalid(reasons::NAMESPACE_LIMIT_EXCEEDED, message));
         }

@@ -176,7 +176,7 @@ pub fn merged(
 pub fn port_in_use(shared: &str, port: u16) -> Error {
     let message = format!(
         "Port {port} of the shared load balancer {shared} is another Service's, which requested it first. No port of this Service is \
-         created or changed. Use another port, or another load balancer."
+         created or changed. Steerage tries again when the port becomes free. Or use another port, or another load balancer."
     );
     Error::invalid(reasons::PORT_IN_USE, message)
 }

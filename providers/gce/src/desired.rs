@@ -193,8 +193,7 @@ pub(crate) fn desired(lb: &LoadBalancer, config: &Config) -> Result<Desired, Err
         frontends.push(frontend(lb, *family, requested, &options, &backend_id, &sources, &names));
     }
     if let Some((family, _)) = given.first_key_value() {
-        let problem =
-            format!("An address of {family:?} is requested, and the Service does not have this IP family.");
+        let problem = format!("The Service requests an {family} address, and does not have this IP family.");
         return Err(conflict(&problem, "Remove the address, or change spec.ipFamilies."));
     }
     let incomplete = (options.is_weighted && !is_weighted).then(|| {

@@ -352,7 +352,7 @@ impl Provider for Gce {
         let result = self.restrict(owner, requested, &mut entry).await;
         match noted(result, &mut entry)? {
             Restricted::To(admitted) => Ok(admitted),
-            Restricted::Again => Err(Error::Conflict("the firewall rule is being changed".to_owned())),
+            Restricted::Again => Err(Error::Busy("The firewall rule is being changed".to_owned())),
         }
     }
 

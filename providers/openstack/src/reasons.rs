@@ -40,7 +40,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         DUAL_STACK_NOT_SUPPORTED,
-        "The Service has two IP families, and its load balancer has an address of one: no subnet of the other is known, Octavia's API is older than version 2.26, or the load balancer is older than the second family. The other family is served.",
+        "The Service has two IP families, and its load balancer has an address of one only: no subnet of the missing family is known, Octavia's API is older than version 2.26, or the load balancer is older than the second family. Clients of the family that it has are served.",
         "As the message says, or set `spec.ipFamilyPolicy: SingleStack`.",
     ),
     (
