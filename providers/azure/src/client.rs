@@ -165,7 +165,7 @@ impl Client {
         let began = Instant::now();
         let answer = self.http.send(request).await;
         self.metrics.requested(NETWORK.name, action, result(&answer), began.elapsed());
-        let answer = answer.map_err(|why| CallError::unanswered(action, why))?;
+        let answer = answer.map_err(|why| CallError::unanswered(action, &why))?;
         if !answer.status().is_success() {
             return Err(CallError::answered(action, &answer));
         }

@@ -95,11 +95,8 @@ impl CallError {
     }
 
     /// There is no answer.
-    pub(crate) fn unanswered(action: &'static str, why: NoAnswer) -> Self {
-        match why {
-            NoAnswer::Timeout => Self::unusable(action, "no answer in time"),
-            NoAnswer::Connection(text) => Self::unusable(action, text),
-        }
+    pub(crate) fn unanswered(action: &'static str, why: &NoAnswer) -> Self {
+        Self::unusable(action, why.to_string())
     }
 
     /// No token was got. The request was not sent.

@@ -66,7 +66,7 @@ impl Calls for Linked {
         let carried = CarriedCall { name: action, is_write: call.method != Method::GET };
         let broken = || {
             let why = answers::NoAnswer::Connection("connection closed".to_owned());
-            CallError::unanswered(action, why)
+            CallError::unanswered(action, &why)
         };
         match carry(&*self.network, carried, move || cloud.send(call.clone()).now_or_never()).await {
             Ok(answer) => answer.unwrap_or_else(|| Err(broken())),

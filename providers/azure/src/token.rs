@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::{Method, Request, Response, header};
 use serde_json::Value;
-use steerage_provider_cloud::http::{Http, NoAnswer, result};
+use steerage_provider_cloud::http::{Http, result};
 use steerage_provider_cloud::{Api, ApiMetrics};
 use tokio::sync::Mutex;
 
@@ -71,13 +71,7 @@ impl Session {
         let began = Instant::now();
         let answer = self.http.send(request).await;
         self.metrics.requested(TOKENS.name, action, result(&answer), began.elapsed());
-        let answer = answer.map_err(|why| {
-            let why = match why {
-                NoAnswer::Timeout => "no answer in time".to_owned(),
-                NoAnswer::Connection(text) => text,
-            };
-            CallError::without_credentials(action, why)
-        })?;
+        let answer = answer.map_err(|why| CallError::without_credentials(action, why.to_string()))?;
         read(action, &answer, began)
     }
 }

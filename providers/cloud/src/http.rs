@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sends one request and reads its answer. No retries: the controller's queue makes them. For clouds whose client is Steerage's own.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,15 @@ pub enum NoAnswer {
     Timeout,
     /// No connection, or one that broke.
     Connection(String),
+}
+
+impl fmt::Display for NoAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Timeout => "no answer in time",
+            Self::Connection(text) => text,
+        })
+    }
 }
 
 /// An HTTP client. Copies share connections.

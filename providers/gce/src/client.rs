@@ -164,7 +164,7 @@ impl Calls for Client {
         let began = Instant::now();
         let answer = self.http.send(request).await;
         self.metrics.requested(COMPUTE.name, call.action, result(&answer), began.elapsed());
-        let answer = answer.map_err(|why| CallError::unanswered(call.action, why))?;
+        let answer = answer.map_err(|why| CallError::unanswered(call.action, &why))?;
         if !answer.status().is_success() {
             return Err(CallError::answered(call.action, &answer));
         }

@@ -67,7 +67,7 @@ impl Calls for Linked {
         match carry(&*self.network, carried, move || cloud.at_once(&call)).await {
             Ok(answer) => answer,
             Err(NoAnswer::Broken) => {
-                Err(CallError::unanswered(action, Unanswered::Connection("connection closed".to_owned())))
+                Err(CallError::unanswered(action, &Unanswered::Connection("connection closed".to_owned())))
             }
             Err(NoAnswer::Refused) => {
                 let errors = json!([{ "reason": "rateLimitExceeded", "domain": "usageLimits" }]);

@@ -163,7 +163,7 @@ impl Client {
         let began = Instant::now();
         let answer = self.http.send(request).await;
         self.metrics.requested(call.api.name(), call.action, result(&answer), began.elapsed());
-        let answer = answer.map_err(|why| CallError::unanswered(call.name(), why))?;
+        let answer = answer.map_err(|why| CallError::unanswered(call.name(), &why))?;
         // 300 is Octavia's list of versions.
         if !answer.status().is_success() && answer.status() != StatusCode::MULTIPLE_CHOICES {
             return Err(CallError::answered(call.name(), &answer));

@@ -46,11 +46,8 @@ impl CallError {
     }
 
     /// There is no answer.
-    pub(crate) fn unanswered(call: String, why: NoAnswer) -> Self {
-        match why {
-            NoAnswer::Timeout => Self::unusable(call, "no answer in time"),
-            NoAnswer::Connection(text) => Self::unusable(call, text),
-        }
+    pub(crate) fn unanswered(call: String, why: &NoAnswer) -> Self {
+        Self::unusable(call, why.to_string())
     }
 
     /// An answer that cannot be read, or a request that cannot be made.

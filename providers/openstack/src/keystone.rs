@@ -119,7 +119,7 @@ impl Session {
         let began = Instant::now();
         let answer = self.http.send(request).await;
         self.metrics.requested(KEYSTONE.name, LOGIN, result(&answer), began.elapsed());
-        let answer = answer.map_err(|why| CallError::unanswered(call(), why))?;
+        let answer = answer.map_err(|why| CallError::unanswered(call(), &why))?;
         if !answer.status().is_success() {
             return Err(CallError::answered(call(), &answer));
         }
