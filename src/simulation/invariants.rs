@@ -115,8 +115,8 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
     removals::check(world, process, &before.1);
     let now = LoadBalancers::of(world);
     for (owner, targets) in &before.0 {
-        // Each listener is checked for itself.
-        let are_replaced =
+        // Where a change of ports replaces listeners, `check_listeners` decides whether that was needed.
+        let has_no_listeners =
             replaces_listeners(world) && !now.2.listeners.keys().any(|(found, _)| found == owner);
         match now.0.get(owner) {
             _ if !is_live(world, owner) => {}
@@ -128,7 +128,7 @@ pub(super) fn on_write(world: &mut World, process: ProcessId, what: &str, before
             Some(Targets::None)
                 if *targets == Targets::Some
                     && world.age(owner) > MAX_LAG
-                    && !are_replaced
+                    && !has_no_listeners
                     && shows_changes_by_hand(world) =>
             {
                 world.violation(&format!("{identity} removes all targets of {owner}"));

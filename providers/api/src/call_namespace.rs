@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The namespace for which a provider is called. The controller sets it for each call of a provider, and the budgets of requests to a cloud
 //! read it, because namespaces take turns there. It is local to the task: a provider sends all requests of a call from the task in which it
-//! was called. Calls for no Service have the empty namespace, and parts of calls for which others wait have [`ALL`]: both take turns like
-//! any other.
+//! was called. Calls for no Service have the empty namespace, and parts of calls for which others wait have [`ALL`]: both take turns as a
+//! namespace of their own.
 
 use crate::Owner;
 

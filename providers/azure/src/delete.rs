@@ -36,7 +36,7 @@ impl Azure {
         }
         for balancer in &self.balancers {
             // What is under way for it would come back after its deletion.
-            let body = match self.balancer_without_changes(balancer, &owner.service, RECENT).await {
+            let body = match self.withdraw_and_read(balancer, &owner.service, RECENT).await {
                 Ok(Ok(body)) => body,
                 Ok(Err(wait)) => return Ok(Progress::Again(wait)),
                 // Another one has its name: nothing in it is Steerage's.

@@ -133,8 +133,9 @@ impl Azure {
         })
     }
 
-    /// The same, when nothing of the Service is under way in it any more: what nobody has written of it is taken back.
-    pub(crate) async fn balancer_without_changes(
+    /// Takes back what the Service wants in a load balancer and nobody has written, then reads it. `Err` with a time while a write of it
+    /// runs, or as [`Self::balancer`].
+    pub(crate) async fn withdraw_and_read(
         &self,
         balancer: &Shared<BalancerDocument>,
         service: &Key,

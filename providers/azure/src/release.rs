@@ -32,7 +32,7 @@ impl Azure {
         let mark = self.mark(owner);
         for balancer in &self.balancers {
             // What it wanted before it was refused must not give it a frontend without rules.
-            let body = match self.balancer_without_changes(balancer, &owner.service, KNOWN).await {
+            let body = match self.withdraw_and_read(balancer, &owner.service, KNOWN).await {
                 Ok(Ok(body)) => body,
                 Ok(Err(_)) => return Ok(()),
                 // Another one has its name: nothing in it is Steerage's.

@@ -50,7 +50,7 @@ impl Azure {
         let Place { wanted, fragment, vips, used, others } = place;
         let (calls, [balancer, other]) = (&*self.calls, self.of_scheme(wanted.is_internal));
         // What it had in the other load balancer: nobody but this process changes that.
-        let before = self.balancer_without_changes(other, &owner.service, Duration::MAX).await;
+        let before = self.withdraw_and_read(other, &owner.service, Duration::MAX).await;
         let (before, trouble) = match before {
             Ok(Ok(before)) => (before, None),
             Ok(Err(wait)) => return Ok(Retired::Again(wait)),

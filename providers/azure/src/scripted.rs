@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An Azure in memory: versions, changes that take time, references that must exist, and failures at a chosen request. For tests of what a
-//! real one does not do on request.
+//! An Azure in memory: versions, changes that take time, references that must exist, and failures at a chosen request. For the
+//! controller's simulation, and for tests of what a real one does not do on request.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -509,7 +509,7 @@ pub(crate) async fn settle(provider: &Azure, lb: &LoadBalancer) -> Result<Outcom
         match provider.apply(lb, Compare::Remembered).await {
             Ok(outcome) if outcome.progress == Progress::Done => return Ok(outcome),
             Ok(_) | Err(Error::Conflict(_) | Error::Busy(_)) => {
-                tokio::time::sleep(Duration::from_millis(100)).await
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
             Err(error) => return Err(error),
         }

@@ -66,7 +66,7 @@ impl<T, E: Clone> Joined<T, E> {
                 Err(TryRecvError::Empty) => match self.waiting(*last_len) {
                     Waiting::Alone => {
                         drop(receiver);
-                        // Others gather meanwhile, so that it must not wait until those of its own namespace are answered.
+                        // Others wait for this read, so it does not take the turn of its own namespace.
                         let found = call_namespace::for_all(one).await;
                         drop(last_len);
                         return found;

@@ -4,9 +4,9 @@
 //! These decide and do no I/O: [`names`] and [`marks`] say where resources are and whose, [`annotation`] and [`PeerAnnotations`] read
 //! what users request, [`failure`] turns a cloud's error into the provider's, [`LastAttempt`] and [`Refusals`] keep what was refused from
 //! being asked again. [`AddressOwners`] lets one Service have an address, [`Keyed`] lets one call at a time change an object, [`Lines`]
-//! gives those that come again their turns, [`ToReconcile`] calls those that wait, [`Recent`] shares a read, [`Joined`] makes one list of
-//! many reads, [`Budget`] paces calls, in which namespaces take turns, [`ApiMetrics`] counts requests, [`http`] sends those of clients that
-//! are Steerage's own.
+//! gives those that come again their turns, [`ToReconcile`] has owners that a provider asks the controller to reconcile, [`Recent`] shares
+//! a read, [`Joined`] makes one list of many reads, [`Budget`] paces calls, in which namespaces take turns, [`ApiMetrics`] counts requests,
+//! [`http`] sends those of clients that are Steerage's own.
 //! It decides on no call to a cloud and knows no cloud's types; the edge's provider uses only what reads annotations.
 
 mod address_owners;

@@ -119,9 +119,7 @@ impl Tree {
         }
         true
     }
-}
 
-impl Tree {
     /// The addresses to which packets come, one of each family. `None` if a family has two, of which the Service leaves one.
     pub(crate) fn serving(&self) -> Option<Vec<IpAddr>> {
         let all: BTreeSet<IpAddr> =

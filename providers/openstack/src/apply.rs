@@ -115,7 +115,7 @@ impl OpenStack {
                     return Ok(again(entry, self));
                 }
                 // What follows may fail for long, and concerns this Service alone.
-                self.call_waiting(owner, entry);
+                self.reconcile_waiting(owner, entry);
                 self.look_for_others(owner, &tree.balancer, entry).await?;
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
@@ -164,7 +164,7 @@ impl OpenStack {
             let step = if entry.is_at_member_quota() { step.of_final_members(&fitting) } else { step };
             self.check_member_subnets(&tree, &step).await?;
             if let (Step::DeleteListener { .. }, Some(shared)) = (&step, &wanted.shared) {
-                entry.frees_port = Some(shared.clone());
+                entry.freed_port_of = Some(shared.clone());
             }
             if self.make(&step, entry, &nodes).await? {
                 break;

@@ -7,8 +7,9 @@
 //! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
 //! one change at a time, `create` makes it, `adopt` takes over another controller's that `adoption` permits, `replacement` replaces one that
 //! failed, `floating` brings its address in place, which `address` plans, `node_rules_sync` makes the rules of the nodes' security group that
-//! `node_rules` names, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. No other crate sees a type of
-//! OpenStack, and this crate uses nothing of Kubernetes.
+//! `node_rules` names, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. `shared_sync` has
+//! what differs for a shared load balancer, `shared_users` says which Services name which, and `port_waiters` which wait for a port there.
+//! `reads` makes one list of what several Services read. No other crate sees a type of OpenStack, and this crate uses nothing of Kubernetes.
 
 mod address;
 mod adopt;

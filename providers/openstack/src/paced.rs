@@ -107,8 +107,8 @@ mod tests {
         }
     }
 
-    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is. What others wait for takes the
-    /// turn of no namespace.
+    /// The provider sends all of a call from the task in which it is called: no other knows for whom it is. What others wait for takes
+    /// turns as a namespace of its own.
     #[tokio::test(start_paused = true)]
     async fn requests_carry_the_namespace_of_their_service() {
         let calls = Arc::new(Noting(Scripted::new(), Mutex::default()));

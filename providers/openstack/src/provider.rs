@@ -71,15 +71,15 @@ impl OpenStack {
     /// Notes the shared load balancer that the Service uses, or is to use. The address of the one before may have to go.
     fn set_shared(&self, owner: &Owner, shared: Option<&str>, entry: &mut ServiceState) {
         if let Some(left) = self.shared_users.set(&owner.service, shared) {
-            entry.left_address.get_or_insert(left);
+            entry.left_shared.get_or_insert(left);
             entry.complete = None;
         }
     }
 
-    /// Calls those who wait for a port that the Service had.
-    pub(crate) fn call_waiting(&self, owner: &Owner, entry: &mut ServiceState) {
-        if let Some(shared) = entry.frees_port.take() {
-            self.port_waiters.call(&shared, owner);
+    /// Has the Services reconciled that wait for a port which this one had.
+    pub(crate) fn reconcile_waiting(&self, owner: &Owner, entry: &mut ServiceState) {
+        if let Some(shared) = entry.freed_port_of.take() {
+            self.port_waiters.port_freed(&shared, owner);
         }
     }
 
@@ -240,7 +240,7 @@ impl OpenStack {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
                     return Ok(again(entry, self));
                 }
-                self.call_waiting(owner, entry);
+                self.reconcile_waiting(owner, entry);
                 return Ok(refusals(&names, refused, entry));
             };
             if self.make(&step, entry, &names).await? {
@@ -314,7 +314,7 @@ impl Provider for OpenStack {
         let result = if let Some(shared) = wanted.shared.clone() {
             self.set_shared(&lb.owner, Some(&shared), &mut entry);
             // Before it is refused: the port may become free in the same moment.
-            self.port_waiters.set(&lb.owner, Some(&shared));
+            self.port_waiters.wait_for(&lb.owner, &shared);
             let applied = self.apply_shared(&shared, lb, wanted, &mut entry, compare).await;
             if entry.shared() != Some(shared.as_str()) && matches!(applied, Err(Error::Invalid { .. })) {
                 let used = entry.shared().map(ToOwned::to_owned);
@@ -323,7 +323,7 @@ impl Provider for OpenStack {
                 self.try_release_left(&lb.owner, used.as_deref(), &mut entry).await;
             }
             if !applied.as_ref().is_err_and(|error| error.reason() == reasons::PORT_IN_USE) {
-                self.port_waiters.set(&lb.owner, None);
+                self.port_waiters.stop_waiting(&lb.owner);
             }
             applied
         } else {
@@ -331,7 +331,7 @@ impl Provider for OpenStack {
                 entry.usage = LoadBalancerUse::Own;
                 entry.forget();
             }
-            self.port_waiters.set(&lb.owner, None);
+            self.port_waiters.stop_waiting(&lb.owner);
             let applied = self.apply_wanted(lb, wanted, &mut entry, compare).await;
             if applied.is_ok() {
                 // Only now: with ports in a shared load balancer the Service would have been refused.
@@ -371,9 +371,9 @@ impl Provider for OpenStack {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
-        self.port_waiters.set(owner, None);
+        self.port_waiters.stop_waiting(owner);
         if let Some(shared) = self.shared_users.set(&owner.service, None) {
-            entry.left_address.get_or_insert(shared);
+            entry.left_shared.get_or_insert(shared);
         }
         let result = self.delete_all(owner, &mut entry).await;
         let result = noted(result, &mut entry);
@@ -445,7 +445,7 @@ impl Provider for OpenStack {
 
     /// Octavia notifies nobody: these are Services that another one of this process calls.
     fn changes(&self) -> BoxStream<'static, Owner> {
-        self.port_waiters.called.stream()
+        self.port_waiters.to_reconcile.stream()
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A cloud in memory for tests of what the real services never do on request: failures at a chosen call, `ERROR` while serving, and
-//! objects that others change in between.
+//! objects that others change in between. The controller's simulation runs on it, too.
 
 mod octavia;
 

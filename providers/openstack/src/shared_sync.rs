@@ -205,7 +205,7 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         let Some((present, balancer)) = self.other_use(owner, wanted).await? else {
-            self.call_waiting(owner, entry);
+            self.reconcile_waiting(owner, entry);
             return Ok(());
         };
         if balancer.provisioning_status != Provisioning::Deleting {
@@ -245,12 +245,12 @@ impl OpenStack {
         used: Option<&str>,
         entry: &mut ServiceState,
     ) -> Result<Option<Duration>, Error> {
-        let Some(left) = entry.left_address.clone() else { return Ok(None) };
+        let Some(left) = entry.left_shared.clone() else { return Ok(None) };
         if used != Some(left.as_str()) {
             let Some(_lock) = self.lock_shared(&left).await else { return Ok(Some(BUSY_POLL)) };
             self.release_shared(&left).await?;
         }
-        entry.left_address = None;
+        entry.left_shared = None;
         Ok(None)
     }
 
@@ -267,7 +267,7 @@ impl OpenStack {
             let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
             let progress = self.leave_one(owner, &shared, id, entry).await?;
-            entry.frees_port = Some(shared);
+            entry.freed_port_of = Some(shared);
             match progress {
                 LeaveProgress::NothingLeft => {}
                 LeaveProgress::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
@@ -278,7 +278,7 @@ impl OpenStack {
         if let Some(wait) = self.release_left(None, entry).await? {
             return Ok(Some(wait));
         }
-        self.call_waiting(owner, entry);
+        self.reconcile_waiting(owner, entry);
         if entry.had_own {
             return Ok(None);
         }
@@ -327,8 +327,8 @@ impl OpenStack {
         let is_mine = |part: &Part| marks::is_part(&part.tags, owner);
         if balancer.provisioning_status == Provisioning::Deleting {
             // An earlier process may have begun that.
-            if entry.left_address.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
-                entry.left_address = Some(shared.to_owned());
+            if entry.left_shared.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
+                entry.left_shared = Some(shared.to_owned());
             }
             return Ok(LeaveProgress::Pending(Box::new(balancer)));
         }
@@ -415,7 +415,7 @@ impl OpenStack {
         Ok(None)
     }
 
-    /// The same for a Service that is served: what fails does not concern it. Returns whether the address is still there.
+    /// [`Self::release_left`] for a Service that is served: a failure is logged and tried again. Returns whether the address is still there.
     pub(crate) async fn try_release_left(
         &self,
         owner: &Owner,
@@ -425,7 +425,7 @@ impl OpenStack {
         match self.release_left(used, entry).await {
             Ok(wait) => wait.is_some(),
             Err(error) => {
-                let shared = entry.left_address.as_deref().unwrap_or_default();
+                let shared = entry.left_shared.as_deref().unwrap_or_default();
                 tracing::warn!(service = %owner.service, shared, %error, "address of the shared load balancer that the Service left not deleted; retrying");
                 true
             }
@@ -443,14 +443,14 @@ impl OpenStack {
         tracing::info!(shared, id = balancer.id, "deleting shared load balancer, which no Service uses");
         let is_begun = self.delete_balancer(&balancer.id).await?;
         if is_begun {
-            entry.left_address = Some(shared.to_owned());
+            entry.left_shared = Some(shared.to_owned());
         }
         Ok(is_begun)
     }
 
     /// Deletes the floating IP of a name that has no load balancer any more, and that no Service names.
     async fn release_shared(&self, shared: &str) -> Result<(), Error> {
-        if self.shared_users.any(shared) {
+        if self.shared_users.has_user(shared) {
             return Ok(());
         }
         let others = self.shared_balancers(Some(shared)).await?;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use steerage_model::Key;
 
-/// The name that each Service names.
+/// The shared load balancer that each Service names.
 #[derive(Debug, Default)]
 pub(crate) struct SharedUsers(Mutex<BTreeMap<Key, String>>);
 
@@ -26,7 +26,7 @@ impl SharedUsers {
     }
 
     /// Whether a Service uses this one.
-    pub(crate) fn any(&self, shared: &str) -> bool {
+    pub(crate) fn has_user(&self, shared: &str) -> bool {
         self.lock().values().any(|used| used == shared)
     }
 }

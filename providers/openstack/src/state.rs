@@ -225,12 +225,12 @@ pub(crate) struct ServiceState {
     pub(crate) addressed: Option<Addressed>,
     /// Where its load balancer is.
     pub(crate) usage: LoadBalancerUse,
-    /// The name of a shared load balancer that this process deletes for the Service, and whose address goes with it.
-    pub(crate) left_address: Option<String>,
+    /// The shared load balancer that the Service left, by name: its floating IP goes if nobody uses it.
+    pub(crate) left_shared: Option<String>,
     /// A shared load balancer that cannot be changed now, which the Service leaves.
     pub(crate) leaving: Option<String>,
-    /// The name of a shared load balancer of which a port of the Service becomes free.
-    pub(crate) frees_port: Option<String>,
+    /// The shared load balancer of which a port of the Service becomes free, by name.
+    pub(crate) freed_port_of: Option<String>,
     /// The owner whose deletion was begun, until the Service is complete again.
     being_deleted: Option<Owner>,
     /// How often the deletion of load balancers was sent that were in `ERROR`.

@@ -386,7 +386,7 @@ async fn public_ip_that_is_never_ready_delays_nobody_else() {
                 match provider.apply(&moved, Compare::Remembered).await {
                     Ok(outcome) if outcome.progress == Progress::Done => break,
                     Ok(_) | Err(Error::Conflict(_) | Error::Busy(_)) => {
-                        tokio::time::sleep(Duration::from_millis(100)).await
+                        tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                     Err(error) => panic!("{error}"),
                 }
