@@ -10,6 +10,8 @@ mod moto;
 mod shared;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use aws_sdk_elasticloadbalancingv2::types::{LoadBalancerSchemeEnum, ProtocolEnum, TargetTypeEnum};
 use moto::Moto;
@@ -26,14 +28,15 @@ use steerage_requirements::requires;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_conforms() {
     requires!(Moto);
-    let parts = [0, 1].map(|part| {
+    let taken = Arc::<AtomicUsize>::default();
+    let sharing = [taken.clone(), taken].map(|taken| {
         tokio::spawn(async move {
             let moto = Moto::start(6).await?;
-            steerage_provider_conformance::run_part(&moto, part, 2).await
+            steerage_provider_conformance::run_shared(&moto, &taken).await
         })
     });
-    for part in parts {
-        part.await.unwrap().unwrap();
+    for one in sharing {
+        one.await.unwrap().unwrap();
     }
 }
 

@@ -22,6 +22,7 @@ pub use proxy::{
 };
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 
@@ -30,14 +31,15 @@ use anyhow::Context as _;
 /// At the start the backend must hold nothing of the provider's. After a failed check, everything that `owned` lists is
 /// deleted.
 pub async fn run<H: Harness>(harness: &H) -> anyhow::Result<()> {
-    run_part(harness, 0, 1).await
+    run_shared(harness, &AtomicUsize::new(0)).await
 }
 
-/// Like [`run`], but only every check whose position is `part` modulo `parts`. With a slow backend, each part can have a harness
-/// of its own, and all run at once.
-pub async fn run_part<H: Harness>(harness: &H, part: usize, parts: usize) -> anyhow::Result<()> {
+/// Like [`run`], but takes one check after the other of those that nobody has taken. With a slow backend, several harnesses share the
+/// checks: each has a backend of its own, and all have the same count of what is `taken`.
+pub async fn run_shared<H: Harness>(harness: &H, taken: &AtomicUsize) -> anyhow::Result<()> {
     let mut failures = String::new();
-    for (name, check) in checks::all::<H>().into_iter().skip(part).step_by(parts) {
+    let all = checks::all::<H>();
+    while let Some((name, check)) = all.get(taken.fetch_add(1, Ordering::Relaxed)) {
         let before = std::time::Instant::now();
         let outcome = check(harness).await;
         match &outcome {

@@ -8,6 +8,8 @@ mod cloud;
 mod features;
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use cloud::{Cloud, INTERNAL, id, target};
@@ -31,14 +33,15 @@ const PROXY_PROTOCOL: &str = "loadbalancer.openstack.org/proxy-protocol";
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn provider_conforms() {
     requires!(OpenStack);
-    let parts = [0, 1].map(|part| {
+    let taken = Arc::<AtomicUsize>::default();
+    let sharing = [taken.clone(), taken].map(|taken| {
         tokio::spawn(async move {
             let cloud = Cloud::start().await?;
-            steerage_provider_conformance::run_part(&cloud, part, 2).await
+            steerage_provider_conformance::run_shared(&cloud, &taken).await
         })
     });
-    for part in parts {
-        part.await.unwrap().unwrap();
+    for one in sharing {
+        one.await.unwrap().unwrap();
     }
 }
 
