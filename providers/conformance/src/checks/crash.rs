@@ -114,6 +114,8 @@ async fn survives_every_cut<H: Harness>(
             }
         }
     }
+    // The first instance knows nothing of what the others made.
+    let provider = harness.fresh().await?;
     for goal in [one, other] {
         Goal::Absent(goal.owner().clone()).reach(&provider).await?;
     }
