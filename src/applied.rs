@@ -28,6 +28,10 @@ const MIN_HEALTH_OUTDATED: Duration = Duration::from_mins(3);
 const CONFLICT_GRACE: Duration = Duration::from_secs(10);
 /// Conflicts further apart than this are no row. A provider may have to wait and read before it meets the next one.
 const CONFLICT_ROW: Duration = Duration::from_mins(6);
+/// Until a change is tried again for which a quota had no room, if the provider does not say when.
+const FIRST_QUOTA_WAIT: Duration = Duration::from_secs(30);
+/// The longest such wait: each one is twice as long as the one before.
+const LONGEST_QUOTA_WAIT: Duration = Duration::from_mins(5);
 /// The topic of the event about missing endpoints.
 pub(crate) const SERVE: &str = "Serve";
 /// The topic of the event about a status that the API server rejects.
@@ -93,6 +97,8 @@ pub(crate) struct AppliedState {
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
+    /// The wait for room in a quota, while the provider rejects the load balancer for it.
+    quota_wait: Option<Duration>,
     /// The last read of the targets' health that succeeded.
     pub(crate) last_health_read: Option<HealthRead>,
     /// Why the first read after it failed; `None` if the last one succeeded.
@@ -227,6 +233,25 @@ impl AppliedState {
         self.hold = RemovalHold::default();
     }
 
+    /// The provider rejects this load balancer.
+    pub(crate) fn note_rejection(&mut self, lb: LoadBalancer, why: ReasonMessage) {
+        let next = self.quota_wait.map_or(FIRST_QUOTA_WAIT, |wait| (wait * 2).min(LONGEST_QUOTA_WAIT));
+        self.quota_wait = (why.0 == QUOTA_EXCEEDED).then_some(next);
+        self.rejected = Some((lb, why));
+    }
+
+    /// No quota keeps the load balancer from being as it is wanted.
+    pub(crate) fn end_quota_wait(&mut self) {
+        self.quota_wait = None;
+    }
+
+    /// A quota may have room although nothing of the Service changes: it is tried again, unless the provider has said when.
+    pub(crate) fn retry_for_quota(&mut self) {
+        if let Some(wait) = self.quota_wait {
+            self.retry_refused_at.get_or_insert_with(|| Instant::now() + wait);
+        }
+    }
+
     /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room, and targets may be
     /// accepted, when the provider says that it is to be called again.
     pub(crate) fn rejection_of(&self, lb: &LoadBalancer) -> Option<ReasonMessage> {
@@ -262,6 +287,7 @@ impl AppliedState {
     pub(crate) fn forget_load_balancer(&mut self) {
         (self.in_place, self.accepted, self.accepted_pods) = (None, None, None);
         (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
+        self.quota_wait = None;
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
         (self.last_health_read, self.health_failure) = (None, None);
         (self.last_sources, self.restriction_failure, self.incomplete) = (None, None, None);

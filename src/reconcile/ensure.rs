@@ -59,6 +59,7 @@ impl Reconciler {
                 None => self.program_or_keep(snapshot, applied, request, lb, steering).await,
             },
             Err(error) => {
+                applied.end_quota_wait();
                 let (kept, planned) = self.keep_structure(snapshot, applied, request, Steering::Api).await;
                 let consequence = if exists(service, applied) { KEPT } else { NOT_CREATED };
                 (kept, Some(plan_error(&error, consequence)), planned)
@@ -447,8 +448,8 @@ fn unsupported_change(service: &Service, reason: &str, sources: Option<&str>) ->
     let advice = "The condition steerage.dev/Programmed says what to fix.";
     let told = sources.map(|sources| format!(" {sources}")).unwrap_or_default();
     if reason == QUOTA_EXCEEDED {
-        let result = "A quota of the provider is used up. The load balancer keeps what could not be changed, its targets still follow the \
-                      endpoints, and Steerage tries again.";
+        let result = "A quota of the provider is used up. The load balancer keeps what could not be changed, unless the provider can only \
+                      replace it, as GCE does ports; its targets still follow the endpoints, and Steerage tries again.";
         return (reasons::PARTLY_PROGRAMMED, format!("{result}{told} {advice}"));
     }
     let may_be_foreign = service.class.is_none() || plan::served_class(service).is_some();

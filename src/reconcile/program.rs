@@ -64,10 +64,15 @@ impl Reconciler {
                 let (_, planned) = self.keep_structure(snapshot, applied, request, if_unknown).await;
                 return (Err(error.into()), None, planned);
             }
-            result => return (result, None, planned),
+            result => {
+                if result.is_ok() {
+                    applied.end_quota_wait();
+                }
+                return (result, None, planned);
+            }
         };
         let why = (error.reason(), error.to_string());
-        applied.rejected = Some((lb, why.clone()));
+        applied.note_rejection(lb, why.clone());
         // The provider may have rejected the structure before it looked at what follows with the targets, such as source ranges.
         if let Some(given) = &mut applied.targets {
             given.is_complete = false;
@@ -151,7 +156,9 @@ impl Reconciler {
         }
         (applied.in_place, applied.retry_refused_at) = (None, None);
         let result = self.provider.set_targets(&owner_of(&snapshot.service), &planned.targets).await;
-        (self.record(snapshot, applied, request, &planned, result), planned)
+        let result = self.record(snapshot, applied, request, &planned, result);
+        applied.retry_for_quota();
+        (result, planned)
     }
 
     /// The targets for a steering, or those that the provider was given last while a watch is stale.

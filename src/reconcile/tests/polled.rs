@@ -154,7 +154,10 @@ impl Provider for Polled {
             self.take(nodes);
         }
         self.pods.store(targets.pods.values().map(|pods| pods.len()).sum(), Ordering::Release);
-        let retry_refused = self.rejects.load(Ordering::Acquire).then_some(Duration::from_mins(1));
+        // Most providers do not say when a quota may have room.
+        let has_bad_targets = *self.rejection.lock().expect("lock") == Some("AllTargetsRefused");
+        let is_rejecting = self.rejects.load(Ordering::Acquire);
+        let retry_refused = (is_rejecting && has_bad_targets).then_some(Duration::from_mins(1));
         Ok(Outcome { retry_refused, ..Outcome::done() })
     }
 
