@@ -64,7 +64,13 @@ pub(crate) type Instances = BTreeMap<String, BTreeMap<String, Instance>>;
 /// Where a node's VM is: zone and name, or why it cannot be an endpoint.
 pub(crate) fn location<'a>(target: &'a Target, config: &Config) -> Result<(&'a str, &'a str), String> {
     let (zone, name) = match target.provider_id.as_deref().map(|id| (id, id.strip_prefix("gce://"))) {
-        None => (target.zone.as_deref().unwrap_or_default(), target.node.as_str()),
+        None => match target.zone.as_deref().filter(|zone| !zone.is_empty()) {
+            Some(zone) => (zone, target.node.as_str()),
+            None => {
+                let why = "its Node has neither spec.providerID nor the label topology.kubernetes.io/zone, which say where its VM is";
+                return Err(why.to_owned());
+            }
+        },
         Some((id, None)) => return Err(format!("its providerID {id} is not GCE's")),
         Some((id, Some(path))) => match path.split('/').collect::<Vec<_>>()[..] {
             [project, zone, name] if project == config.project => (zone, name),
@@ -293,6 +299,13 @@ mod tests {
             let placed = place(&TargetSet::own([target("node", id)]), &known, EXTERNAL, &config());
             let [(node, why)] = placed.refused.as_slice() else { panic!("{id:?}: {placed:?}") };
             assert!(node == "node" && why.contains(part), "{id:?}: {why}");
+        }
+        for zone in [None, Some(String::new())] {
+            let unknown = Target { zone, ..target("node", None) };
+            let placed = place(&TargetSet::own([unknown]), &known, EXTERNAL, &config());
+            let [(_, why)] = placed.refused.as_slice() else { panic!("{placed:?}") };
+            let expected = "neither spec.providerID nor the label topology.kubernetes.io/zone";
+            assert!(why.contains(expected), "{why}");
         }
     }
 
