@@ -7,7 +7,7 @@ use steerage_provider_api::Error;
 
 use crate::config::Config;
 use crate::desired::{Desired, Frontend, Source};
-use crate::object::{Kind, relative};
+use crate::object::{Id, Kind, relative};
 use crate::options::Tier;
 use crate::tree::{Tree, address_of};
 use crate::{marks, reasons};
@@ -61,8 +61,10 @@ pub(crate) fn check_given<'a>(
     }
     let users = found.get("users").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     // By the whole path: a rule in another region or project may have the name.
-    let is_own =
-        |user: &&str| tree.of_kind(Kind::ForwardingRule).any(|(id, _)| id.path(config) == relative(user));
+    // Also one that is wanted and was deleted a moment ago, as the address may still name it.
+    let present = tree.of_kind(Kind::ForwardingRule).map(|(id, _)| id);
+    let own: Vec<&Id> = present.chain(wanted.frontends.iter().flat_map(|of| of.rules.keys())).collect();
+    let is_own = |user: &&str| own.iter().any(|id| id.path(config) == relative(user));
     if let Some(user) = users.into_iter().find(|user| !is_own(user)) {
         let problem = format!("The address {key} is used by {}.", relative(user));
         return unavailable(problem, "Delete what uses it, or request another address.");

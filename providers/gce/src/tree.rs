@@ -9,7 +9,7 @@ use steerage_model::Family;
 
 use crate::compare;
 use crate::config::Config;
-use crate::object::{Id, Kind, relative};
+use crate::object::{Id, Kind, last, relative};
 use crate::step::{Endpoint, Step};
 
 /// The resources of an owner.
@@ -107,6 +107,10 @@ impl Tree {
             Step::Delete { id } => {
                 all.remove(id);
                 self.members.remove(id);
+                // A requested address was read with what used it then: it is read again.
+                if id.kind == Kind::ForwardingRule {
+                    self.given.retain(|_, found| !found.as_ref().is_some_and(|found| is_user(id, found)));
+                }
             }
             Step::Attach { id, endpoints } => {
                 self.members.entry(id.clone()).or_default().extend(endpoints.iter().cloned());
@@ -127,6 +131,12 @@ impl Tree {
         let families: BTreeSet<Family> = all.iter().copied().map(Family::of).collect();
         (families.len() == all.len()).then(|| all.into_iter().collect())
     }
+}
+
+/// Whether the reserved address names a user of this name.
+fn is_user(id: &Id, address: &Value) -> bool {
+    let users = address.get("users").and_then(Value::as_array).into_iter().flatten();
+    users.filter_map(Value::as_str).any(|user| last(user) == id.name)
 }
 
 /// The address that a forwarding rule or address has, as other resources write it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::Response;
 use serde_json::{Value, json};
-use steerage_model::Key;
+use steerage_model::{Key, Protocol};
 use steerage_provider_api::{
     Compare, Error, GroupTargets, LoadBalancer, Outcome, Owner, Progress, Provider as _,
 };
@@ -16,7 +16,7 @@ use crate::annotations;
 use crate::client::{Call, Calls};
 use crate::config::Config;
 use crate::config::tests::config;
-use crate::desired::tests::{annotated, web};
+use crate::desired::tests::{annotated, listeners, web};
 use crate::error::{CallError, Result};
 use crate::object::Kind;
 use crate::provider::Gce;
@@ -78,4 +78,30 @@ async fn service_whose_first_change_is_refused_keeps_the_address_from_nobody() {
     assert_eq!(served.ingress[0].ip, Some(address.parse().unwrap()));
     let late = settle(&gce, &first).await.unwrap_err();
     assert_eq!(late.reason(), "AddressNotAvailable", "it is used now");
+}
+
+/// What a restart reads of the address names the forwarding rule that is deleted then.
+#[tokio::test(start_paused = true)]
+async fn forwarding_rule_is_made_again_at_a_users_address_after_a_restart() {
+    for compare in [Compare::Remembered, Compare::InPlace] {
+        let cloud = Scripted::new();
+        let address = "198.18.255.2";
+        let reserved = json!({ "name": "mine", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "address": address });
+        cloud.put(Kind::Address, &format!("{REGION}/addresses/mine"), &reserved);
+        let provider =
+            || Gce::over(Config { poll: Duration::from_millis(500), ..config() }, Arc::new(cloud.clone()));
+        settle(&provider(), &requesting("web")).await.unwrap();
+        for ports in
+            [&[(Protocol::Tcp, 81)][..], &[(Protocol::Udp, 81)], &[(Protocol::Tcp, 81), (Protocol::Udp, 82)]]
+        {
+            let gce = provider();
+            let changed = LoadBalancer { listeners: listeners(ports), ..requesting("web") };
+            let _ = gce.apply(&changed, compare).await.unwrap();
+            let outcome = settle(&gce, &changed).await.unwrap();
+            assert_eq!(outcome.ingress[0].ip, Some(address.parse().unwrap()));
+            let all = cloud.resources();
+            let rules = all.values().filter(|found| found.kind == Kind::ForwardingRule).count();
+            assert_eq!(rules, ports.len(), "{ports:?}");
+        }
+    }
 }
