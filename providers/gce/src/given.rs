@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Addresses that a Service requests, and which are the user's. Pure.
+//! Addresses that a Service requests, and which are the user's. Pure, except for a line in the log.
 
 use serde_json::Value;
 use steerage_model::Family;
@@ -66,8 +66,13 @@ pub(crate) fn check_given<'a>(
     let own: Vec<&Id> = present.chain(wanted.frontends.iter().flat_map(|of| of.rules.keys())).collect();
     let is_own = |user: &&str| own.iter().any(|id| id.path(config) == relative(user));
     if let Some(user) = users.into_iter().find(|user| !is_own(user)) {
-        let problem = format!("The address {key} is used by {}.", relative(user));
-        return unavailable(problem, "Delete what uses it, or request another address.");
+        // Another tenant may have it, whose names are not this one's business.
+        tracing::info!(service = %wanted.owner.service, address = key, user = relative(user), "requested address is in use");
+        let problem = format!("The address {key} is in use by something else than this Service.");
+        return unavailable(
+            problem,
+            "Request another address, or free this one: the controller's log says what uses it.",
+        );
     }
     Ok(Some(found))
 }

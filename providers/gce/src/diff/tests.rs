@@ -372,7 +372,12 @@ fn addresses_that_cannot_be_used_are_refused() {
         (&external, "mine", Some(reserved("INTERNAL", "10.0.0.9", &[])), "is INTERNAL"),
         (&internal, "mine", Some(reserved("EXTERNAL", "203.0.113.9", &[])), "is EXTERNAL"),
         (&external, "mine", Some(reserved("EXTERNAL", "2001:db8::", &[])), "is IPv6"),
-        (&external, "mine", Some(reserved("EXTERNAL", "203.0.113.9", &[user])), "forwardingRules/other"),
+        (
+            &external,
+            "mine",
+            Some(reserved("EXTERNAL", "203.0.113.9", &[user])),
+            "something else than this Service",
+        ),
         (&literal, "203.0.113.9", None, "create NAME --addresses=203.0.113.9 "),
     ] {
         let mut tree = Tree::default();
@@ -411,12 +416,12 @@ fn addresses_of_other_services_are_refused() {
                 (marks::of_owner(&here, &other), json!([]), Some("for another Service")),
                 (marks::of_owner(&elsewhere, &own), json!([]), Some("for another Service")),
                 (marks::of_owner(&here, &own), json!([]), None),
-                (String::new(), users(&format!("{path}/other")), Some("forwardingRules/other")),
+                (String::new(), users(&format!("{path}/other")), Some("something else than this Service")),
                 // A rule of the name elsewhere.
                 (
                     String::new(),
                     users(&format!("projects/q/regions/r/forwardingRules/{}", rule.name)),
-                    Some("projects/q"),
+                    Some("something else than this Service"),
                 ),
                 (String::new(), users(&rule.path(&config())), None),
             ] {

@@ -78,6 +78,9 @@ async fn service_whose_first_change_is_refused_keeps_the_address_from_nobody() {
     assert_eq!(served.ingress[0].ip, Some(address.parse().unwrap()));
     let late = settle(&gce, &first).await.unwrap_err();
     assert_eq!(late.reason(), "AddressNotAvailable", "it is used now");
+    // Another tenant may have the other Service.
+    let told = late.to_string();
+    assert!(told.contains("something else than this Service") && !told.contains("second"), "{told}");
 }
 
 /// What a restart reads of the address names the forwarding rule that is deleted then.
