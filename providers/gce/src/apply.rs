@@ -12,6 +12,7 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progre
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
+use crate::denied::DENIED_WAIT;
 use crate::desired::{Desired, Source, desired};
 use crate::diff::{Diff, takes_address_away};
 use crate::instances::{Limit, Placed, keep, place, with_groups};
@@ -20,7 +21,7 @@ use crate::leaving::last_endpoints;
 use crate::object::{Id, Kind};
 use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
-use crate::state::{Complete, DENIED_WAIT, ServiceState};
+use crate::state::{Complete, ServiceState};
 use crate::step::{Endpoint, Step};
 use crate::tree::{Tree, address_of};
 use crate::{firewall_command, marks, reasons, unended};
@@ -72,7 +73,8 @@ impl Gce {
         if !self.settle(entry).await? {
             return Ok(self.again(entry));
         }
-        if entry.expire_denied() {
+        entry.note_wanted();
+        if entry.denied.expire() {
             entry.forget();
         }
         if compare == Compare::Remembered
@@ -84,7 +86,7 @@ impl Gce {
         }
         if compare == Compare::InPlace {
             entry.forget();
-            entry.denied = None;
+            entry.denied.clear();
         }
         entry.complete = None;
         entry.end_deletion();
@@ -94,9 +96,8 @@ impl Gce {
         for _ in 0..MAX_ROUNDS {
             self.read_all(owner, entry).await?;
             if let Some((old, tree)) = entry.earlier.first().cloned() {
-                let diff =
-                    Diff { config: &self.config, tree: &tree, leaves_firewalls: entry.leaves_firewalls() };
-                let steps = diff.away();
+                let diff = Diff { config: &self.config, tree: &tree, denied: &entry.denied };
+                let (steps, _) = entry.denied.split(diff.away());
                 if steps.is_empty() {
                     self.address_owners.forget(&old);
                     entry.earlier.remove(0);
@@ -112,13 +113,13 @@ impl Gce {
             if tree.uses_other_checks(wanted.checks.keys(), &self.config) {
                 self.shared.note_moving(&owner.service).await;
             }
-            let leaves_firewalls = entry.leaves_firewalls();
             let mut towards = placed.with_kept(wanted.clone(), tree);
             let last = last_endpoints(towards.endpoints(), tree, &placed, entry, &self.config);
             let is_kept = !last.is_empty();
             keep(&mut towards, last, tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
-            let steps = Diff { config: &self.config, tree, leaves_firewalls }.towards(&towards)?;
+            let diff = Diff { config: &self.config, tree, denied: &entry.denied };
+            let (steps, left) = entry.denied.split(diff.towards(&towards)?);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
@@ -128,6 +129,8 @@ impl Gce {
             }
             if steps.is_empty() {
                 let Some(ingress) = ingress(&wanted, tree) else { return Err(self.without_address()) };
+                let stale = entry.denied.stale(&left, tree);
+                entry.denied.forget_all(&stale);
                 let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
@@ -368,12 +371,11 @@ fn finished(entry: &mut ServiceState, wanted: &Desired, placed: &Placed, ingress
     let mut outcome = refusals(placed, entry);
     outcome.ingress = ingress;
     outcome.incomplete.clone_from(&wanted.incomplete);
-    if let Some((_, commands)) = &entry.denied {
-        let commands: Vec<&str> = commands.values().map(String::as_str).collect();
+    if let Some(effect) = entry.denied.effect(entry.tree.as_ref().map(|(_, tree)| tree)) {
         let message = format!(
-            "The credentials may not change firewall rules of the network. All else is in place, but packets may not arrive. {}: {}",
+            "The credentials may not change firewall rules of the network. All else is in place, but {effect}. {}: {}",
             firewall_command::GRANT,
-            commands.join(" && ")
+            entry.denied.all_commands()
         );
         outcome.incomplete = Some((reasons::FIREWALL_NOT_PERMITTED, message));
         outcome.retry_refused = Some(DENIED_WAIT);

@@ -12,6 +12,7 @@ use crate::firewall_command;
 use crate::object::Kind;
 use crate::provider::Gce;
 use crate::state::ServiceState;
+use crate::step::Step;
 use crate::tree::Tree;
 
 /// Rounds of changes whose operations end at once.
@@ -27,20 +28,21 @@ impl Gce {
         if !self.settle(entry).await? {
             return again(entry);
         }
-        entry.expire_denied();
+        entry.denied.expire();
         let is_present = entry.tree.as_ref().is_none_or(|(of, _)| of == owner);
         if !is_present {
             return self.delete_earlier(owner, entry).await;
         }
+        entry.note_deletion(owner);
         for _ in 0..MAX_ROUNDS {
             let Some(tree) = self.left(owner, entry).await? else { return again(entry) };
-            let steps = self.steps_away(&tree, entry);
+            let (steps, left) = self.steps_away(&tree, entry);
             let mut is_settled = true;
             if !steps.is_empty() {
                 is_settled = self.send_all(owner, &steps, entry).await?;
             } else if !tree.own.is_empty() {
-                if entry.leaves_firewalls() {
-                    return Err(Self::firewalls_left(entry));
+                if !left.is_empty() {
+                    return Self::firewalls_left(&left, entry);
                 }
                 // What is left waits for what was deleted.
                 entry.forget();
@@ -103,10 +105,10 @@ impl Gce {
                 let is_clean = self.shared.clean(self, None).await?;
                 return Ok(if is_clean { Progress::Done } else { Progress::Again(self.poll(entry)) });
             };
-            let steps = self.steps_away(&tree, entry);
+            let (steps, left) = self.steps_away(&tree, entry);
             if steps.is_empty() {
-                if entry.leaves_firewalls() {
-                    return Err(Self::firewalls_left(entry));
+                if !left.is_empty() {
+                    return Self::firewalls_left(&left, entry);
                 }
                 entry.forget();
                 break;
@@ -118,20 +120,23 @@ impl Gce {
         Ok(Progress::Again(self.poll(entry)))
     }
 
-    fn steps_away(&self, tree: &Tree, entry: &ServiceState) -> Vec<crate::step::Step> {
-        Diff { config: &self.config, tree, leaves_firewalls: entry.leaves_firewalls() }.away()
+    /// The changes that can be tried, and those that are left to others.
+    fn steps_away(&self, tree: &Tree, entry: &ServiceState) -> (Vec<Step>, Vec<Step>) {
+        let diff = Diff { config: &self.config, tree, denied: &entry.denied };
+        entry.denied.split(diff.away())
     }
 
-    /// Rules that somebody else has to delete.
-    fn firewalls_left(entry: &ServiceState) -> Error {
-        let commands = entry.denied.iter().flat_map(|(_, commands)| commands.values());
-        let commands: Vec<&str> = commands.map(String::as_str).collect();
-        Error::Denied(format!(
+    /// Rules that somebody else has to delete. It is an error once after each refusal: the controller logs each error.
+    fn firewalls_left(left: &[Step], entry: &mut ServiceState) -> Result<Progress, Error> {
+        if !entry.denied.report() {
+            return Ok(Progress::Again(entry.denied.due_in()));
+        }
+        Err(Error::Denied(format!(
             "Firewall rules of the network are left, and the credentials may not delete them. The deletion waits for that; Steerage \
              retries. {}: {}",
             firewall_command::GRANT,
-            commands.join(" && ")
-        ))
+            entry.denied.commands_of(left)
+        )))
     }
 }
 

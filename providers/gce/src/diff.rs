@@ -11,6 +11,7 @@ use steerage_provider_api::Error;
 
 use crate::compare::changes;
 use crate::config::Config;
+use crate::denied::Denied;
 use crate::desired::{Desired, Frontend, Source};
 use crate::given::check_given;
 use crate::object::{Id, Kind, url};
@@ -24,12 +25,13 @@ const MAX_ENDPOINTS: usize = 500;
 pub(crate) struct Diff<'a> {
     pub(crate) config: &'a Config,
     pub(crate) tree: &'a Tree,
-    /// Firewall rules are left to those who may change them.
-    pub(crate) leaves_firewalls: bool,
+    /// Changes of firewall rules that are left to those who may make them.
+    pub(crate) denied: &'a Denied,
 }
 
 impl Diff<'_> {
-    /// The changes towards a load balancer, in the order in which they depend on each other. Empty if it is complete.
+    /// The changes towards a load balancer, in the order in which they depend on each other. Empty if it is complete. Those that the
+    /// credentials may not make are among them, and the others do not wait for these.
     pub(crate) fn towards(&self, wanted: &Desired) -> Result<Vec<Step>, Error> {
         let addresses = self.addresses(wanted)?;
         let mut steps = self.new_addresses(wanted);
@@ -52,21 +54,28 @@ impl Diff<'_> {
         if serves_all {
             steps.extend(detached(wanted.endpoints(), self.tree));
         }
-        let has_checks = wanted.checks.keys().all(|id| self.is_there(id));
+        let has_checks = wanted.checks.iter().all(|(id, body)| self.is_there(id, body));
         let is_ready = serves_all && has_checks;
         steps.extend(self.admit(wanted, &addresses));
         steps.extend(self.rules(wanted, &addresses, is_ready));
-        steps.extend(self.leftovers(Some((wanted, &addresses)), is_ready));
+        // While nobody admits clients to the new address, the old one serves.
+        let is_admitted = !steps.iter().any(|step| self.denied.has(step))
+            && wanted.frontends.iter().all(|frontend| {
+                let address = addresses.get(&frontend.family);
+                address.is_some_and(|address| self.is_admitted(frontend, *address))
+            });
+        steps.extend(self.leftovers(Some((wanted, &addresses)), is_ready, is_admitted));
         Ok(steps)
     }
 
     /// The changes that delete all of the owner.
     pub(crate) fn away(&self) -> Vec<Step> {
-        self.leftovers(None, true)
+        self.leftovers(None, true, true)
     }
 
-    fn is_there(&self, id: &Id) -> bool {
-        self.tree.get(id).is_some() || (id.kind == Kind::Firewall && self.leaves_firewalls)
+    /// Whether it is there, or left to others.
+    fn is_there(&self, id: &Id, body: &Value) -> bool {
+        self.tree.get(id).is_some() || self.denied.has(&Step::Insert { id: id.clone(), body: body.clone() })
     }
 
     /// The addresses of frontends that are known.
@@ -105,9 +114,6 @@ impl Diff<'_> {
 
     /// Creates or changes a resource that can change in place.
     fn ensured(&self, id: &Id, body: &Value) -> Option<Step> {
-        if id.kind == Kind::Firewall && self.leaves_firewalls {
-            return None;
-        }
         let Some(present) = self.tree.get(id) else {
             return Some(Step::Insert { id: id.clone(), body: body.clone() });
         };
@@ -119,7 +125,7 @@ impl Diff<'_> {
         let (id, body) = &wanted.backend;
         let has_groups = wanted.groups.keys().all(|id| self.tree.get(id).is_some());
         // Also the rules that admit its checks.
-        let has_check = wanted.checks.keys().all(|id| self.is_there(id));
+        let has_check = wanted.checks.iter().all(|(id, body)| self.is_there(id, body));
         let paths: BTreeSet<String> = wanted.groups.keys().map(|id| id.path(self.config)).collect();
         let backend = |path: &String| json!({ "group": url(path), "balancingMode": "CONNECTION" });
         let Some(present) = present else {
@@ -157,20 +163,18 @@ impl Diff<'_> {
 
     /// Firewall rules that admit clients.
     fn admit(&self, wanted: &Desired, addresses: &BTreeMap<Family, IpAddr>) -> Vec<Step> {
-        let mut steps = Vec::new();
-        for frontend in &wanted.frontends {
-            let (Some((id, body)), Some(address)) = (&frontend.firewall, addresses.get(&frontend.family))
-            else {
-                continue;
-            };
-            // Also for clients of the address that it replaces.
-            let mut all: BTreeSet<IpAddr> = self.rule_addresses(frontend.family).collect();
-            all.insert(*address);
-            let mut body = body.clone();
-            body["destinationRanges"] = all.into_iter().map(written).collect();
-            steps.extend(self.ensured(id, &body));
-        }
-        steps
+        let of = |frontend: &Frontend| self.admission(frontend, *addresses.get(&frontend.family)?);
+        wanted.frontends.iter().filter_map(of).collect()
+    }
+
+    fn admission(&self, frontend: &Frontend, address: IpAddr) -> Option<Step> {
+        let (id, body) = frontend.firewall.as_ref()?;
+        // Also for clients of the address that it replaces.
+        let mut all: BTreeSet<IpAddr> = self.rule_addresses(frontend.family).collect();
+        all.insert(address);
+        let mut body = body.clone();
+        body["destinationRanges"] = all.into_iter().map(written).collect();
+        self.ensured(id, &body)
     }
 
     fn rule_addresses(&self, family: Family) -> impl Iterator<Item = IpAddr> {
@@ -179,10 +183,16 @@ impl Diff<'_> {
     }
 
     /// Whether clients of the frontend are admitted.
-    fn is_admitting(&self, frontend: &Frontend, address: IpAddr) -> bool {
+    fn is_admitted(&self, frontend: &Frontend, address: IpAddr) -> bool {
         let Some((id, _)) = &frontend.firewall else { return true };
         let mut destinations = self.tree.get(id).into_iter().flat_map(Tree::destinations);
-        self.leaves_firewalls || destinations.any(|admitted| admitted == address)
+        destinations.any(|admitted| admitted == address)
+    }
+
+    /// Whether nothing is done any more to admit clients of the frontend.
+    fn is_admission_over(&self, frontend: &Frontend, address: IpAddr) -> bool {
+        self.is_admitted(frontend, address)
+            || self.admission(frontend, address).is_some_and(|step| self.denied.has(&step))
     }
 
     fn rules(&self, wanted: &Desired, addresses: &BTreeMap<Family, IpAddr>, is_ready: bool) -> Vec<Step> {
@@ -195,7 +205,7 @@ impl Diff<'_> {
                 let Some(present) = self.tree.get(id) else {
                     // A rule that others wait for to go has the same address.
                     let is_free = self.conflicting(wanted, address).next().is_none();
-                    if is_ready && is_free && self.is_admitting(frontend, address) {
+                    if is_ready && is_free && self.is_admission_over(frontend, address) {
                         steps.push(Step::Insert { id: id.clone(), body });
                     }
                     continue;
@@ -227,7 +237,12 @@ impl Diff<'_> {
     }
 
     /// Deletes what is not wanted, and nothing needs.
-    fn leftovers(&self, wanted: Option<(&Desired, &BTreeMap<Family, IpAddr>)>, is_ready: bool) -> Vec<Step> {
+    fn leftovers(
+        &self,
+        wanted: Option<(&Desired, &BTreeMap<Family, IpAddr>)>,
+        is_ready: bool,
+        is_admitted: bool,
+    ) -> Vec<Step> {
         let names = wanted.map(|(wanted, _)| wanted.ids()).unwrap_or_default();
         let used: BTreeSet<IpAddr> =
             wanted.into_iter().flat_map(|(_, addresses)| addresses.values().copied()).collect();
@@ -245,14 +260,13 @@ impl Diff<'_> {
         let is_free = |id: &Id, found: &Value| match id.kind {
             Kind::ForwardingRule => {
                 let is_in_the_way = address_of(found).is_some_and(|address| used.contains(&address));
-                // While nobody admits clients to the new address, the old one serves.
-                let is_replaced = has_all_rules && !(wanted.is_some() && self.leaves_firewalls);
+                let is_replaced = has_all_rules && is_admitted;
                 is_ready && (is_replaced || is_in_the_way)
             }
             Kind::BackendService => !refers(&id.path(self.config)),
             Kind::HealthCheck | Kind::Group => !self.tree.is_used(id, self.config),
             // Rules that admit a check or clients go after what they admit to.
-            Kind::Firewall => old_rules == 0 && !has_old_check && !self.leaves_firewalls,
+            Kind::Firewall => old_rules == 0 && !has_old_check,
             Kind::Address => {
                 let address = address_of(found);
                 !at(address) && address.is_none_or(|address| !used.contains(&address))

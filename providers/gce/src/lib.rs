@@ -19,6 +19,7 @@ mod client;
 mod compare;
 mod config;
 mod delete;
+mod denied;
 mod desired;
 mod diff;
 mod discover;

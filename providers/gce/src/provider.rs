@@ -234,7 +234,7 @@ impl Gce {
         if !self.settle(entry).await? {
             return Ok(self.again(entry));
         }
-        entry.expire_denied();
+        entry.denied.expire();
         // What `apply` completed is not in place any more.
         entry.complete = None;
         if entry.is_old() {
@@ -403,7 +403,7 @@ impl Provider for Gce {
         self.look_for(&wanted, &lb.owner, &mut entry).await?;
         let Some(tree) = entry.known(&lb.owner) else { return Ok(None) };
         let wanted = placed.with_kept(wanted, tree);
-        let steps = Diff { config: &self.config, tree, leaves_firewalls: false }.towards(&wanted)?;
+        let steps = Diff { config: &self.config, tree, denied: &entry.denied }.towards(&wanted)?;
         if tree.own.is_empty() {
             return Ok(None);
         }

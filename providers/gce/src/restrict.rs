@@ -62,16 +62,13 @@ impl Gce {
                 tracing::info!(service = %owner.service, change = %step, "removing sources of a refused Service");
             }
             // An earlier refusal may be of another right.
-            let before = entry.denied.take();
+            for step in &steps {
+                entry.denied.forget(step.id());
+            }
             let sent = self.send_all(owner, &steps, entry).await;
             entry.forget();
-            let is_denied = entry.denied.is_some();
-            if !is_denied {
-                entry.denied = before;
-                entry.expire_denied();
-            }
             sent?;
-            if is_denied {
+            if steps.iter().any(|step| entry.denied.has(step)) {
                 return Ok(Restricted::To(Some(AdmittedSources::Foreign)));
             }
             return Ok(Restricted::Again);

@@ -140,6 +140,7 @@ impl Gce {
         entry: &mut ServiceState,
     ) -> Result<(), Error> {
         tracing::info!(service = %owner.service, change = %step, "load balancer changed");
+        entry.denied.forget(step.id());
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));
         }
@@ -185,7 +186,7 @@ impl Gce {
                 return self.note_done(owner, step, is_shared, entry).await;
             }
             _ if id.kind == Kind::Firewall && failure.is_denied() => {
-                entry.note_denied(id, command(step, &self.config));
+                entry.denied.note(step, command(step, &self.config));
                 return Ok(());
             }
             Step::Attach { endpoints, .. } if failure.is_rejected() => {

@@ -223,7 +223,7 @@ impl Users {
             return Ok(false);
         }
         // What the credentials may not delete is left alone until it can be tried again: no other Service waits for it.
-        if users.state.expire_denied() {
+        if users.state.denied.expire() {
             users.note_dirty();
         }
         // What somebody uses after all: it is left alone, and the others are deleted one by one.
@@ -232,7 +232,7 @@ impl Users {
         while let Some(since) = users.dirty_since {
             let list = users.list_since(gce, since, recent).await?;
             let mut steps = unneeded(gce, &users.by_service, &list.found);
-            steps.retain(|step| step.id().kind != Kind::Firewall || !users.state.leaves_firewalls());
+            steps.retain(|step| !users.state.denied.has(step));
             steps.retain(|step| !in_use.contains(step.id()));
             if is_one_by_one {
                 steps.truncate(1);
@@ -289,9 +289,7 @@ impl Users {
 
     /// Takes what was deleted off the list.
     fn note_deleted(&mut self, known: &KnownShared) {
-        let (changing, denied) = (&self.state, self.state.denied.as_ref().map(|(_, commands)| commands));
-        let is_gone =
-            |id: &Id| !changing.is_changing(id) && denied.is_none_or(|denied| !denied.contains_key(id));
+        let is_gone = |id: &Id| !self.state.is_changing(id) && !self.state.denied.has_change_of(id);
         let gone: BTreeSet<Id> = self.deleting.iter().filter(|id| is_gone(id)).cloned().collect();
         if gone.is_empty() {
             return;

@@ -10,6 +10,7 @@ use steerage_provider_api::Owner;
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
+use crate::denied::Denied;
 use crate::desired::Desired;
 use crate::object::Id;
 use crate::observe::Inventory;
@@ -20,8 +21,6 @@ use crate::tree::Tree;
 const OLD: Duration = Duration::from_mins(10);
 /// Only the resource of an operation waits longer for it.
 const STUCK: Duration = Duration::from_mins(5);
-/// After this time firewall rules are tried again that the credentials may not change.
-pub(crate) const DENIED_WAIT: Duration = Duration::from_mins(5);
 
 /// A change whose operation has not ended.
 #[derive(Clone, Debug)]
@@ -74,8 +73,10 @@ pub(crate) struct ServiceState {
     pub(crate) complete: Option<Complete>,
     /// The addresses that were returned while those that they replace still served.
     pub(crate) announced: Option<Vec<Ingress>>,
-    /// Since when the credentials may not change firewall rules, and the commands that would.
-    pub(crate) denied: Option<(Instant, BTreeMap<Id, String>)>,
+    /// Changes of firewall rules that the credentials may not make.
+    pub(crate) denied: Denied,
+    /// Whose load balancer is being deleted.
+    deleting: Option<Owner>,
     /// The nodes of VMs.
     pub(crate) nodes: BTreeMap<String, String>,
     /// VMs that GCE refuses as endpoints.
@@ -152,26 +153,19 @@ impl ServiceState {
         self.pending.iter().any(|pending| pending.step.id() == id)
     }
 
-    /// The credentials may not make this change of a firewall rule. All of them wait from the last refusal on.
-    pub(crate) fn note_denied(&mut self, id: &Id, command: String) {
-        let mut commands = self.denied.take().map(|(_, commands)| commands).unwrap_or_default();
-        commands.insert(id.clone(), command);
-        self.denied = Some((Instant::now(), commands));
-    }
-
-    /// Forgets refusals after which firewall rules can be tried again: somebody may have granted the right, or made the change. True if
-    /// there were some.
-    pub(crate) fn expire_denied(&mut self) -> bool {
-        let is_over = self.denied.is_some() && !self.leaves_firewalls();
-        if is_over {
-            self.denied = None;
+    /// The owner's load balancer is to be deleted: what was refused before is tried once more.
+    pub(crate) fn note_deletion(&mut self, owner: &Owner) {
+        if self.deleting.as_ref() != Some(owner) {
+            self.deleting = Some(owner.clone());
+            self.denied.clear();
         }
-        is_over
     }
 
-    /// Whether firewall rules are left to others for now.
-    pub(crate) fn leaves_firewalls(&self) -> bool {
-        self.denied.as_ref().is_some_and(|(since, _)| since.elapsed() < DENIED_WAIT)
+    /// A Service of the name is to have a load balancer: what was refused of a deletion before is tried once more, as far as it is wanted.
+    pub(crate) fn note_wanted(&mut self) {
+        if self.deleting.take().is_some() {
+            self.denied.clear();
+        }
     }
 }
 

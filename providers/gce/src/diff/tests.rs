@@ -38,7 +38,7 @@ struct Cloud {
 impl Cloud {
     fn steps(&self, wanted: Option<&Desired>) -> Vec<Step> {
         let config = config();
-        let diff = Diff { config: &config, tree: &self.tree, leaves_firewalls: false };
+        let diff = Diff { config: &config, tree: &self.tree, denied: &Denied::default() };
         wanted.map_or_else(|| diff.away(), |wanted| diff.towards(wanted).unwrap())
     }
 
@@ -229,17 +229,28 @@ fn another_address_serves_before_the_old_one_goes() {
     assert_eq!(kept, ["INTERNAL"], "the old address is released");
 }
 
+/// The changes that are made. Those of firewall rules are refused or not.
+fn tried(steps: Vec<Step>, is_denied: bool, denied: &mut Denied) -> Vec<Step> {
+    let (steps, _) = denied.split(steps);
+    let (refused, made) = steps.into_iter().partition(|step| is_denied && step.id().kind == Kind::Firewall);
+    let refused: Vec<Step> = refused;
+    for step in &refused {
+        denied.note(step, String::new());
+    }
+    made
+}
+
 /// Nobody admits clients to the new address yet: the old one serves on.
 #[test]
 fn old_address_stays_while_the_firewall_is_denied() {
     let config = config();
     let mut cloud = Cloud::with(&web(), &["a"]);
     let internal = wanted(&annotated(web(), &[INTERNAL]), &["a"]);
-    let mut next = |leaves_firewalls: bool| {
-        let mut taken = false;
+    let mut next = |is_denied: bool| {
+        let (mut taken, mut denied) = (false, Denied::default());
         for _ in 0..20 {
-            let diff = Diff { config: &config, tree: &cloud.tree, leaves_firewalls };
-            let steps = diff.towards(&internal).unwrap();
+            let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied };
+            let steps = tried(diff.towards(&internal).unwrap(), is_denied, &mut denied);
             taken |= takes_address_away(&steps, &cloud.tree, &internal);
             for step in &steps {
                 cloud.make(step);
@@ -383,7 +394,7 @@ fn addresses_that_cannot_be_used_are_refused() {
         let mut tree = Tree::default();
         tree.given.insert(key.to_owned(), found);
         let config = config();
-        let diff = Diff { config: &config, tree: &tree, leaves_firewalls: false };
+        let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
         let error = diff.towards(&wanted(lb, &["a"])).unwrap_err();
         assert_eq!(error.reason(), "AddressNotAvailable");
         assert!(error.to_string().contains(part), "{error}");
@@ -392,7 +403,7 @@ fn addresses_that_cannot_be_used_are_refused() {
     let mut tree = Tree::default();
     tree.given.insert("mine".to_owned(), Some(reserved("EXTERNAL", "203.0.113.9", &[])));
     let config = config();
-    let diff = Diff { config: &config, tree: &tree, leaves_firewalls: false };
+    let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
     let error = diff.towards(&wanted(&standard, &["a"])).unwrap_err();
     assert!(error.to_string().contains("tier PREMIUM"), "{error}");
 }
@@ -432,7 +443,7 @@ fn addresses_of_other_services_are_refused() {
                 tree.own.insert(rule.clone(), json!({ "IPAddress": "10.0.0.9" }));
                 tree.given.insert(key.to_owned(), Some(found));
                 let config = config();
-                let diff = Diff { config: &config, tree: &tree, leaves_firewalls: false };
+                let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
                 let got = diff.towards(&goal).map_err(|error| error.to_string());
                 match part {
                     None => assert!(got.is_ok(), "{kind} {key} {description} {users}: {got:?}"),
@@ -463,11 +474,10 @@ fn all_else_is_in_place_where_firewall_rules_are_others() {
     let config = config();
     let mut cloud = Cloud::default();
     let goal = wanted(&local(web()), &["a"]);
+    let mut denied = Denied::default();
     for _ in 0..10 {
-        let diff = Diff { config: &config, tree: &cloud.tree, leaves_firewalls: true };
-        let steps = diff.towards(&goal).unwrap();
-        assert!(steps.iter().all(|step| step.id().kind != Kind::Firewall), "{steps:?}");
-        for step in &steps {
+        let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied };
+        for step in &tried(diff.towards(&goal).unwrap(), true, &mut denied) {
             cloud.make(step);
         }
     }

@@ -11,10 +11,11 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Progress, Provider as 
 use super::*;
 use crate::client::{Call, Calls};
 use crate::config::tests::config;
+use crate::denied::DENIED_WAIT;
 use crate::desired::tests::{local, web};
 use crate::error::CallError;
 use crate::scripted::Scripted;
-use crate::state::{DENIED_WAIT, Pending};
+use crate::state::Pending;
 
 /// A network with one firewall rule, which the credentials may not delete.
 struct Denying {
@@ -84,9 +85,10 @@ async fn denied_deletion_is_one_request_after_each_wait() {
     let owner = Owner { service: Key::new("shop", "web"), uid: "u1".to_owned() };
     let (gce, calls) = denying(marks::of_owner(&config().cluster, &owner));
     for expected in 1..4 {
+        let error = gce.delete(&owner).await.unwrap_err();
+        assert!(matches!(error, Error::Denied(_)), "{error}");
         for _ in 0..3 {
-            let error = gce.delete(&owner).await.unwrap_err();
-            assert!(matches!(error, Error::Denied(_)), "{error}");
+            assert!(matches!(gce.delete(&owner).await, Ok(Progress::Again(_))));
             assert_eq!(calls.deletions.load(Ordering::Relaxed), expected);
         }
         tokio::time::advance(DENIED_WAIT).await;

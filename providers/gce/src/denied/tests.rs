@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::Response;
+use serde_json::Value;
+use steerage_model::Protocol;
+use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
+use tokio::time::{Instant, sleep};
+
+use super::DENIED_WAIT;
+use crate::client::{Call, Calls};
+use crate::config::Config;
+use crate::config::tests::config;
+use crate::desired::tests::{INTERNAL, annotated, listeners, web};
+use crate::error::{CallError, Result};
+use crate::object::Kind;
+use crate::provider::Gce;
+use crate::scripted::Scripted;
+use crate::tree::{Tree, address_of};
+
+/// A cloud whose firewall rules the credentials may change or not.
+#[derive(Clone)]
+struct Network {
+    cloud: Scripted,
+    is_denied: Arc<AtomicBool>,
+    /// The changes of firewall rules that were requested.
+    tried: Arc<Mutex<Vec<&'static str>>>,
+}
+
+#[async_trait]
+impl Calls for Network {
+    async fn send(&self, call: Call) -> Result<Value> {
+        if matches!(call.action, "firewalls.insert" | "firewalls.patch" | "firewalls.delete") {
+            self.tried.lock().unwrap().push(call.action);
+            if self.is_denied.load(Ordering::Relaxed) {
+                let answer = Response::builder().status(403).body("").unwrap();
+                return Err(CallError::answered(call.action, &answer));
+            }
+        }
+        self.cloud.send(call).await
+    }
+}
+
+impl Network {
+    fn new() -> Self {
+        Self { cloud: Scripted::new(), is_denied: Arc::default(), tried: Arc::default() }
+    }
+
+    fn provider(&self) -> Gce {
+        Gce::over(Config { poll: Duration::from_millis(500), ..config() }, Arc::new(self.clone()))
+    }
+
+    fn deny(&self, is_denied: bool) {
+        self.is_denied.store(is_denied, Ordering::Relaxed);
+        self.tried.lock().unwrap().clear();
+    }
+
+    fn tried(&self) -> Vec<&'static str> {
+        self.tried.lock().unwrap().clone()
+    }
+
+    /// The rules that admit clients.
+    fn rules(&self) -> Vec<Value> {
+        let all = self.cloud.resources().into_values().filter(|found| found.kind == Kind::Firewall);
+        let all = all.map(|found| Value::from(found.data));
+        all.filter(|rule| rule.get("destinationRanges").is_some()).collect()
+    }
+
+    /// The only one, which admits to what serves.
+    fn rule(&self) -> Value {
+        let [rule] = &self.rules()[..] else { panic!("{:?}", self.rules()) };
+        let all = self.cloud.resources().into_values();
+        let serving = all.filter(|found| found.kind == Kind::ForwardingRule);
+        let serving: Vec<_> = serving.filter_map(|found| address_of(&Value::from(found.data))).collect();
+        let admitted: Vec<_> = Tree::destinations(rule).collect();
+        assert!(serving.iter().all(|address| admitted.contains(address)), "{serving:?}: {rule}");
+        rule.clone()
+    }
+}
+
+fn narrowed(ranges: &[&str]) -> LoadBalancer {
+    LoadBalancer { source_ranges: ranges.iter().map(|range| range.parse().unwrap()).collect(), ..web() }
+}
+
+/// Applies until it is complete.
+async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
+    for _ in 0..60 {
+        let outcome = gce.apply(lb, Compare::Remembered).await.unwrap();
+        match outcome.progress {
+            Progress::Done => return outcome,
+            Progress::Again(after) => sleep(after).await,
+        }
+    }
+    panic!("it is never complete");
+}
+
+fn told(outcome: &Outcome) -> &str {
+    let (reason, message) = outcome.incomplete.as_ref().expect("it is told");
+    assert_eq!(*reason, "FirewallNotPermitted");
+    message
+}
+
+/// Deletes until it is done, or refused.
+async fn delete(gce: &Gce) -> std::result::Result<(), Error> {
+    for _ in 0..60 {
+        match gce.delete(&web().owner).await? {
+            Progress::Done => return Ok(()),
+            Progress::Again(after) => sleep(after).await,
+        }
+    }
+    panic!("it is never deleted");
+}
+
+/// With a complete load balancer whose firewall rule could not be changed to one range.
+async fn refused() -> (Network, Gce) {
+    let network = Network::new();
+    let gce = network.provider();
+    settle(&gce, &web()).await;
+    network.deny(true);
+    let outcome = settle(&gce, &narrowed(&["10.1.0.0/16"])).await;
+    assert!(told(&outcome).contains("--source-ranges=10.1.0.0/16"), "{}", told(&outcome));
+    assert_eq!(network.tried(), ["firewalls.patch"]);
+    (network, gce)
+}
+
+#[tokio::test(start_paused = true)]
+async fn same_change_is_requested_again_only_after_the_wait() {
+    let (network, gce) = refused().await;
+    for _ in 0..3 {
+        let outcome = settle(&gce, &narrowed(&["10.1.0.0/16"])).await;
+        assert_eq!(outcome.retry_refused, Some(DENIED_WAIT));
+        gce.set_targets(&web().owner, &web().targets()).await.unwrap();
+        sleep(Duration::from_secs(30)).await;
+    }
+    assert_eq!(network.tried(), ["firewalls.patch"]);
+    sleep(DENIED_WAIT).await;
+    settle(&gce, &narrowed(&["10.1.0.0/16"])).await;
+    assert_eq!(network.tried(), ["firewalls.patch", "firewalls.patch"]);
+    network.deny(false);
+    sleep(DENIED_WAIT).await;
+    assert_eq!(settle(&gce, &narrowed(&["10.1.0.0/16"])).await.incomplete, None);
+    assert_eq!(network.rule()["sourceRanges"][0], "10.1.0.0/16");
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_of_the_service_is_requested_at_once() {
+    let (network, gce) = refused().await;
+    network.deny(false);
+    let ports = listeners(&[(Protocol::Tcp, 81)]);
+    let changed = LoadBalancer { listeners: ports, ..narrowed(&["10.1.0.0/16"]) };
+    assert_eq!(settle(&gce, &changed).await.incomplete, None);
+    let rule = network.rule();
+    assert_eq!(
+        (&rule["allowed"][0]["ports"][0], &rule["sourceRanges"][0]),
+        (&"81".into(), &"10.1.0.0/16".into())
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_address_is_admitted_at_once() {
+    let (network, gce) = refused().await;
+    network.deny(false);
+    let internal = annotated(narrowed(&["10.1.0.0/16"]), &[INTERNAL]);
+    assert_eq!(settle(&gce, &internal).await.incomplete, None);
+    assert_eq!(network.rule()["sourceRanges"][0], "10.1.0.0/16");
+}
+
+#[tokio::test(start_paused = true)]
+async fn commands_are_of_what_is_wanted_now() {
+    let (network, gce) = refused().await;
+    let outcome = settle(&gce, &narrowed(&["10.2.0.0/16"])).await;
+    let message = told(&outcome);
+    assert!(message.contains("10.2.0.0/16") && !message.contains("10.1.0.0/16"), "{message}");
+    // As the rule is.
+    assert_eq!(settle(&gce, &web()).await.incomplete, None);
+    assert_eq!(network.tried().len(), 2);
+}
+
+/// Other clients than the requested ones may connect, which is another problem than that nobody can.
+#[tokio::test(start_paused = true)]
+async fn message_says_who_may_connect() {
+    let (network, gce) = refused().await;
+    let outside = "clients outside the requested source ranges may still connect";
+    let lost = "packets may not arrive";
+    let ports = listeners(&[(Protocol::Tcp, 81)]);
+    for (lb, has_outside, has_lost) in [
+        (narrowed(&["10.1.0.0/16"]), true, false),
+        (LoadBalancer { listeners: ports.clone(), ..web() }, false, true),
+        (LoadBalancer { listeners: ports, ..narrowed(&["10.1.0.0/16"]) }, true, true),
+    ] {
+        let outcome = settle(&gce, &lb).await;
+        let message = told(&outcome);
+        assert_eq!((message.contains(outside), message.contains(lost)), (has_outside, has_lost), "{message}");
+    }
+    network.deny(false);
+    assert_eq!(settle(&gce, &narrowed(&["10.0.0.0/8"])).await.incomplete, None);
+    network.deny(true);
+    let outcome = settle(&gce, &web()).await;
+    assert!(told(&outcome).contains(lost) && !told(&outcome).contains(outside), "{}", told(&outcome));
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_is_requested_at_once() {
+    let (network, gce) = refused().await;
+    network.deny(false);
+    let began = Instant::now();
+    delete(&gce).await.unwrap();
+    assert!(began.elapsed() < Duration::from_mins(1) && network.rules().is_empty());
+}
+
+/// Each error is a line in the log.
+#[tokio::test(start_paused = true)]
+async fn refused_deletion_is_told_once_after_each_try() {
+    let (network, gce) = refused().await;
+    for _ in 0..3 {
+        network.deny(true);
+        let error = delete(&gce).await.unwrap_err();
+        assert!(matches!(error, Error::Denied(_)), "{error}");
+        let message = error.to_string();
+        assert!(
+            message.contains("firewall-rules delete") && !message.contains("firewall-rules update"),
+            "{message}"
+        );
+        let Progress::Again(after) = gce.delete(&web().owner).await.unwrap() else { panic!("it is left") };
+        assert!(after > DENIED_WAIT / 2 && after <= DENIED_WAIT, "{after:?}");
+        assert!(network.tried().iter().all(|action| *action == "firewalls.delete"), "{:?}", network.tried());
+        sleep(after).await;
+    }
+    network.deny(false);
+    delete(&gce).await.unwrap();
+    assert!(network.rules().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_end_where_the_service_gets_a_load_balancer_again() {
+    for is_other in [false, true] {
+        let (network, gce) = refused().await;
+        let error = delete(&gce).await.unwrap_err();
+        assert!(matches!(error, Error::Denied(_)), "{error}");
+        network.deny(false);
+        let mut again = web();
+        if is_other {
+            again.owner.uid = "u2".to_owned();
+        }
+        let outcome = settle(&gce, &again).await;
+        assert_eq!(outcome.incomplete, None, "another Service of the name: {is_other}");
+        let admits =
+            |rule: &Value| Tree::destinations(rule).any(|address| Some(address) == outcome.ingress[0].ip);
+        assert!(network.rules().iter().any(admits), "{:?}", network.rules());
+    }
+}
