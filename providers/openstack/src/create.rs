@@ -27,6 +27,9 @@ impl OpenStack {
         wanted: &Desired,
         entry: &mut ServiceState,
     ) -> Result<Outcome, Error> {
+        if let WantedAddress::Given(address) = &wanted.address {
+            self.check_given(lb, *address).await?;
+        }
         let vips = self.new_vips(lb, wanted, entry).await?;
         for member_subnet in vips.iter().map(|vip| &vip.wanted.member_subnet) {
             if vips.iter().any(|vip| vip.subnet == *member_subnet)

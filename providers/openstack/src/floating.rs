@@ -211,6 +211,22 @@ impl OpenStack {
         Err(unavailable(&problem, &advice))
     }
 
+    /// Refuses a requested address that the Service cannot have, before anything is created for it: each change of the project's Octavia
+    /// takes its time from others'. What has the address now may be something else that lets go of it when the load balancer is there, such
+    /// as the one that this replaces.
+    pub(crate) async fn check_given(&self, lb: &LoadBalancer, address: IpAddr) -> Result<(), Error> {
+        let found = self.floating_ips(&[("floating_ip_address", &address.to_string())]).await?;
+        if let Some(port) = found.into_iter().find(|ip| ip.address == address).and_then(|ip| ip.port_id) {
+            let found = observe::balancers_with(&*self.calls, "vip_port_id", &port).await?;
+            let balancer = found.iter().find(|found| found.vip_port_id.as_ref() == Some(&port));
+            let holder = balancer.and_then(|balancer| marks::owner(&self.config.cluster, balancer));
+            if holder.is_none_or(|holder| holder.service == lb.owner.service) {
+                return Ok(());
+            }
+        }
+        self.given(lb, address, &[]).await.map(drop)
+    }
+
     /// What has a requested floating IP, and what to do. A tenant learns the name of another namespace's Service only where the address is the
     /// tenant's.
     async fn holder(&self, lb: &LoadBalancer, ip: &FloatingIp, port: &str) -> (String, String) {

@@ -77,6 +77,7 @@ async fn floating_ip_that_is_reserved_for_a_namespace_goes_to_no_other_one() {
         let error = settle(&provider, &thief).await.unwrap_err();
         assert_eq!(error.reason(), "AddressNotAvailable");
         assert!(!error.to_string().contains("shop"), "{error}");
+        assert!(cloud.all("loadbalancers").is_empty(), "for nothing");
         assert_eq!(served(&provider, &requesting(address)).await, address);
     }
 }
@@ -103,6 +104,7 @@ async fn refusal_names_who_has_the_address() {
     let reserved = json!({ "description": "Reserved for the Kubernetes namespace shop" });
     cloud.set("floatingips", ("floating_ip_address", &address.to_string()), &reserved);
     assert!(told(other("shop", "z")).await);
+    assert_eq!(crate::scripted::ids(&cloud), [id.as_str()], "one more for nothing");
     // It goes on where it is.
     assert_eq!(served(&provider, &holder).await, address);
     assert_eq!(served(&cloud.provider(), &holder).await, address);
@@ -283,7 +285,11 @@ async fn others_floating_ips_are_neither_taken_nor_detached() {
         let told = error.to_string();
         assert!(told.contains("for another Service.") && !told.contains("shop/"), "{told}");
     }
+    assert!(cloud.all("loadbalancers").is_empty(), "for nothing");
     // Somebody else's is on the port of the VIP.
+    let mut internal = web();
+    internal.annotations.insert(crate::annotations::INTERNAL.to_owned(), "true".to_owned());
+    settle(&provider, &internal).await.unwrap();
     let port = cloud.all("loadbalancers")[0]["vip_port_id"].clone();
     cloud.add(
         "floatingips",
