@@ -61,16 +61,17 @@ fn is_same_network(url: &str, path: &str) -> bool {
 /// The VMs by zone and name, as far as they were read.
 pub(crate) type Instances = BTreeMap<String, BTreeMap<String, Instance>>;
 
+/// Why no VM is known of such a node.
+const WITHOUT_ZONE: &str = "its Node has neither spec.providerID nor the label topology.kubernetes.io/zone, which say where its VM is";
+
 /// Where a node's VM is: zone and name, or why it cannot be an endpoint.
 pub(crate) fn location<'a>(target: &'a Target, config: &Config) -> Result<(&'a str, &'a str), String> {
     let (zone, name) = match target.provider_id.as_deref().map(|id| (id, id.strip_prefix("gce://"))) {
-        None => match target.zone.as_deref().filter(|zone| !zone.is_empty()) {
-            Some(zone) => (zone, target.node.as_str()),
-            None => {
-                let why = "its Node has neither spec.providerID nor the label topology.kubernetes.io/zone, which say where its VM is";
-                return Err(why.to_owned());
-            }
-        },
+        None => {
+            let zone = target.zone.as_deref().filter(|zone| !zone.is_empty());
+            let zone = zone.ok_or_else(|| WITHOUT_ZONE.to_owned())?;
+            (zone, target.node.as_str())
+        }
         Some((id, None)) => return Err(format!("its providerID {id} is not GCE's")),
         Some((id, Some(path))) => match path.split('/').collect::<Vec<_>>()[..] {
             [project, zone, name] if project == config.project => (zone, name),
