@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keys and values of the maps that program and daemon share.
+//!
+//! Addresses and ports are in the order of their bytes in a packet. All types are without padding,
+//! because the kernel compares keys byte by byte. A change of any of them changes [`LAYOUT`].
+
+use crate::{V4, V6};
+
+/// The version of all types and maps. A daemon adopts only maps of its own layout.
+pub const LAYOUT: u32 = 1;
+
+/// A flow from a client to a VIP.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey<A> {
+    /// The client.
+    pub client: A,
+    /// The VIP.
+    pub vip: A,
+    /// The client's port and the VIP's, as in the packet.
+    pub ports: u32,
+    /// Protocol number.
+    pub protocol: u32,
+}
+
+/// The target of a flow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flow {
+    /// Number of the target.
+    pub target: u32,
+    /// Number of the Service.
+    pub service: u32,
+    /// What [`Flow::version`] was when the flow was checked last.
+    pub version: u16,
+    /// The mark of the link-layer sender that was checked last.
+    pub sender: u16,
+    /// Time of a recent packet, in the units of [`seconds`], with [`CLOSING`].
+    pub seen: u32,
+}
+
+/// Set in [`Flow::seen`] once either side has closed the connection.
+pub const CLOSING: u32 = 1 << 31;
+
+impl Flow {
+    /// Changes when the Service changes in a way that concerns its flows, and when the target leaves
+    /// a table: the flow is then checked again.
+    #[inline(always)]
+    #[allow(clippy::cast_possible_truncation, reason = "a flow is idle for less than 65,536 changes")]
+    pub fn version(service: u32, target: u32) -> u16 {
+        service.wrapping_add(target) as u16
+    }
+
+    /// How long no packet was seen, in the units of [`seconds`].
+    #[inline(always)]
+    pub fn idle(&self, now: u32) -> u32 {
+        now.wrapping_sub(self.seen) & !CLOSING
+    }
+
+    /// Whether the flow still has its target.
+    #[inline(always)]
+    pub fn is_alive(&self, protocol: u32, now: u32) -> bool {
+        let limit = if protocol != u32::from(crate::protocol::TCP) {
+            UDP_IDLE
+        } else if self.seen & CLOSING == 0 {
+            TCP_IDLE
+        } else {
+            TCP_CLOSING
+        };
+        self.idle(now) <= limit
+    }
+}
+
+/// A time in units of 2^30 ns, about 1.07 s: what fits 31 bits without a division.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "wraps after 73 years")]
+pub const fn seconds(nanoseconds: u64) -> u32 {
+    (nanoseconds >> 30) as u32 & !CLOSING
+}
+
+/// How long an idle connection keeps its target: an hour.
+pub const TCP_IDLE: u32 = seconds(3_600_000_000_000);
+/// How long after either side has closed the connection: a minute.
+pub const TCP_CLOSING: u32 = seconds(61_000_000_000);
+/// How long an idle exchange of datagrams keeps its target: two minutes.
+pub const UDP_IDLE: u32 = seconds(121_000_000_000);
+/// A flow's time is written again once it is so old: each write takes the cache line from other CPUs.
+pub const TOUCH: u32 = 4;
+
+/// A VIP's listener.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ListenerKey {
+    /// The VIP.
+    pub vip: V6,
+    /// The port, in the upper half, as in a packet's ports; the lower half is zero.
+    pub port: u32,
+    /// Protocol number.
+    pub protocol: u32,
+}
+
+/// How packets to a listener are forwarded. The value of a listener is the number of its Service.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    /// Its key. An element of the hash table may be used again while a packet looks at it.
+    pub listener: ListenerKey,
+    /// The first slot in the upper half, the number of slots in the lower: both are read at once.
+    pub slots: u64,
+    /// Changes with the listener, the source ranges and the table.
+    pub version: u32,
+    /// [`AFFINITY`].
+    pub flags: u32,
+    /// Number of the table, the key of its members.
+    pub table: u32,
+    /// Number of the set of source ranges; zero if all clients may connect.
+    pub ranges: u32,
+}
+
+/// Only the client's address selects the slot.
+pub const AFFINITY: u32 = 1;
+
+impl Service {
+    /// The slots `base..base + size`.
+    pub const fn slots(base: u32, size: u32) -> u64 {
+        ((base as u64) << 32) | size as u64
+    }
+}
+
+/// Slots in one element of their array: an element has at least eight bytes in the kernel.
+pub const SLOTS_PER_ELEMENT: u32 = 16;
+/// Slots: the number of each one's target, zero for none.
+pub type Slots = [u32; SLOTS_PER_ELEMENT as usize];
+
+/// A target: a node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Family of the next hop, `AF_INET` or `AF_INET6`; zero if there is no such target. This and
+    /// the next field are `struct bpf_redir_neigh`.
+    pub family: u32,
+    /// The node's address: IPv4 in the first word.
+    pub address: [u32; 4],
+    /// Changes when the target leaves a table.
+    pub version: u32,
+    /// [`LOCAL`] or [`TUNNEL`].
+    pub flags: u32,
+    /// Through a tunnel: the node's link-layer address there.
+    pub mac: [u8; 6],
+    /// Through a tunnel: the longest IP packet.
+    pub mtu: u16,
+    /// Through a tunnel: the number of the virtual network.
+    pub vni: u32,
+    /// Fills the element up to a cache line.
+    pub reserved: [u32; 6],
+}
+
+/// The target is this host.
+pub const LOCAL: u32 = 1;
+/// The target is reached through the tunnel.
+pub const TUNNEL: u32 = 2;
+/// `AF_INET`.
+pub const INET: u32 = 2;
+/// `AF_INET6`.
+pub const INET6: u32 = 10;
+
+/// A target that has slots in a table.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Member {
+    /// Number of the table.
+    pub table: u32,
+    /// Number of the target.
+    pub target: u32,
+}
+
+/// A prefix of addresses in a set: of source ranges, or of a node's own addresses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Prefix {
+    /// Number of bits of the other fields that count.
+    pub length: u32,
+    /// Number of the set.
+    pub set: u32,
+    /// The address.
+    pub address: V6,
+}
+
+impl Prefix {
+    /// The bits of a whole key.
+    pub const FULL: u32 = 32 + 128;
+
+    /// One address in a set.
+    #[inline(always)]
+    pub const fn of(set: u32, address: V6) -> Self {
+        Self { length: Self::FULL, set, address }
+    }
+}
+
+/// A link-layer address, of a node or of another edge host.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Mac {
+    /// The address.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub pad: u16,
+}
+
+/// A packet in fragments.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FragmentKey {
+    /// The client.
+    pub client: V6,
+    /// The VIP.
+    pub vip: V6,
+    /// The packet's id.
+    pub id: u32,
+    /// Protocol number; zero for IPv6, where only the first fragment may have it.
+    pub protocol: u32,
+}
+
+/// Where the fragments of a packet go.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentFlow {
+    /// Number of the target.
+    pub target: u32,
+    /// Number of the Service.
+    pub service: u32,
+    /// Time of the first fragment, in the units of [`seconds`].
+    pub seen: u32,
+}
+
+/// How long fragments of a packet are awaited: as long as Linux does for IPv4.
+pub const FRAGMENT_TIME: u32 = seconds(31_000_000_000);
+
+/// A VIP.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Vip {
+    /// The number of the lease under which this host answers for the VIP.
+    pub lease: u32,
+}
+
+/// What the program needs of the link, and the layout of the maps.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// [`LAYOUT`].
+    pub layout: u32,
+    /// The link's own address.
+    pub mac: [u8; 6],
+    /// Zero.
+    pub pad: u16,
+    /// Index of the tunnel's device; zero for none.
+    pub tunnel: u32,
+}
+
+/// What is counted of a Service and of a target.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Forwarded packets; those that the device has merged count each.
+    pub packets: u64,
+    /// Their bytes, with link-layer headers.
+    pub bytes: u64,
+    /// Connections, and exchanges of datagrams, that began.
+    pub flows: u64,
+    /// Packets that the edge dropped although the Service is known.
+    pub drops: u64,
+}
+
+/// What the program counts apart from [`Counters`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Event {
+    /// Dropped: a malformed or cut-off header, or headers longer than [`crate::MAX_HEADERS`].
+    Malformed,
+    /// Dropped: the VIP has no such listener.
+    NoListener,
+    /// Dropped: the client is outside the source ranges.
+    OutsideSourceRanges,
+    /// Dropped: no target has the slot.
+    NoTarget,
+    /// Dropped: a node or an edge host has sent the frame with another's source address.
+    ForeignSource,
+    /// Dropped: a later fragment whose first one was not seen.
+    UnknownFragment,
+    /// Dropped: the hop limit is exhausted.
+    HopLimit,
+    /// Dropped: too long for the tunnel. The client was told, if it can be.
+    TooBig,
+    /// Dropped: an ICMP message that is neither an echo request nor about a flow to the VIP.
+    UnknownIcmp,
+    /// Answered: an ARP request.
+    Arp,
+    /// Answered: a neighbour solicitation.
+    Neighbour,
+    /// Answered: an echo request.
+    Echo,
+    /// Left to the kernel: a request for a VIP whose lease has ended.
+    LeaseEnded,
+}
+
+impl Event {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::Malformed,
+        Self::NoListener,
+        Self::OutsideSourceRanges,
+        Self::NoTarget,
+        Self::ForeignSource,
+        Self::UnknownFragment,
+        Self::HopLimit,
+        Self::TooBig,
+        Self::UnknownIcmp,
+        Self::Arp,
+        Self::Neighbour,
+        Self::Echo,
+        Self::LeaseEnded,
+    ];
+
+    /// Whether the program drops the packet.
+    pub fn is_drop(self) -> bool {
+        self < Self::Arp
+    }
+}
+
+impl FlowKey<V4> {
+    /// The same as a key of IPv6.
+    pub fn mapped(self) -> FlowKey<V6> {
+        use crate::Address as _;
+        let Self { client, vip, ports, protocol } = self;
+        FlowKey { client: client.mapped(), vip: vip.mapped(), ports, protocol }
+    }
+}
+
+impl<A: crate::Address> FlowKey<A> {
+    /// The listener that the client talks to.
+    #[inline(always)]
+    pub fn listener(&self) -> ListenerKey {
+        let [_, _, a, b] = self.ports.to_ne_bytes();
+        ListenerKey {
+            vip: self.vip.mapped(),
+            port: u32::from_ne_bytes([0, 0, a, b]),
+            protocol: self.protocol,
+        }
+    }
+
+    /// The hash that selects the slot.
+    #[inline(always)]
+    pub fn hash(&self, flags: u32) -> u32 {
+        let port = if flags & AFFINITY == 0 { crate::transport::source_port(self.ports) } else { 0 };
+        self.client.flow_hash(port)
+    }
+}
+
+impl ListenerKey {
+    /// A listener of a VIP.
+    pub fn new(vip: core::net::IpAddr, protocol: u8, port: u16) -> Self {
+        Self { vip: vip.into(), port: crate::transport::ports(0, port), protocol: u32::from(protocol) }
+    }
+
+    /// The port's number.
+    pub fn port_number(self) -> u16 {
+        crate::transport::destination_port(self.port)
+    }
+}
+
+/// No padding: the sizes are the sums of the fields.
+const _: () = {
+    assert!(size_of::<FlowKey<V4>>() == 16 && size_of::<FlowKey<V6>>() == 40);
+    assert!(size_of::<Flow>() == 16 && size_of::<ListenerKey>() == 24);
+    assert!(size_of::<Service>() == 48 && size_of::<Target>() == 64);
+    assert!(size_of::<Prefix>() == 24 && size_of::<Mac>() == 8);
+    assert!(size_of::<FragmentKey>() == 40 && size_of::<Config>() == 16);
+};
+
+#[cfg(feature = "aya")]
+#[allow(unsafe_code, reason = "plain old data without padding, as asserted above")]
+mod pod {
+    use super::{
+        Config, Counters, Flow, FlowKey, FragmentFlow, FragmentKey, ListenerKey, Mac, Member, Prefix,
+        Service, Target, V4, V6, Vip,
+    };
+
+    // SAFETY: each type is `repr(C)`, has only integers, and has no padding.
+    unsafe impl aya::Pod for V6 {}
+    unsafe impl aya::Pod for FlowKey<V4> {}
+    unsafe impl aya::Pod for FlowKey<V6> {}
+    unsafe impl aya::Pod for Flow {}
+    unsafe impl aya::Pod for ListenerKey {}
+    unsafe impl aya::Pod for Service {}
+    unsafe impl aya::Pod for Target {}
+    unsafe impl aya::Pod for Member {}
+    unsafe impl aya::Pod for Prefix {}
+    unsafe impl aya::Pod for Mac {}
+    unsafe impl aya::Pod for FragmentKey {}
+    unsafe impl aya::Pod for FragmentFlow {}
+    unsafe impl aya::Pod for Vip {}
+    unsafe impl aya::Pod for Config {}
+    unsafe impl aya::Pod for Counters {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idle_flows_lose_their_target() {
+        let flow = |seen| Flow { seen, ..Flow::default() };
+        let (tcp, udp) = (6, 17);
+        assert!(flow(100).is_alive(tcp, 100 + TCP_IDLE));
+        assert!(!flow(100).is_alive(tcp, 101 + TCP_IDLE));
+        assert!(!flow(0x64 | CLOSING).is_alive(tcp, 101 + TCP_CLOSING));
+        assert!(flow(100).is_alive(udp, 100 + UDP_IDLE));
+        assert!(!flow(100).is_alive(udp, 101 + UDP_IDLE));
+        // The clock wraps.
+        assert!(flow(!CLOSING).is_alive(udp, 3));
+        assert_eq!(seconds(3_600_000_000_000), 3352);
+    }
+
+    #[test]
+    fn listener_of_a_flow_is_found() {
+        let vip: core::net::Ipv4Addr = "10.0.0.1".parse().expect("address");
+        let ports = crate::transport::ports(40_000, 443);
+        let key = FlowKey { client: V4(1), vip: V4::from(vip), ports, protocol: 6 };
+        assert_eq!(key.listener(), ListenerKey::new(vip.into(), 6, 443));
+        assert_eq!(key.listener().port_number(), 443);
+    }
+
+    #[test]
+    fn events_are_in_the_order_of_their_numbers() {
+        for (number, event) in Event::ALL.into_iter().enumerate() {
+            assert_eq!(event as usize, number);
+        }
+    }
+}
