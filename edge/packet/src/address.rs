@@ -11,7 +11,7 @@ use crate::{Datagram, Packet, hash, ipv4, ipv6};
 pub struct V4(pub u32);
 
 /// An IPv6 address, in the order of its bytes.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct V6(pub [u32; 4]);
 
@@ -33,11 +33,16 @@ pub trait Address: Copy + PartialEq {
     /// [`crate::MAX_HEADERS`] allows.
     fn datagram<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>>;
 
+    /// The same for a header without extension headers: the path of most packets.
+    fn plain<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>>;
+
     /// The same for a packet that an ICMP error quotes, which may be cut off anywhere.
     fn quoted<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>>;
 
     /// The protocol number of this family's ICMP.
     const ICMP: u8;
+    /// The length of a header without options and extension headers.
+    const HEADER: usize;
 }
 
 impl Address for V4 {
@@ -67,11 +72,17 @@ impl Address for V4 {
     }
 
     #[inline(always)]
+    fn plain<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>> {
+        ipv4::datagram(packet, offset)
+    }
+
+    #[inline(always)]
     fn quoted<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>> {
         ipv4::header(packet, offset)
     }
 
     const ICMP: u8 = crate::protocol::ICMP;
+    const HEADER: usize = 20;
 }
 
 impl Address for V6 {
@@ -105,11 +116,17 @@ impl Address for V6 {
     }
 
     #[inline(always)]
+    fn plain<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>> {
+        ipv6::plain(packet, offset)
+    }
+
+    #[inline(always)]
     fn quoted<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<Self>> {
         ipv6::header(packet, offset)
     }
 
     const ICMP: u8 = crate::protocol::ICMP6;
+    const HEADER: usize = 40;
 }
 
 impl From<Ipv4Addr> for V4 {

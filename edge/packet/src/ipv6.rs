@@ -28,7 +28,18 @@ fn address(header: &[u8; LENGTH], at: usize) -> V6 {
 /// The headers of a packet that lies whole in the frame.
 #[inline(always)]
 pub(crate) fn datagram<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<V6>> {
-    let datagram = header(packet, offset)?;
+    whole(packet, offset, header(packet, offset)?)
+}
+
+/// The same without extension headers.
+#[inline(always)]
+pub(crate) fn plain<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<V6>> {
+    let datagram = first(packet, offset)?;
+    if is_extension(datagram.protocol) { None } else { whole(packet, offset, datagram) }
+}
+
+#[inline(always)]
+fn whole<P: Packet + ?Sized>(packet: &P, offset: usize, datagram: Datagram<V6>) -> Option<Datagram<V6>> {
     let end = offset + LENGTH + usize::from(be16(packet.at::<LENGTH>(offset)?, 4));
     (end <= packet.length() && datagram.payload <= end).then_some(datagram)
 }
@@ -36,19 +47,25 @@ pub(crate) fn datagram<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<
 /// The headers alone.
 #[inline(always)]
 pub(crate) fn header<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<V6>> {
+    let datagram = first(packet, offset)?;
+    if is_extension(datagram.protocol) { extensions(packet, datagram) } else { Some(datagram) }
+}
+
+/// The first header alone.
+#[inline(always)]
+fn first<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<Datagram<V6>> {
     let header: &[u8; LENGTH] = packet.at(offset)?;
     if header[0] >> 4 != 6 {
         return None;
     }
-    let datagram = Datagram {
+    Some(Datagram {
         source: address(header, 8),
         destination: address(header, 24),
         protocol: header[6],
         hop_limit: header[7],
         payload: offset + LENGTH,
         fragment: Fragment::Whole,
-    };
-    if is_extension(datagram.protocol) { extensions(packet, datagram) } else { Some(datagram) }
+    })
 }
 
 #[inline(always)]

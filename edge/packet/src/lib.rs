@@ -53,6 +53,19 @@ pub struct Datagram<A> {
     pub fragment: Fragment,
 }
 
+impl<A: Address> Datagram<A> {
+    /// The flow from this datagram's source.
+    #[inline(always)]
+    pub fn flow(&self, ports: u32) -> maps::FlowKey<A> {
+        maps::FlowKey {
+            client: self.source,
+            vip: self.destination,
+            ports,
+            protocol: u32::from(self.protocol),
+        }
+    }
+}
+
 /// Which part of its packet a datagram is. The number identifies the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragment {

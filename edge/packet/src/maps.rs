@@ -2,7 +2,8 @@
 //! Keys and values of the maps that program and daemon share.
 //!
 //! Addresses and ports are in the order of their bytes in a packet. All types are without padding,
-//! because the kernel compares keys byte by byte. A change of any of them changes [`LAYOUT`].
+//! because the kernel compares keys byte by byte, and are aligned to eight bytes: the program builds
+//! them on its stack, where the verifier refuses a word at an odd place. A change of any of them changes [`LAYOUT`].
 
 use crate::{V4, V6};
 
@@ -10,7 +11,7 @@ use crate::{V4, V6};
 pub const LAYOUT: u32 = 1;
 
 /// A flow from a client to a VIP.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey<A> {
     /// The client.
@@ -24,7 +25,7 @@ pub struct FlowKey<A> {
 }
 
 /// The target of a flow.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Number of the target.
@@ -88,7 +89,7 @@ pub const UDP_IDLE: u32 = seconds(121_000_000_000);
 pub const TOUCH: u32 = 4;
 
 /// A VIP's listener.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKey {
     /// The VIP.
@@ -165,7 +166,7 @@ pub const INET: u32 = 2;
 pub const INET6: u32 = 10;
 
 /// A target that has slots in a table.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Member {
     /// Number of the table.
@@ -175,7 +176,7 @@ pub struct Member {
 }
 
 /// A prefix of addresses in a set: of source ranges, or of a node's own addresses.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Prefix {
     /// Number of bits of the other fields that count.
@@ -198,7 +199,7 @@ impl Prefix {
 }
 
 /// A link-layer address, of a node or of another edge host.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mac {
     /// The address.
@@ -208,7 +209,7 @@ pub struct Mac {
 }
 
 /// A packet in fragments.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FragmentKey {
     /// The client.
@@ -222,7 +223,7 @@ pub struct FragmentKey {
 }
 
 /// Where the fragments of a packet go.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentFlow {
     /// Number of the target.
@@ -231,6 +232,8 @@ pub struct FragmentFlow {
     pub service: u32,
     /// Time of the first fragment, in the units of [`seconds`].
     pub seen: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// How long fragments of a packet are awaited: as long as Linux does for IPv4.
@@ -375,7 +378,8 @@ const _: () = {
     assert!(size_of::<Flow>() == 16 && size_of::<ListenerKey>() == 24);
     assert!(size_of::<Service>() == 48 && size_of::<Target>() == 64);
     assert!(size_of::<Prefix>() == 24 && size_of::<Mac>() == 8);
-    assert!(size_of::<FragmentKey>() == 40 && size_of::<Config>() == 16);
+    assert!(size_of::<FragmentKey>() == 40 && size_of::<FragmentFlow>() == 16);
+    assert!(size_of::<Config>() == 16 && size_of::<Member>() == 8);
 };
 
 #[cfg(feature = "aya")]

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use crate::ethernet::{ARP, IPV4, IPV6, ethernet};
+use crate::ethernet::{ARP, IPV4, IPV6, LENGTH, ethernet};
 use crate::maps::{AFFINITY, Event, FlowKey, ListenerKey};
-use crate::neighbour::{advertisement, arp_reply, arp_request, solicitation};
+use crate::neighbour::{ADVERTISEMENT_FRAME, advertisement, arp_reply, arp_request, solicitation};
 use crate::{
     Address, Datagram, Fragment, Icmp, IcmpKind, TcpFlags, Transport, V4, V6, checksum, hash, icmp, protocol,
     quoted_flow, transport,
@@ -64,18 +64,29 @@ impl Model {
         let Some(link) = ethernet(frame) else { return Verdict::Pass };
         match link.kind {
             ARP => {
-                let Some(request) = arp_request(frame, link.payload) else { return Verdict::Pass };
-                let reply = || arp_reply(&request, self.mac).to_vec();
+                let Some(request) = arp_request(frame, LENGTH) else { return Verdict::Pass };
+                // The padding of short frames stays.
+                let reply = || {
+                    let mut reply = frame.to_vec();
+                    if let Some(head) = reply.first_chunk_mut() {
+                        arp_reply(head, &request, self.mac);
+                    }
+                    reply
+                };
                 self.answer_neighbour(request.target.mapped(), Event::Arp, reply)
             }
-            IPV4 => self.decide_ip::<V4>(frame, link.payload, link.source),
+            IPV4 => self.decide_ip::<V4>(frame, LENGTH, link.source),
             IPV6 => {
-                let asked = solicitation(frame, link.payload, link.source);
+                let asked = solicitation(frame, LENGTH, link.source);
                 if let Some(asked) = asked.filter(|asked| self.is_vip(asked.target)) {
-                    let reply = || advertisement(&asked, self.mac).to_vec();
+                    let reply = || {
+                        let mut reply = [0; ADVERTISEMENT_FRAME];
+                        advertisement(&mut reply, &asked, self.mac);
+                        reply.to_vec()
+                    };
                     return self.answer_neighbour(asked.target, Event::Neighbour, reply);
                 }
-                self.decide_ip::<V6>(frame, link.payload, link.source)
+                self.decide_ip::<V6>(frame, LENGTH, link.source)
             }
             _ => Verdict::Pass,
         }
@@ -145,11 +156,10 @@ impl Model {
         message: Icmp,
         mac: [u8; 6],
     ) -> Result<Verdict, Event> {
-        let header = if A::ICMP == protocol::ICMP { 20 } else { 40 };
         match message.kind {
             IcmpKind::Neighbour => Ok(Verdict::Pass),
-            IcmpKind::Echo if datagram.payload == at + header => {
-                Ok(Verdict::Answer(Event::Echo, echo_reply(frame, at, header)))
+            IcmpKind::Echo if datagram.payload == at + A::HEADER => {
+                Ok(Verdict::Answer(Event::Echo, echo_reply(frame, at, A::HEADER)))
             }
             IcmpKind::Error => {
                 let flow = quoted_flow(frame, message, datagram.destination).ok_or(Event::UnknownIcmp)?;

@@ -40,20 +40,19 @@ pub fn arp_request<P: Packet + ?Sized>(packet: &P, offset: usize) -> Option<ArpR
 /// A frame with an ARP reply.
 pub const ARP_REPLY: usize = LENGTH + ARP_LENGTH;
 
-/// Answers that `mac` has the address.
+/// Answers that `mac` has the address, in place of the request: the program's own memory has no room for
+/// bytes at odd places.
 #[inline(always)]
-pub fn arp_reply(request: &ArpRequest, mac: [u8; 6]) -> [u8; ARP_REPLY] {
-    let mut frame = [0; ARP_REPLY];
-    put(&mut frame, 0, request.mac);
-    put(&mut frame, 6, mac);
-    put(&mut frame, 12, ARP.to_be_bytes());
-    put(&mut frame, 14, [0, 1, 8, 0, 6, 4]);
-    put(&mut frame, 20, REPLY.to_be_bytes());
-    put(&mut frame, 22, mac);
-    put(&mut frame, 28, request.target.0.to_ne_bytes());
-    put(&mut frame, 32, request.mac);
-    put(&mut frame, 38, request.sender.0.to_ne_bytes());
-    frame
+pub fn arp_reply(frame: &mut [u8; ARP_REPLY], request: &ArpRequest, mac: [u8; 6]) {
+    put(frame, 0, request.mac);
+    put(frame, 6, mac);
+    put(frame, 12, ARP.to_be_bytes());
+    put(frame, 14, [0, 1, 8, 0, 6, 4]);
+    put(frame, 20, REPLY.to_be_bytes());
+    put(frame, 22, mac);
+    put(frame, 28, request.target.0.to_ne_bytes());
+    put(frame, 32, request.mac);
+    put(frame, 38, request.sender.0.to_ne_bytes());
 }
 
 const SOLICITATION: u8 = 135;
@@ -91,39 +90,35 @@ const ADVERTISEMENT_LENGTH: u16 = 32;
 /// A frame with a neighbour advertisement.
 pub const ADVERTISEMENT_FRAME: usize = LENGTH + 40 + ADVERTISEMENT_LENGTH as usize;
 
-/// Answers that `mac` has the address.
+/// Answers that `mac` has the address, in place of the solicitation.
 #[inline(always)]
-#[allow(clippy::cast_possible_truncation, reason = "constants")]
-pub fn advertisement(solicitation: &Solicitation, mac: [u8; 6]) -> [u8; ADVERTISEMENT_FRAME] {
+pub fn advertisement(frame: &mut [u8; ADVERTISEMENT_FRAME], solicitation: &Solicitation, mac: [u8; 6]) {
     let is_trial = solicitation.sender == V6::default();
     let (to, to_mac, flags) = if is_trial {
         (ALL_NODES, [0x33, 0x33, 0, 0, 0, 1], OVERRIDE)
     } else {
         (solicitation.sender, solicitation.mac, SOLICITED | OVERRIDE)
     };
-    let mut frame = [0; ADVERTISEMENT_FRAME];
-    put(&mut frame, 0, to_mac);
-    put(&mut frame, 6, mac);
-    put(&mut frame, 12, IPV6.to_be_bytes());
-    frame[14] = 0x60;
-    put(&mut frame, 18, ADVERTISEMENT_LENGTH.to_be_bytes());
-    put(&mut frame, 20, [crate::protocol::ICMP6, 255]);
-    put_address(&mut frame, 22, solicitation.target);
-    put_address(&mut frame, 38, to);
-    frame[54] = ADVERTISEMENT;
-    frame[58] = flags;
-    put_address(&mut frame, 62, solicitation.target);
+    put(frame, 0, to_mac);
+    put(frame, 6, mac);
+    put(frame, 12, IPV6.to_be_bytes());
+    put(frame, 14, [0x60, 0, 0, 0]);
+    put(frame, 18, ADVERTISEMENT_LENGTH.to_be_bytes());
+    put(frame, 20, [crate::protocol::ICMP6, 255]);
+    put_address(frame, 22, solicitation.target);
+    put_address(frame, 38, to);
+    put(frame, 54, [ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
+    put_address(frame, 62, solicitation.target);
     // Option: the target's link-layer address, of one unit of eight bytes.
-    put(&mut frame, 78, [2, 1]);
-    put(&mut frame, 80, mac);
+    put(frame, 78, [2, 1]);
+    put(frame, 80, mac);
     let mut sum = u32::from(crate::protocol::ICMP6) + u32::from(ADVERTISEMENT_LENGTH);
     let mut at = 22;
     while at < ADVERTISEMENT_FRAME {
-        sum += u32::from(be16(&frame, at));
+        sum += u32::from(be16(frame, at));
         at += 2;
     }
-    put(&mut frame, 56, checksum::finish(sum).to_be_bytes());
-    frame
+    put(frame, 56, checksum::finish(sum).to_be_bytes());
 }
 
 #[inline(always)]
@@ -177,7 +172,8 @@ mod tests {
         let frame = request([10, 0, 0, 9], [10, 0, 0, 100]);
         let parsed = arp_request(&frame[..], 14).expect("a request");
         assert_eq!(parsed, ArpRequest { mac: CLIENT, sender: v4("10.0.0.9"), target: v4("10.0.0.100") });
-        let reply = arp_reply(&parsed, EDGE);
+        let mut reply = [1; ARP_REPLY];
+        arp_reply(&mut reply, &parsed, EDGE);
         assert_eq!(reply[..14], [&CLIENT[..], &EDGE, &[8, 6]].concat());
         assert_eq!(reply[14..22], [0, 1, 8, 0, 6, 4, 0, 2]);
         assert_eq!(reply[22..32], [&EDGE[..], &[10, 0, 0, 100]].concat());
@@ -211,7 +207,8 @@ mod tests {
     fn solicitation_is_answered() {
         let parsed = solicitation(&solicit("fd00::9", 255)[..], 14, CLIENT).expect("a solicitation");
         assert_eq!(parsed, Solicitation { mac: CLIENT, sender: v6("fd00::9"), target: v6("fd00::100") });
-        let frame = advertisement(&parsed, EDGE);
+        let mut frame = [1; ADVERTISEMENT_FRAME];
+        advertisement(&mut frame, &parsed, EDGE);
         assert_eq!(frame[..6], CLIENT);
         assert_eq!(frame[58], 0x60);
         assert_eq!(frame[80..], EDGE);
@@ -223,7 +220,8 @@ mod tests {
     #[test]
     fn a_host_that_tries_an_address_is_answered_through_all_nodes() {
         let parsed = solicitation(&solicit("::", 255)[..], 14, CLIENT).expect("a solicitation");
-        let frame = advertisement(&parsed, EDGE);
+        let mut frame = [1; ADVERTISEMENT_FRAME];
+        advertisement(&mut frame, &parsed, EDGE);
         assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 1]);
         assert_eq!(frame[58], 0x20, "not solicited");
         let to: [u8; 16] = frame[38..54].try_into().expect("16 bytes");

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use proptest::prelude::*;
 
-use crate::ethernet::{IPV4, IPV6, ethernet};
+use crate::ethernet::{IPV4, IPV6, LENGTH, ethernet};
 use crate::frames::{Frame, solicitation};
 use crate::maps::FlowKey;
 use crate::{
@@ -41,8 +41,8 @@ struct Parsed {
 fn parse(frame: &[u8]) -> Option<Parsed> {
     let link = ethernet(frame)?;
     match link.kind {
-        IPV4 => parse_as::<V4>(frame, link.payload, FlowKey::<V4>::mapped),
-        IPV6 => parse_as::<V6>(frame, link.payload, |key| key),
+        IPV4 => parse_as::<V4>(frame, LENGTH, FlowKey::<V4>::mapped),
+        IPV6 => parse_as::<V6>(frame, LENGTH, |key| key),
         _ => None,
     }
 }
@@ -191,7 +191,7 @@ fn samples() -> Vec<Vec<u8>> {
     let mut samples = Vec::new();
     for [client, vip, router] in families() {
         let reply = Frame::tcp((vip, 443), (client, 40_000), 16);
-        let mut frames = vec![
+        let frames = vec![
             Frame::tcp((client, 40_000), (vip, 443), SYN),
             Frame::udp((client, 1), (vip, 2), &[0; 64]),
             Frame::udp((client, 1), (vip, 2), &[0; 64]).fragment(7, 0, true),
@@ -199,9 +199,6 @@ fn samples() -> Vec<Vec<u8>> {
             Frame::error(router, vip, 3, 4, &reply, 60),
             Frame::icmp(client, vip, if vip.is_ipv4() { 8 } else { 128 }, 0, &[0; 60]),
         ];
-        let mut tagged = frames[0].clone();
-        tagged.tags = vec![0x81, 0, 0, 0];
-        frames.push(tagged);
         samples.extend(frames.iter().map(Frame::bytes));
     }
     samples
@@ -260,7 +257,7 @@ proptest! {
 
     #[test]
     fn changed_packets_never_panic(
-        sample in 0..14_usize,
+        sample in 0..12_usize,
         changes in prop::collection::vec((0..120_usize, any::<u8>()), 1..8),
         length in 0..160_usize,
     ) {
