@@ -1,5 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon's side of the edge's data plane in eBPF: it loads the program of `edge/ebpf`, writes
 //! its maps, and reads flows and counters.
+//!
+//! The plan makes a [`State`]; [`Dataplane`] writes what differs from the maps. Maps and program are
+//! pinned, so that packets pass while no daemon runs, and the next one adopts them. Nothing here
+//! decides about targets or leases, and nothing else writes to the maps.
 
+mod adopt;
+mod attach;
+mod counters;
+mod dataplane;
+mod error;
+mod flows;
 pub mod maglev;
+mod maps;
+mod numbers;
+mod object;
+mod records;
+mod regions;
+mod shared;
+mod state;
+mod syscall;
+mod writer;
+
+pub use attach::Hook;
+pub use dataplane::{Dataplane, Options, Sizes, remove};
+pub use error::Error;
+pub use state::{Listener, MacAddress, Path, State, Table, TargetState};
+pub use steerage_edge_packet as packet;

@@ -77,7 +77,8 @@ pub struct Solicitation {
 #[inline(always)]
 pub fn solicitation<P: Packet + ?Sized>(packet: &P, offset: usize, mac: [u8; 6]) -> Option<Solicitation> {
     let header: &[u8; 64] = packet.at(offset)?;
-    let is_solicitation = header[6] == crate::protocol::ICMP6
+    let is_solicitation = header[0] >> 4 == 6
+        && header[6] == crate::protocol::ICMP6
         && header[7] == 255
         && header[40] == SOLICITATION
         && header[41] == 0;

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The maps of a loaded program. `writer`, `flows` and `counters` use them.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use aya::maps::{Map, MapData};
+use aya::{Ebpf, Pod};
+use steerage_edge_packet::maps::{Config, Service, Slots, Target};
+
+use crate::error::Error;
+use crate::shared::SharedArray;
+use crate::syscall;
+
+/// A map that is read and written by system calls.
+#[derive(Debug)]
+pub(crate) struct KernelMap {
+    name: &'static str,
+    data: MapData,
+}
+
+impl KernelMap {
+    fn take(program: &mut Ebpf, name: &'static str) -> Result<Self, Error> {
+        let map = program.take_map(name).ok_or(Error::Missing(name))?;
+        let (Map::Array(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::LpmTrie(data)
+        | Map::PerCpuArray(data)) = map
+        else {
+            return Err(Error::Missing(name));
+        };
+        Ok(Self { name, data })
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.data.fd().as_fd()
+    }
+
+    pub(crate) fn update<K: Pod, V: Pod>(&self, keys: &[K], values: &[V]) -> Result<(), Error> {
+        syscall::update(self.fd(), keys, values).map_err(Error::io("write to", self.name))
+    }
+
+    pub(crate) fn delete<K: Pod>(&self, keys: &[K]) -> Result<(), Error> {
+        syscall::delete(self.fd(), keys).map_err(Error::io("delete from", self.name))
+    }
+
+    pub(crate) fn read<K: Pod, V: Pod>(&self) -> Result<Vec<(K, V)>, Error> {
+        let mut found = Vec::new();
+        syscall::read(self.fd(), 1, |key, values: &[V]| {
+            found.extend(values.first().map(|value| (key, *value)))
+        })
+        .map_err(Error::io("read", self.name))?;
+        Ok(found)
+    }
+
+    /// The values of each CPU.
+    pub(crate) fn lookup<K: Pod, V: Pod>(&self, key: &K, cpus: usize) -> Result<Vec<V>, Error> {
+        syscall::lookup(self.fd(), key, cpus).map_err(Error::io("read", self.name))
+    }
+
+    fn share<T: Pod>(&self) -> Result<SharedArray<T>, Error> {
+        let count = self.data.info()?.max_entries();
+        let count = usize::try_from(count).unwrap_or(0);
+        SharedArray::open(self.fd(), count).map_err(Error::io("map into memory", self.name))
+    }
+}
+
+/// All maps.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    pub(crate) config: SharedArray<Config>,
+    pub(crate) gate: SharedArray<u64>,
+    pub(crate) leases: SharedArray<u64>,
+    pub(crate) services: SharedArray<Service>,
+    pub(crate) slots: SharedArray<Slots>,
+    pub(crate) targets: SharedArray<Target>,
+    pub(crate) vips: KernelMap,
+    pub(crate) listeners: KernelMap,
+    pub(crate) members: KernelMap,
+    pub(crate) senders: KernelMap,
+    pub(crate) prefixes: KernelMap,
+    pub(crate) flows4: KernelMap,
+    pub(crate) flows6: KernelMap,
+    pub(crate) service_counters: KernelMap,
+    pub(crate) target_counters: KernelMap,
+    pub(crate) events: KernelMap,
+}
+
+/// The names of all maps in the object file.
+pub(crate) const NAMES: [&str; 19] = [
+    "CONFIG",
+    "GATE",
+    "LEASES",
+    "SERVICES",
+    "SLOTS",
+    "TARGETS",
+    "VIPS",
+    "LISTENERS",
+    "MEMBERS",
+    "SENDERS",
+    "PREFIXES",
+    "FLOWS4",
+    "FLOWS6",
+    "RECENT4",
+    "RECENT6",
+    "FRAGMENTS",
+    "SERVICE_COUNTERS",
+    "TARGET_COUNTERS",
+    "EVENTS",
+];
+
+impl Maps {
+    pub(crate) fn take(program: &mut Ebpf) -> Result<Self, Error> {
+        let mut take = |name| KernelMap::take(program, name);
+        Ok(Self {
+            config: take("CONFIG")?.share()?,
+            gate: take("GATE")?.share()?,
+            leases: take("LEASES")?.share()?,
+            services: take("SERVICES")?.share()?,
+            slots: take("SLOTS")?.share()?,
+            targets: take("TARGETS")?.share()?,
+            vips: take("VIPS")?,
+            listeners: take("LISTENERS")?,
+            members: take("MEMBERS")?,
+            senders: take("SENDERS")?,
+            prefixes: take("PREFIXES")?,
+            flows4: take("FLOWS4")?,
+            flows6: take("FLOWS6")?,
+            service_counters: take("SERVICE_COUNTERS")?,
+            target_counters: take("TARGET_COUNTERS")?,
+            events: take("EVENTS")?,
+        })
+    }
+}

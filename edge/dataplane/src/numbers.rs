@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Numbers for things that the maps know by number. Pure, used by `writer`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The number of each key: the lowest free one, from one.
+#[derive(Clone, Debug)]
+pub(crate) struct Numbers<K> {
+    by_key: BTreeMap<K, u32>,
+    free: BTreeSet<u32>,
+    /// All from here on are free.
+    next: u32,
+    limit: u32,
+}
+
+impl<K: Ord + Clone> Numbers<K> {
+    /// Numbers below `limit`.
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { by_key: BTreeMap::new(), free: BTreeSet::new(), next: 1, limit }
+    }
+
+    pub(crate) fn get(&self, key: &K) -> Option<u32> {
+        self.by_key.get(key).copied()
+    }
+
+    pub(crate) fn adopt(&mut self, key: K, number: u32) {
+        self.free.extend(self.next..number);
+        self.free.remove(&number);
+        self.next = self.next.max(number + 1);
+        self.by_key.insert(key, number);
+    }
+
+    /// The key's number, a new one if it has none, or `None` if all are used.
+    pub(crate) fn assign(&mut self, key: &K) -> Option<u32> {
+        if let Some(number) = self.by_key.get(key) {
+            return Some(*number);
+        }
+        let number = match self.free.pop_first() {
+            Some(number) => number,
+            None if self.next < self.limit => {
+                self.next += 1;
+                self.next - 1
+            }
+            None => return None,
+        };
+        self.by_key.insert(key.clone(), number);
+        Some(number)
+    }
+
+    pub(crate) fn remove(&mut self, key: &K) -> Option<u32> {
+        let number = self.by_key.remove(key)?;
+        self.free.insert(number);
+        Some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_kept_and_used_again() {
+        let mut numbers = Numbers::new(4);
+        assert_eq!(["a", "b", "a"].map(|key| numbers.assign(&key)), [Some(1), Some(2), Some(1)]);
+        assert_eq!(numbers.remove(&"a"), Some(1));
+        assert_eq!(["c", "d", "e"].map(|key| numbers.assign(&key)), [Some(1), Some(3), None]);
+    }
+
+    #[test]
+    fn adopted_numbers_are_not_given_twice() {
+        let mut numbers = Numbers::new(10);
+        numbers.adopt("d", 4);
+        numbers.adopt("b", 2);
+        assert_eq!(["a", "c", "e"].map(|key| numbers.assign(&key)), [Some(1), Some(3), Some(5)]);
+        assert_eq!(numbers.get(&"d"), Some(4));
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands of bpf(2) for many elements at once, which aya does not have. Used by `maps` alone.
+//!
+//! Kernels without a batch for a type of map get one element after the other.
+
+#![allow(
+    unsafe_code,
+    reason = "bpf(2) has no safe wrapper for batches; pointers go no further than the call"
+)]
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use aya::Pod;
+
+const LOOKUP: i64 = 1;
+const UPDATE: i64 = 2;
+const DELETE: i64 = 3;
+const LOOKUP_BATCH: i64 = 24;
+const UPDATE_BATCH: i64 = 26;
+const DELETE_BATCH: i64 = 27;
+/// The kernel's own code for a command that a type of map lacks.
+const ENOTSUPP: i32 = 524;
+/// Elements in one batch: the kernel copies them to and from memory of its own.
+const BATCH: usize = 4096;
+/// Bytes of a cursor: the longest key.
+const CURSOR: usize = 64;
+
+/// `union bpf_attr` of batches.
+#[repr(C)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` of single elements.
+#[repr(C)]
+struct ElementAttr {
+    map_fd: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+fn bpf<T>(command: i64, attr: &mut T) -> io::Result<()> {
+    let size = size_of::<T>();
+    // SAFETY: the attribute lives during the call, and each pointer in it is to memory of the size that the map has, as the callers
+    // below ensure.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn fd(map: BorrowedFd<'_>) -> u32 {
+    u32::try_from(map.as_raw_fd()).unwrap_or(u32::MAX)
+}
+
+fn address<T>(slice: &[T]) -> u64 {
+    slice.as_ptr().expose_provenance() as u64
+}
+
+fn lacks_batches(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | ENOTSUPP))
+}
+
+/// Writes all elements. `K` and `V` have the sizes of the map's keys and values.
+pub(crate) fn update<K: Pod, V: Pod>(map: BorrowedFd<'_>, keys: &[K], values: &[V]) -> io::Result<()> {
+    for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
+        let mut attr = BatchAttr::new(map, keys, address(values));
+        match bpf(UPDATE_BATCH, &mut attr) {
+            Err(error) if lacks_batches(&error) => {
+                for (key, value) in keys.iter().zip(values) {
+                    element(UPDATE, map, key, address(std::slice::from_ref(value)))?;
+                }
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// Deletes all elements; those that do not exist are skipped.
+pub(crate) fn delete<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> io::Result<()> {
+    let mut rest = keys;
+    while !rest.is_empty() {
+        let chunk = &rest[..rest.len().min(BATCH)];
+        let mut attr = BatchAttr::new(map, chunk, 0);
+        match bpf(DELETE_BATCH, &mut attr) {
+            Ok(()) => rest = &rest[chunk.len()..],
+            // The element after those that were deleted does not exist.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                let done = usize::try_from(attr.count).unwrap_or(0).min(chunk.len() - 1);
+                rest = &rest[done + 1..];
+            }
+            Err(error) if lacks_batches(&error) => {
+                for key in chunk {
+                    match element(DELETE, map, key, 0) {
+                        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                        result => result?,
+                    }
+                }
+                rest = &rest[chunk.len()..];
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Calls `each` with all elements, in no order. Elements that come or go meanwhile may be missed.
+/// `width`: values of one element, one for each CPU in maps that are per CPU.
+pub(crate) fn read<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    width: usize,
+    mut each: impl FnMut(K, &[V]),
+) -> io::Result<()> {
+    let (mut keys, mut values) = (zeroed::<K>(BATCH), zeroed::<V>(BATCH * width));
+    let mut cursor: Option<[u8; CURSOR]> = None;
+    let mut count = BATCH;
+    loop {
+        let mut next = [0_u8; CURSOR];
+        let mut attr = BatchAttr::new(map, &keys, address(&values));
+        attr.in_batch = cursor.as_ref().map_or(0, |cursor| address(cursor));
+        attr.out_batch = next.as_mut_ptr().expose_provenance() as u64;
+        attr.count = u32::try_from(count).unwrap_or(u32::MAX);
+        attr.keys = keys.as_mut_ptr().expose_provenance() as u64;
+        attr.values = values.as_mut_ptr().expose_provenance() as u64;
+        let result = bpf(LOOKUP_BATCH, &mut attr);
+        match &result {
+            // A bucket of the hash table has more elements.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                count *= 2;
+                (keys, values) = (zeroed(count), zeroed(count * width));
+                continue;
+            }
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return result,
+            _ => {}
+        }
+        let found = usize::try_from(attr.count).unwrap_or(0);
+        for (key, value) in keys.iter().zip(values.chunks(width)).take(found) {
+            each(*key, value);
+        }
+        if result.is_err() {
+            return Ok(());
+        }
+        cursor = Some(next);
+    }
+}
+
+/// The values of one element, one for each CPU in maps that are per CPU.
+pub(crate) fn lookup<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, width: usize) -> io::Result<Vec<V>> {
+    let mut values = zeroed::<V>(width);
+    element(LOOKUP, map, key, values.as_mut_ptr().expose_provenance() as u64)?;
+    Ok(values)
+}
+
+fn element<K: Pod>(command: i64, map: BorrowedFd<'_>, key: &K, value: u64) -> io::Result<()> {
+    let key = address(std::slice::from_ref(key));
+    bpf(command, &mut ElementAttr { map_fd: fd(map), padding: 0, key, value, flags: 0 })
+}
+
+fn zeroed<T: Pod>(count: usize) -> Vec<T> {
+    // SAFETY: all bytes zero are a value of plain old data.
+    vec![unsafe { std::mem::zeroed() }; count]
+}
+
+impl BatchAttr {
+    fn new<K>(map: BorrowedFd<'_>, keys: &[K], values: u64) -> Self {
+        Self {
+            in_batch: 0,
+            out_batch: 0,
+            keys: address(keys),
+            values,
+            count: u32::try_from(keys.len()).unwrap_or(u32::MAX),
+            map_fd: fd(map),
+            elem_flags: 0,
+            flags: 0,
+        }
+    }
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The program in the kernel: packets through `BPF_PROG_TEST_RUN`, and over real links in network
+//! namespaces. Needs root.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod bed;
+mod differential;
+mod flows;
+mod neighbours;
+mod packets;
