@@ -16,7 +16,11 @@ use crate::{PASS, send};
 pub fn remember<A: Family>(datagram: &Datagram<A>, id: u32, decision: Decision, now: u32) {
     if let Ok((service, target)) = decision.split() {
         // Without memory the later fragments are dropped.
-        let _ = FRAGMENTS.insert(&key(datagram, id), &FragmentFlow { target, service, seen: now, reserved: 0 }, 0);
+        let _ = FRAGMENTS.insert(
+            &key(datagram, id),
+            &FragmentFlow { target, service, seen: now, reserved: 0 },
+            0,
+        );
     }
 }
 

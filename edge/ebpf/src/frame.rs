@@ -66,6 +66,13 @@ impl Frame {
         if merged == 0 { 1 } else { merged as u64 }
     }
 
+    /// Payload of each packet that was merged into this one; zero for none.
+    #[inline(always)]
+    pub fn segment_size(&self) -> u32 {
+        // SAFETY: the program's own context.
+        unsafe { (*self.skb).gso_size }
+    }
+
     /// `N` bytes at `offset`, to write.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]

@@ -6,11 +6,11 @@ use steerage_edge_packet::maps::{
 };
 use steerage_edge_packet::{TcpFlags, V6, hash, protocol};
 
+use crate::DROP;
 use crate::maps::{
     Family, LISTENERS, MEMBERS, SENDERS, SERVICE_COUNTERS, SERVICES, SLOTS, TARGETS, contains, count,
     drop_if_vip,
 };
-use crate::DROP;
 
 /// What the packet says besides its flow.
 #[repr(C)]
@@ -48,7 +48,11 @@ impl Decision {
     /// The Service and the target, or the action.
     #[inline(always)]
     pub fn split(self) -> Result<(u32, u32), i32> {
-        if self.0 & Self::ACTION == 0 { Ok(((self.0 >> 32) as u32, self.0 as u32)) } else { Err(self.0 as i32) }
+        if self.0 & Self::ACTION == 0 {
+            Ok(((self.0 >> 32) as u32, self.0 as u32))
+        } else {
+            Err(self.0 as i32)
+        }
     }
 }
 
@@ -58,7 +62,8 @@ pub fn open<A: Family>(key: &FlowKey<A>, opening: &Opening) -> Decision {
     // SAFETY: the value is one word.
     let found = unsafe { LISTENERS.get(&listener) }.copied();
     // The element may have been used again for another listener meanwhile.
-    let service = found.and_then(|number| SERVICES.get(number)).filter(|service| service.listener == listener);
+    let service =
+        found.and_then(|number| SERVICES.get(number)).filter(|service| service.listener == listener);
     let (Some(number), Some(service)) = (found, service) else {
         let event = if opening.is_error { Event::UnknownIcmp } else { Event::NoListener };
         return Decision::action(drop_if_vip(listener.vip, event));
@@ -171,4 +176,3 @@ fn refuse(service: u32, event: Event) -> Decision {
     }
     Decision::action(DROP)
 }
-

@@ -4,15 +4,18 @@
 use aya_ebpf::bindings::{
     __sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_redir_neigh, bpf_tunnel_key,
 };
-use aya_ebpf::helpers::{bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_set_tunnel_key};
+use aya_ebpf::helpers::{
+    bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_tail, bpf_skb_set_tunnel_key,
+};
 use steerage_edge_packet::ethernet::LENGTH;
 use steerage_edge_packet::maps::{Event, INET, LOCAL, TUNNEL, Target};
+use steerage_edge_packet::too_big::{FRAME4, FRAME6, Quote4, Quote6};
 use steerage_edge_packet::{Address, Datagram, Packet, protocol};
 
 use crate::frame::Frame;
 use crate::maps::{CONFIG, Family, SERVICE_COUNTERS, TARGET_COUNTERS, TARGETS, count};
 use crate::open::Decision;
-use crate::{DROP, PASS};
+use crate::{DROP, PASS, UNDECIDED};
 
 /// The hop limit inside a tunnel's own packets.
 const TUNNEL_HOP_LIMIT: u8 = 64;
@@ -43,7 +46,7 @@ pub fn send<A: Family>(frame: &Frame, datagram: &Datagram<A>, decision: Decision
         }
     }
     if target.flags & (LOCAL | TUNNEL) != 0 {
-        return if is_local { PASS } else { through_tunnel(frame.skb, target) };
+        return if is_local { PASS } else { through_tunnel::<A>(frame.skb, target) };
     }
     let next_hop = core::ptr::from_ref(target).cast::<bpf_redir_neigh>().cast_mut();
     // SAFETY: a target begins with the fields of the next hop, and the kernel only reads them.
@@ -77,11 +80,20 @@ fn decrement_hop_limit<A: Address>(frame: &Frame, hop_limit: u8) -> bool {
 
 /// Encapsulates a packet for a target that is no neighbour.
 #[inline(never)]
-fn through_tunnel(skb: *mut __sk_buff, target: &Target) -> i32 {
+fn through_tunnel<A: Family>(skb: *mut __sk_buff, target: &Target) -> i32 {
     let Some(config) = CONFIG.get(0).filter(|config| config.tunnel != 0) else {
         count(Event::NoTarget);
         return DROP;
     };
+    let frame = Frame::again(skb);
+    if longest_packet::<A>(&frame) > u32::from(target.mtu) {
+        let is_v4 = A::ICMP == protocol::ICMP;
+        let answer = if is_v4 { answer4(skb, target.mtu) } else { answer6(skb, target.mtu) };
+        if answer != UNDECIDED {
+            count(Event::TooBig);
+            return answer;
+        }
+    }
     // SAFETY: plain data.
     let mut key: bpf_tunnel_key = unsafe { core::mem::zeroed() };
     key.tunnel_id = target.vni;
@@ -110,4 +122,52 @@ fn through_tunnel(skb: *mut __sk_buff, target: &Target) -> i32 {
         }
         bpf_redirect(config.tunnel, 0) as i32
     }
+}
+
+/// The length of the IP packet, or of the longest one that was merged into it.
+#[inline(always)]
+fn longest_packet<A: Family>(frame: &Frame) -> u32 {
+    let length = (frame.length() - LENGTH) as u32;
+    let merged = frame.segment_size();
+    if merged == 0 {
+        return length;
+    }
+    let Some(datagram) = A::plain(frame, LENGTH) else { return length };
+    let headers = (datagram.payload - LENGTH) as u32;
+    match frame.at::<20>(datagram.payload) {
+        Some(header) if datagram.protocol == protocol::TCP => {
+            headers + u32::from(header[12] >> 4) * 4 + merged
+        }
+        _ => headers + 8 + merged,
+    }
+}
+
+/// Tells the client. Undecided are packets that the tunnel may fragment.
+#[inline(always)]
+fn answer4(skb: *mut __sk_buff, mtu: u16) -> i32 {
+    let Some(quote) = Quote4::read(&Frame::again(skb)) else { return UNDECIDED };
+    // SAFETY: the program's own context. All pointers into the packet are read again.
+    if unsafe { bpf_skb_change_tail(skb, FRAME4 as u32, 0) } != 0 {
+        return DROP;
+    }
+    let frame = Frame::again(skb);
+    let Some(bytes) = frame.at_mut(0) else { return DROP };
+    quote.answer(bytes, mtu);
+    // SAFETY: the program's own context.
+    unsafe { bpf_redirect(frame.interface(), 0) as i32 }
+}
+
+/// Tells the client.
+#[inline(always)]
+fn answer6(skb: *mut __sk_buff, mtu: u16) -> i32 {
+    let Some(quote) = Quote6::read(&Frame::again(skb)) else { return DROP };
+    // SAFETY: the program's own context. All pointers into the packet are read again.
+    if unsafe { bpf_skb_change_tail(skb, FRAME6 as u32, 0) } != 0 {
+        return DROP;
+    }
+    let frame = Frame::again(skb);
+    let Some(bytes) = frame.at_mut(0) else { return DROP };
+    quote.answer(bytes, mtu);
+    // SAFETY: the program's own context.
+    unsafe { bpf_redirect(frame.interface(), 0) as i32 }
 }

@@ -26,6 +26,7 @@ pub mod maps;
 pub mod model;
 pub mod neighbour;
 mod read;
+pub mod too_big;
 pub mod transport;
 
 #[cfg(test)]

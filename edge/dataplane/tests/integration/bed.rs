@@ -181,11 +181,12 @@ impl Bed {
 
 /// Whether the kernel tests a program with this frame: it must have a payload, and whole IP headers.
 pub(crate) fn is_testable(frame: &[u8]) -> bool {
-    frame.len() >= match frame.get(12..14) {
-        Some([0x08, 0x00]) => 34,
-        Some([0x86, 0xdd]) => 54,
-        _ => 15,
-    }
+    frame.len()
+        >= match frame.get(12..14) {
+            Some([0x08, 0x00]) => 34,
+            Some([0x86, 0xdd]) => 54,
+            _ => 15,
+        }
 }
 
 /// The key whose number has risen by one.

@@ -97,7 +97,8 @@ fn bytes(random: &mut Random, epoch: u64) -> Vec<u8> {
         }
         1 => {
             let sender = random.pick(&["::", "fd00::9"]).parse().unwrap();
-            solicitation(sender, random.pick(&["fd00::100", "fd00::101", "fd00::21"]).parse().unwrap()).bytes()
+            solicitation(sender, random.pick(&["fd00::100", "fd00::101", "fd00::21"]).parse().unwrap())
+                .bytes()
         }
         2 => (0..15 + random.below(200)).map(|_| random.byte()).collect(),
         _ => frame(random, epoch).bytes(),

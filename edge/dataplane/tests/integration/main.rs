@@ -6,5 +6,7 @@
 mod bed;
 mod differential;
 mod flows;
+mod links;
+mod measure;
 mod neighbours;
 mod packets;

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The program on a real link in network namespaces: a client, an edge host and two nodes at one
+//! switch. It outlives its daemon, is adopted, and is replaced without the loss of a packet.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::{Path as FilePath, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns};
+use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
+use steerage_edge_dataplane::{
+    Dataplane, Hook, Listener, MacAddress, Options, Path, State, TargetState, remove,
+};
+use steerage_requirements::requires;
+
+use crate::bed::{self, FRESH, address, table};
+
+const VIPS: [&str; 2] = ["10.0.0.100", "fd00::100"];
+const PORT: u16 = 80;
+
+fn sh(command: &str) -> String {
+    let output = Command::new("sh").args(["-ec", command]).output().expect("sh");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {error}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A client, an edge host and nodes at one switch. Goes with its namespaces.
+struct Link {
+    prefix: String,
+    pins: PathBuf,
+}
+
+impl Link {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let prefix = format!("sd{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let pins = std::env::temp_dir().join(&prefix);
+        std::fs::create_dir(&pins).expect("folder");
+        mount(Some("bpf"), &pins, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
+        let link = Self { prefix, pins };
+        let switch = link.netns("switch");
+        sh(&format!(
+            "ip netns add {switch}; ip -n {switch} link add br0 type bridge mcast_snooping 0; ip -n {switch} link set br0 up"
+        ));
+        for (name, host) in [("client", 9), ("edge", 1), ("node1", 21), ("node2", 22)] {
+            let netns = link.netns(name);
+            sh(&format!(
+                "ip netns add {netns}; ip -n {netns} link set lo up
+                 ip netns exec {netns} sysctl -qw net.ipv6.conf.all.accept_dad=0 net.ipv6.conf.default.accept_dad=0 \
+                    net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2 net.ipv4.conf.all.rp_filter=0
+                 ip -n {netns} link add eth0 type veth peer name {name} netns {switch}
+                 ip -n {switch} link set {name} master br0 up
+                 ip -n {netns} addr add 10.0.0.{host}/24 dev eth0; ip -n {netns} addr add fd00::{host}/64 dev eth0 nodad
+                 ip -n {netns} link set eth0 up"
+            ));
+        }
+        for node in ["node1", "node2"] {
+            let netns = link.netns(node);
+            for vip in VIPS {
+                sh(&format!("ip -n {netns} addr add {vip} dev lo"));
+            }
+            serve(&netns, node);
+        }
+        link
+    }
+
+    fn netns(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn within<T: Send>(&self, name: &str, body: impl FnOnce() -> T + Send) -> T {
+        let netns = self.netns(name);
+        thread::scope(|scope| {
+            let run = || {
+                enter(&netns);
+                body()
+            };
+            scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn options(&self, hook: Hook) -> Options {
+        Options {
+            interface: "eth0".to_owned(),
+            mac: self.mac(),
+            pins: Some(self.pins.join("eth0")),
+            hook: Some(hook),
+            ..bed::options()
+        }
+    }
+
+    fn mac(&self) -> MacAddress {
+        let text = sh(&format!("ip netns exec {} cat /sys/class/net/eth0/address", self.netns("edge")));
+        let bytes: Vec<_> =
+            text.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).expect("hex")).collect();
+        bytes.try_into().expect("six bytes")
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let _ = umount2(&self.pins, MntFlags::MNT_DETACH);
+        let _ = std::fs::remove_dir(&self.pins);
+        for name in ["switch", "client", "edge", "node1", "node2"] {
+            let _ = Command::new("ip").args(["netns", "del", &self.netns(name)]).status();
+        }
+    }
+}
+
+fn enter(netns: &str) {
+    let file = std::fs::File::open(FilePath::new("/run/netns").join(netns)).expect("netns");
+    setns(file, CloneFlags::CLONE_NEWNET).expect("setns");
+}
+
+/// Each connection and each datagram gets the node's name.
+fn serve(netns: &str, name: &'static str) {
+    let (sender, ready) = std::sync::mpsc::channel();
+    let netns = netns.to_owned();
+    thread::spawn(move || {
+        enter(&netns);
+        let tcp = TcpListener::bind(("::", PORT)).expect("bind");
+        let udp = VIPS.map(|vip| UdpSocket::bind((vip, PORT)).expect("bind"));
+        sender.send(()).expect("send");
+        for udp in udp {
+            thread::spawn(move || {
+                let mut buffer = [0; 2048];
+                while let Ok((_, from)) = udp.recv_from(&mut buffer) {
+                    let _ = udp.send_to(name.as_bytes(), from);
+                }
+            });
+        }
+        for stream in tcp.incoming() {
+            let Ok(mut stream) = stream else { continue };
+            thread::spawn(move || {
+                let mut byte = [0; 1];
+                while matches!(stream.read(&mut byte), Ok(1)) && stream.write_all(name.as_bytes()).is_ok() {}
+            });
+        }
+    });
+    ready.recv().expect("the node serves");
+}
+
+/// A connection to a VIP, over which the node's name can be asked for.
+struct Connection(TcpStream);
+
+impl Connection {
+    fn open(vip: &str) -> std::io::Result<Self> {
+        let to = SocketAddr::new(address(vip), PORT);
+        let stream = TcpStream::connect_timeout(&to, Duration::from_secs(5))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        Ok(Self(stream))
+    }
+
+    fn node(&mut self) -> std::io::Result<String> {
+        self.0.write_all(b"?")?;
+        let mut name = [0; 5];
+        self.0.read_exact(&mut name)?;
+        Ok(String::from_utf8_lossy(&name).into_owned())
+    }
+}
+
+fn state(nodes: &[u32]) -> State {
+    let mut state = State::default();
+    for vip in VIPS {
+        state.vips.insert(address(vip), FRESH);
+        for protocol in [6, 17] {
+            let table = if address(vip).is_ipv4() { 1 } else { 2 };
+            let listener = Listener { table, has_affinity: false, ranges: None };
+            state.listeners.insert(ListenerKey::new(address(vip), protocol, PORT), listener);
+        }
+    }
+    let numbers = |base: u32| nodes.iter().map(|node| base + node).collect::<Vec<_>>();
+    state.tables = [(1, table(251, &numbers(0))), (2, table(251, &numbers(2)))].into();
+    for (number, node) in [(1, "10.0.0.21"), (2, "10.0.0.22"), (3, "fd00::21"), (4, "fd00::22")] {
+        state.targets.insert(number, TargetState { address: address(node), path: Path::Neighbour });
+    }
+    state
+}
+
+fn start(options: Options, state: &State) -> Dataplane {
+    let hook = options.hook;
+    let mut dataplane = Dataplane::load(options).expect("load");
+    dataplane.write(state).expect("write");
+    dataplane.set_lease(FRESH, Duration::MAX);
+    assert_eq!(Some(dataplane.attach().expect("attach")), hook);
+    dataplane
+}
+
+const HOOKS: [Hook; 2] = [Hook::Tcx, Hook::Filter];
+
+#[test]
+fn clients_reach_both_nodes_through_the_link() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    for hook in HOOKS {
+        let dataplane = link.within("edge", || start(link.options(hook), &state(&[1, 2])));
+        for vip in VIPS {
+            let nodes: BTreeSet<_> = link.within("client", || {
+                (0..30)
+                    .map(|_| Connection::open(vip).and_then(|mut one| one.node()).expect("served"))
+                    .collect()
+            });
+            assert_eq!(nodes, ["node1", "node2"].map(str::to_owned).into(), "{vip} by {hook:?}");
+            let key = ListenerKey::new(address(vip), 6, PORT);
+            assert_eq!(dataplane.listener_counters(&key).expect("counters").flows, 30);
+        }
+        let pings =
+            link.within("client", || sh("ping -c 3 -i 0.1 -W 2 10.0.0.100; ping -c 3 -i 0.1 -W 2 fd00::100"));
+        assert_eq!(pings.matches(" 0% packet loss").count(), 2, "{pings}");
+        assert_eq!(dataplane.events().expect("events").get(&Event::Echo), Some(&6));
+        link.within("edge", || remove("eth0", &link.pins.join("eth0")).expect("remove"));
+        let lost = link.within("client", || Connection::open(VIPS[0]).is_err());
+        assert!(lost, "nothing of it stays");
+    }
+}
+
+/// What a client sends while daemons come and go.
+struct Stream {
+    stop: Arc<AtomicBool>,
+    thread: thread::JoinHandle<(u32, u32)>,
+}
+
+impl Stream {
+    /// Datagrams, one after the other: the answer to one must come before the next.
+    fn start(netns: &str, vip: &str) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, netns, to) = (Arc::clone(&stop), netns.to_owned(), (address(vip), PORT));
+        let thread = thread::spawn(move || {
+            enter(&netns);
+            let any: IpAddr = address(if to.0.is_ipv4() { "0.0.0.0" } else { "::" });
+            let (mut sent, mut lost) = (0, 0);
+            while !stopped.load(Ordering::Relaxed) {
+                let socket = UdpSocket::bind((any, 0)).expect("bind");
+                socket.connect(to).expect("connect");
+                socket.set_read_timeout(Some(Duration::from_secs(1))).expect("timeout");
+                for _ in 0..20 {
+                    sent += 1;
+                    let answered = socket.send(b"?").is_ok() && socket.recv(&mut [0; 16]).is_ok();
+                    lost += u32::from(!answered);
+                }
+            }
+            (sent, lost)
+        });
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> (u32, u32) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("stream")
+    }
+}
+
+#[test]
+fn program_outlives_its_daemon_and_is_replaced_without_loss() {
+    requires!(NetworkNamespace, Program("ip"));
+    for hook in HOOKS {
+        let link = Link::new();
+        let wanted = state(&[1, 2]);
+        drop(link.within("edge", || start(link.options(hook), &wanted)));
+        let mut connections =
+            link.within("client", || VIPS.map(|vip| Connection::open(vip).expect("served")));
+        let nodes = connections.each_mut().map(|one| one.node().expect("served"));
+        let streams = VIPS.map(|vip| Stream::start(&link.netns("client"), vip));
+        for _ in 0..10 {
+            let mut dataplane = link.within("edge", || Dataplane::load(link.options(hook)).expect("load"));
+            assert!(dataplane.is_adopted());
+            assert_eq!(dataplane.written(), Some(&wanted), "as the earlier process has written it");
+            assert!(dataplane.flows().expect("flows").len() >= 2, "flows are kept");
+            link.within("edge", || dataplane.attach().expect("attach"));
+            thread::sleep(Duration::from_millis(50));
+        }
+        for stream in streams {
+            let (sent, lost) = stream.stop();
+            println!("{hook:?}: {sent} datagrams, {lost} lost");
+            assert!(sent > 100 && lost == 0, "{lost} of {sent} lost");
+        }
+        let now = connections.each_mut().map(|one| one.node().expect("still served"));
+        assert_eq!(now, nodes);
+        link.within("edge", || remove("eth0", &link.pins.join("eth0")).expect("remove"));
+    }
+}
+
+/// From a filter, of an older kernel, to tcx and back.
+#[test]
+fn other_hook_takes_over() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let wanted = state(&[1, 2]);
+    drop(link.within("edge", || start(link.options(Hook::Filter), &wanted)));
+    let dataplane = link.within("edge", || start(link.options(Hook::Tcx), &wanted));
+    link.within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
+    let key = ListenerKey::new(address(VIPS[0]), 6, PORT);
+    assert_eq!(dataplane.listener_counters(&key).expect("counters").flows, 1, "one program has the packet");
+}
+
+#[test]
+fn maps_of_another_layout_and_leftovers_are_not_adopted() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let pins = link.pins.join("eth0");
+    drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1, 2]))));
+    let maps = std::fs::read_dir(&pins).expect("pins").map(|entry| entry.expect("entry").path());
+    let maps = maps.into_iter().find(|path| path.is_dir()).expect("folder of maps");
+    std::fs::remove_file(maps.join("GATE")).expect("remove");
+    let mut dataplane = link.within("edge", || Dataplane::load(link.options(Hook::Tcx)).expect("load"));
+    assert!(!dataplane.is_adopted(), "a map is missing");
+    link.within("client", || {
+        Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
+    });
+    dataplane.write(&state(&[1])).expect("write");
+    dataplane.set_lease(FRESH, Duration::MAX);
+    link.within("edge", || dataplane.attach().expect("attach"));
+    for _ in 0..10 {
+        let node = link
+            .within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
+        assert_eq!(node, "node1");
+    }
+}
+
+#[test]
+fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let dataplane = link.within("edge", || start(link.options(Hook::Tcx), &state(&[1, 2])));
+    for vip in VIPS {
+        let forget = || sh(&format!("ip neigh flush dev eth0; ! ip neigh show {vip} | grep REACHABLE"));
+        link.within("client", || {
+            forget();
+            assert!(Connection::open(vip).is_ok());
+        });
+        dataplane.set_lease(FRESH, Duration::ZERO);
+        link.within("client", || {
+            forget();
+            assert!(Connection::open(vip).is_err(), "nobody has {vip}");
+        });
+        dataplane.set_lease(FRESH, Duration::MAX);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while link.within("client", || Connection::open(vip).is_err()) {
+            assert!(Instant::now() < deadline, "one write brings {vip} back");
+        }
+    }
+}
+
+/// Runs the test below. Without PERFMON the verifier refuses offsets in packets that are no constants.
+#[test]
+fn four_capabilities_suffice() {
+    requires!(NetworkNamespace, Program("ip"), Program("setpriv"));
+    let link = Link::new();
+    let program = std::env::current_exe().expect("program");
+    let output = Command::new("ip")
+        .args(["netns", "exec", &link.netns("edge"), "setpriv", "--bounding-set"])
+        .args(["-all,+net_admin,+net_raw,+perfmon,+bpf"])
+        .arg(program)
+        .args(["--ignored", "--exact", "links::load_with_few_capabilities"])
+        .env("STEERAGE_TEST_PINS", link.pins.join("eth0"))
+        .output()
+        .expect("setpriv");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "run by four_capabilities_suffice"]
+fn load_with_few_capabilities() {
+    let Some(pins) = std::env::var_os("STEERAGE_TEST_PINS") else { return };
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    // NET_ADMIN, NET_RAW, PERFMON and BPF.
+    assert!(status.contains("CapEff:\t000000c000003000"), "{status}");
+    for hook in HOOKS {
+        let options = Options {
+            interface: "eth0".to_owned(),
+            pins: Some(pins.clone().into()),
+            hook: Some(hook),
+            ..bed::options()
+        };
+        drop(start(options.clone(), &state(&[1, 2])));
+        assert!(Dataplane::load(options).expect("adopt").is_adopted());
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Measurements, which only run by name:
+//! `cargo test --release -p steerage-edge-dataplane --test integration -- --ignored --nocapture measure`
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aya::{TestRun as _, TestRunOptions};
+use steerage_edge_dataplane::packet::frames::Frame;
+use steerage_edge_dataplane::packet::maps::ListenerKey;
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, TargetState};
+use steerage_requirements::requires;
+
+use crate::bed::{self, ACK, SYN, families, table};
+
+/// Packets of one run. The hop limit of the frame, which stays the same one, has to suffice.
+const REPEAT: u32 = 200;
+
+fn vip(number: u32, v6: bool) -> IpAddr {
+    if v6 {
+        IpAddr::V6(Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(number)))
+    } else {
+        IpAddr::V4(Ipv4Addr::from(0x0a10_0000 | number))
+    }
+}
+
+/// Services of both families with three targets each of a hundred nodes.
+pub(crate) fn world(services: u32) -> State {
+    let mut state = State::default();
+    for number in 1..=100_u32 {
+        let address = IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | number));
+        state.targets.insert(number, TargetState { address, path: Path::Neighbour });
+    }
+    for service in 0..services {
+        let members = [0, 33, 66].map(|more| 1 + (service + more) % 100);
+        for v6 in [false, true] {
+            let number = service * 2 + u32::from(v6) + 1;
+            state.tables.insert(number, table(251, &members));
+            state.vips.insert(vip(service, v6), bed::FRESH);
+            for port in [80, 443] {
+                let listener = Listener { table: number, has_affinity: false, ranges: None };
+                state.listeners.insert(ListenerKey::new(vip(service, v6), 6, port), listener);
+            }
+        }
+    }
+    state
+}
+
+fn options(sizes: Sizes) -> Options {
+    Options { sizes, ..bed::options() }
+}
+
+pub(crate) fn large() -> Sizes {
+    Sizes { services: 65_536, slots: 16 << 20, targets: 16_384, flows: 1 << 20, recent_flows: 1 << 16 }
+}
+
+fn median(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    format!("{:.1} ({:.1}..{:.1})", values[values.len() / 2], values[0], values[values.len() - 1])
+}
+
+/// Nanoseconds for a packet, each time over all frames.
+fn time(dataplane: &Dataplane, frames: &[Vec<u8>], repeat: u32, expected: i32) -> f64 {
+    let mut total = Duration::ZERO;
+    for frame in frames {
+        let mut options = TestRunOptions::new();
+        (options.data_in, options.repeat) = (Some(frame.as_slice()), repeat);
+        let result = dataplane.program().expect("program").test_run(options).expect("test run");
+        assert_eq!(result.return_value.cast_signed(), expected);
+        total += result.duration;
+    }
+    total.as_secs_f64() * 1e9 / frames.len() as f64
+}
+
+fn frames(services: u32, v6: bool, flags: u8) -> Vec<Vec<u8>> {
+    let client = families()[usize::from(v6)].client;
+    let frame = |number: u32| {
+        let vip = vip(number * 7919 % services, v6);
+        let port = u16::try_from(1024 + number % 50_000).expect("port");
+        let mut frame = Frame::tcp((client, port), (vip, 443), flags);
+        frame.hop_limit = 255;
+        frame.bytes()
+    };
+    (0..2000).map(frame).collect()
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn measure_packets() {
+    requires!(Root);
+    println!("nanoseconds for a packet: median of 11 rounds over 2,000 flows, (least..most)");
+    for services in [10, 1000, 10_000] {
+        let mut dataplane = Dataplane::load(options(large())).expect("load");
+        dataplane.write(&world(services)).expect("write");
+        for v6 in [false, true] {
+            let (syn, ack) = (frames(services, v6, SYN), frames(services, v6, ACK));
+            for all in [&syn, &ack, &ack] {
+                time(&dataplane, all, 1, 7);
+            }
+            let other: Vec<_> = (0..50)
+                .map(|number| {
+                    let (client, other) = (families()[usize::from(v6)].client, ["10.99.0.1", "fd99::1"]);
+                    let to = (bed::address(other[usize::from(v6)]), 443);
+                    Frame::tcp((client, 1000 + number), to, ACK).bytes()
+                })
+                .collect();
+            let rounds = |all: &[Vec<u8>], action| {
+                median((0..11).map(|_| time(&dataplane, all, REPEAT, action)).collect())
+            };
+            println!(
+                "{services:6} Services, IPv{}: established {}, new {}, for no VIP {}",
+                if v6 { 6 } else { 4 },
+                rounds(&ack, 7),
+                rounds(&syn, 7),
+                rounds(&other, -1),
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn measure_writes() {
+    requires!(Root);
+    for services in [1000, 10_000] {
+        let state = world(services);
+        let mut load = Vec::new();
+        let mut change = Vec::new();
+        for _ in 0..5 {
+            let mut dataplane = Dataplane::load(options(large())).expect("load");
+            let start = Instant::now();
+            dataplane.write(&state).expect("write");
+            load.push(start.elapsed().as_secs_f64() * 1e3);
+            let mut changed = state.clone();
+            for number in 0..20 {
+                changed.tables.insert(number + 1, Arc::new((*table(251, &[1, 2])).clone()));
+                let start = Instant::now();
+                dataplane.write(&changed).expect("write");
+                change.push(start.elapsed().as_secs_f64() * 1e3);
+            }
+        }
+        println!(
+            "{services} Services of both families, milliseconds: all written {}, one changed {}",
+            median(load),
+            median(change)
+        );
+    }
+}
