@@ -14,7 +14,9 @@
 
 mod address;
 pub mod checksum;
+mod counters;
 pub mod ethernet;
+mod flow;
 #[cfg(any(test, feature = "model"))]
 pub mod frames;
 pub mod hash;

@@ -5,88 +5,13 @@
 //! because the kernel compares keys byte by byte, and are aligned to eight bytes: the program builds
 //! them on its stack, where the verifier refuses a word at an odd place. A change of any of them changes [`LAYOUT`].
 
-use crate::{V4, V6};
+use crate::{V4, V6, transport};
+
+pub use crate::counters::{Counters, Event};
+pub use crate::flow::{CLOSING, Flow, FlowKey, TCP_CLOSING, TCP_IDLE, TOUCH, UDP_IDLE, seconds};
 
 /// The version of all types and maps. A daemon adopts only maps of its own layout.
 pub const LAYOUT: u32 = 1;
-
-/// A flow from a client to a VIP.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FlowKey<A> {
-    /// The client.
-    pub client: A,
-    /// The VIP.
-    pub vip: A,
-    /// The client's port and the VIP's, as in the packet.
-    pub ports: u32,
-    /// Protocol number.
-    pub protocol: u32,
-}
-
-/// The target of a flow.
-#[repr(C, align(8))]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flow {
-    /// Number of the target.
-    pub target: u32,
-    /// Number of the Service.
-    pub service: u32,
-    /// What [`Flow::version`] was when the flow was checked last.
-    pub version: u16,
-    /// The mark of the link-layer sender that was checked last.
-    pub sender: u16,
-    /// Time of a recent packet, in the units of [`seconds`], with [`CLOSING`].
-    pub seen: u32,
-}
-
-/// Set in [`Flow::seen`] once either side has closed the connection.
-pub const CLOSING: u32 = 1 << 31;
-
-impl Flow {
-    /// Changes when the Service changes in a way that concerns its flows, and when the target leaves
-    /// a table: the flow is then checked again.
-    #[inline(always)]
-    #[allow(clippy::cast_possible_truncation, reason = "a flow is idle for less than 65,536 changes")]
-    pub fn version(service: u32, target: u32) -> u16 {
-        service.wrapping_add(target) as u16
-    }
-
-    /// How long no packet was seen, in the units of [`seconds`].
-    #[inline(always)]
-    pub fn idle(&self, now: u32) -> u32 {
-        now.wrapping_sub(self.seen) & !CLOSING
-    }
-
-    /// Whether the flow still has its target.
-    #[inline(always)]
-    pub fn is_alive(&self, protocol: u32, now: u32) -> bool {
-        let limit = if protocol != u32::from(crate::protocol::TCP) {
-            UDP_IDLE
-        } else if self.seen & CLOSING == 0 {
-            TCP_IDLE
-        } else {
-            TCP_CLOSING
-        };
-        self.idle(now) <= limit
-    }
-}
-
-/// A time in units of 2^30 ns, about 1.07 s: what fits 31 bits without a division.
-#[inline(always)]
-#[allow(clippy::cast_possible_truncation, reason = "wraps after 73 years")]
-pub const fn seconds(nanoseconds: u64) -> u32 {
-    (nanoseconds >> 30) as u32 & !CLOSING
-}
-
-/// How long an idle connection keeps its target: an hour.
-pub const TCP_IDLE: u32 = seconds(3_600_000_000_000);
-/// How long after either side has closed the connection: a minute.
-pub const TCP_CLOSING: u32 = seconds(61_000_000_000);
-/// How long an idle exchange of datagrams keeps its target: two minutes.
-pub const UDP_IDLE: u32 = seconds(121_000_000_000);
-/// A flow's time is written again once it is so old: each write takes the cache line from other CPUs.
-pub const TOUCH: u32 = 4;
 
 /// A VIP's listener.
 #[repr(C, align(8))]
@@ -261,114 +186,15 @@ pub struct Config {
     pub tunnel: u32,
 }
 
-/// What is counted of a Service and of a target.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Forwarded packets; those that the device has merged count each.
-    pub packets: u64,
-    /// Their bytes, with link-layer headers.
-    pub bytes: u64,
-    /// Connections, and exchanges of datagrams, that began.
-    pub flows: u64,
-    /// Packets that the edge dropped although the Service is known.
-    pub drops: u64,
-}
-
-/// What the program counts apart from [`Counters`].
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Event {
-    /// Dropped: a malformed or cut-off header, or headers longer than [`crate::MAX_HEADERS`].
-    Malformed,
-    /// Dropped: the VIP has no such listener.
-    NoListener,
-    /// Dropped: the client is outside the source ranges.
-    OutsideSourceRanges,
-    /// Dropped: no target has the slot.
-    NoTarget,
-    /// Dropped: a node or an edge host has sent the frame with another's source address.
-    ForeignSource,
-    /// Dropped: a later fragment whose first one was not seen.
-    UnknownFragment,
-    /// Dropped: the hop limit is exhausted.
-    HopLimit,
-    /// Dropped: too long for the tunnel. The client was told, if it can be.
-    TooBig,
-    /// Dropped: an ICMP message that is neither an echo request nor about a flow to the VIP.
-    UnknownIcmp,
-    /// Answered: an ARP request.
-    Arp,
-    /// Answered: a neighbour solicitation.
-    Neighbour,
-    /// Answered: an echo request.
-    Echo,
-    /// Left to the kernel: a request for a VIP whose lease has ended.
-    LeaseEnded,
-}
-
-impl Event {
-    /// All, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
-        Self::Malformed,
-        Self::NoListener,
-        Self::OutsideSourceRanges,
-        Self::NoTarget,
-        Self::ForeignSource,
-        Self::UnknownFragment,
-        Self::HopLimit,
-        Self::TooBig,
-        Self::UnknownIcmp,
-        Self::Arp,
-        Self::Neighbour,
-        Self::Echo,
-        Self::LeaseEnded,
-    ];
-
-    /// Whether the program drops the packet.
-    pub fn is_drop(self) -> bool {
-        self < Self::Arp
-    }
-}
-
-impl FlowKey<V4> {
-    /// The same as a key of IPv6.
-    pub fn mapped(self) -> FlowKey<V6> {
-        use crate::Address as _;
-        let Self { client, vip, ports, protocol } = self;
-        FlowKey { client: client.mapped(), vip: vip.mapped(), ports, protocol }
-    }
-}
-
-impl<A: crate::Address> FlowKey<A> {
-    /// The listener that the client talks to.
-    #[inline(always)]
-    pub fn listener(&self) -> ListenerKey {
-        let [_, _, a, b] = self.ports.to_ne_bytes();
-        ListenerKey {
-            vip: self.vip.mapped(),
-            port: u32::from_ne_bytes([0, 0, a, b]),
-            protocol: self.protocol,
-        }
-    }
-
-    /// The hash that selects the slot.
-    #[inline(always)]
-    pub fn hash(&self, flags: u32) -> u32 {
-        let port = if flags & AFFINITY == 0 { crate::transport::source_port(self.ports) } else { 0 };
-        self.client.flow_hash(port)
-    }
-}
-
 impl ListenerKey {
     /// A listener of a VIP.
     pub fn new(vip: core::net::IpAddr, protocol: u8, port: u16) -> Self {
-        Self { vip: vip.into(), port: crate::transport::ports(0, port), protocol: u32::from(protocol) }
+        Self { vip: vip.into(), port: transport::ports(0, port), protocol: u32::from(protocol) }
     }
 
     /// The port's number.
     pub fn port_number(self) -> u16 {
-        crate::transport::destination_port(self.port)
+        transport::destination_port(self.port)
     }
 }
 
@@ -406,39 +232,4 @@ mod pod {
     unsafe impl aya::Pod for Vip {}
     unsafe impl aya::Pod for Config {}
     unsafe impl aya::Pod for Counters {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn idle_flows_lose_their_target() {
-        let flow = |seen| Flow { seen, ..Flow::default() };
-        let (tcp, udp) = (6, 17);
-        assert!(flow(100).is_alive(tcp, 100 + TCP_IDLE));
-        assert!(!flow(100).is_alive(tcp, 101 + TCP_IDLE));
-        assert!(!flow(0x64 | CLOSING).is_alive(tcp, 101 + TCP_CLOSING));
-        assert!(flow(100).is_alive(udp, 100 + UDP_IDLE));
-        assert!(!flow(100).is_alive(udp, 101 + UDP_IDLE));
-        // The clock wraps.
-        assert!(flow(!CLOSING).is_alive(udp, 3));
-        assert_eq!(seconds(3_600_000_000_000), 3352);
-    }
-
-    #[test]
-    fn listener_of_a_flow_is_found() {
-        let vip: core::net::Ipv4Addr = "10.0.0.1".parse().expect("address");
-        let ports = crate::transport::ports(40_000, 443);
-        let key = FlowKey { client: V4(1), vip: V4::from(vip), ports, protocol: 6 };
-        assert_eq!(key.listener(), ListenerKey::new(vip.into(), 6, 443));
-        assert_eq!(key.listener().port_number(), 443);
-    }
-
-    #[test]
-    fn events_are_in_the_order_of_their_numbers() {
-        for (number, event) in Event::ALL.into_iter().enumerate() {
-            assert_eq!(event as usize, number);
-        }
-    }
 }

@@ -325,6 +325,50 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     }
 }
 
+/// The nodes are reached through VXLAN, as those beyond the link are.
+#[test]
+fn clients_reach_nodes_through_the_tunnel() {
+    const DATA: usize = 200_000;
+    requires!(NetworkNamespace, Program("ip"), Program("ethtool"));
+    let link = Link::new();
+    let edge = link.netns("edge");
+    sh(&format!("ip -n {edge} link add vx0 type vxlan external dstport 4789; ip -n {edge} link set vx0 up"));
+    let index = sh(&format!("ip netns exec {edge} cat /sys/class/net/vx0/ifindex"));
+    for (name, host) in [("node1", 21), ("node2", 22)] {
+        let netns = link.netns(name);
+        sh(&format!(
+            "ip -n {netns} link add vx0 address 02:00:00:00:09:{host} type vxlan id 7 dstport 4789 local 10.0.0.{host}
+             ip netns exec {netns} sysctl -qw net.ipv4.conf.vx0.rp_filter=0
+             ip -n {netns} link set vx0 up"
+        ));
+    }
+    // As packets are that come from a router: no checksum is left to the device, and none are merged.
+    let client = link.netns("client");
+    sh(&format!("ip netns exec {client} ethtool -K eth0 tx off tso off gso off >/dev/null"));
+    let mut wanted = state(&[1, 2]);
+    for (number, target) in &mut wanted.targets {
+        let host = if number % 2 == 1 { 0x21 } else { 0x22 };
+        target.address = address(if number % 2 == 1 { "10.0.0.21" } else { "10.0.0.22" });
+        target.path = Path::Tunnel { mac: [2, 0, 0, 0, 9, host], mtu: 1400, vni: 7 };
+    }
+    let options = Options { tunnel: index.trim().parse().ok(), ..link.options(Hook::Tcx) };
+    let dataplane = link.within("edge", || start(options, &wanted));
+    for vip in VIPS {
+        link.within("client", || {
+            let mut connection = Connection::open(vip).expect("served");
+            connection.node().expect("served");
+            // Segments are as long as the link allows, until the client learns the tunnel's limit.
+            let sender = connection.0.try_clone().expect("clone");
+            let sent =
+                thread::spawn(move || (&sender).write_all(&[b'?'; DATA]).map_err(|error| error.to_string()));
+            let mut answers = vec![0; DATA * 5];
+            connection.0.read_exact(&mut answers).expect("all answers");
+            sent.join().expect("sender").expect("sent");
+        });
+    }
+    assert!(dataplane.events().expect("events")[&Event::TooBig] >= 2);
+}
+
 #[test]
 fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
     requires!(NetworkNamespace, Program("ip"));

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use aya::{TestRun as _, TestRunOptions};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, TargetState};
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, TargetState, remove};
 use steerage_requirements::requires;
 
 use crate::bed::{self, ACK, SYN, families, table};
@@ -108,42 +109,115 @@ fn measure_packets() {
             let rounds = |all: &[Vec<u8>], action| {
                 median((0..11).map(|_| time(&dataplane, all, REPEAT, action)).collect())
             };
+            // One packet of each flow in turn: nothing of it is in the caches. The clock's part is in both.
+            let cold =
+                |all: &[Vec<u8>], action| median((0..11).map(|_| time(&dataplane, all, 1, action)).collect());
             println!(
-                "{services:6} Services, IPv{}: established {}, new {}, for no VIP {}",
+                "{services:6} Services, IPv{}: established {}, new {}, for no VIP {}; one by one: {} and {}",
                 if v6 { 6 } else { 4 },
                 rounds(&ack, 7),
                 rounds(&syn, 7),
                 rounds(&other, -1),
+                cold(&ack, 7),
+                cold(&other, -1),
             );
         }
     }
 }
 
+/// Memory of maps by type, in MB, as the kernel accounts it: arrays, hash tables, flows, counters.
+fn memory() -> String {
+    let mut types = std::collections::BTreeMap::<u32, u64>::new();
+    for entry in std::fs::read_dir("/proc/self/fdinfo").expect("fdinfo").flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let field = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().parse::<u64>().ok()
+        };
+        if let (Some(kind), Some(bytes)) = (field("map_type:"), field("memlock:")) {
+            *types.entry(u32::try_from(kind).expect("type")).or_default() += bytes;
+        }
+    }
+    let of = |kind: u32| types.get(&kind).copied().unwrap_or(0) as f64 / 1e6;
+    format!("hash tables {:.1}, prefixes {:.1}, flows {:.1}, counters {:.1}", of(1), of(11), of(9), of(6))
+}
+
+/// Written, changed and adopted.
 #[test]
 #[ignore = "a measurement"]
 fn measure_writes() {
     requires!(Root);
+    let folder = std::env::temp_dir().join(format!("sd{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("folder");
+    mount(Some("bpf"), &folder, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
     for services in [1000, 10_000] {
         let state = world(services);
-        let mut load = Vec::new();
-        let mut change = Vec::new();
-        for _ in 0..5 {
-            let mut dataplane = Dataplane::load(options(large())).expect("load");
+        let options = Options { pins: Some(folder.join("link")), ..options(large()) };
+        let (mut load, mut write, mut change, mut adopt) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut used = (0, 0);
+        let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
+        for _ in 0..7 {
+            let start = Instant::now();
+            let mut dataplane = Dataplane::load(options.clone()).expect("load");
+            load.push(milliseconds(start));
             let start = Instant::now();
             dataplane.write(&state).expect("write");
-            load.push(start.elapsed().as_secs_f64() * 1e3);
+            write.push(milliseconds(start));
+            used = dataplane.slots();
             let mut changed = state.clone();
             for number in 0..20 {
                 changed.tables.insert(number + 1, Arc::new((*table(251, &[1, 2])).clone()));
                 let start = Instant::now();
                 dataplane.write(&changed).expect("write");
-                change.push(start.elapsed().as_secs_f64() * 1e3);
+                change.push(milliseconds(start));
             }
+            drop(dataplane);
+            let start = Instant::now();
+            let dataplane = Dataplane::load(options.clone()).expect("load");
+            adopt.push(milliseconds(start));
+            assert_eq!(dataplane.written(), Some(&changed));
+            drop(dataplane);
+            remove("lo", &folder.join("link")).expect("remove");
         }
         println!(
-            "{services} Services of both families, milliseconds: all written {}, one changed {}",
+            "{services} Services, two families, two ports, three targets; {} of {} slots used; milliseconds: \
+             load {}, write all {}, write one change {}, load and adopt {}",
+            used.0,
+            used.1,
             median(load),
-            median(change)
+            median(write),
+            median(change),
+            median(adopt)
         );
+        let mut dataplane = Dataplane::load(Options { pins: None, ..options }).expect("load");
+        let empty = memory();
+        dataplane.write(&state).expect("write");
+        println!("memory in MB, empty: {empty}");
+        println!("memory in MB, written: {}", memory());
     }
+    umount2(&folder, MntFlags::MNT_DETACH).expect("unmount");
+    std::fs::remove_dir(&folder).expect("remove");
+}
+
+/// Flows of one family, read in batches.
+#[test]
+#[ignore = "a measurement"]
+fn measure_flows() {
+    requires!(Root);
+    let mut dataplane = Dataplane::load(options(large())).expect("load");
+    dataplane.write(&world(1000)).expect("write");
+    for number in 0..200_000_u32 {
+        let [_, a, b, c] = number.to_be_bytes();
+        let client = IpAddr::from([100, a, b, c]);
+        let frame = Frame::tcp((client, 1000), (vip(number % 1000, false), 443), ACK).bytes();
+        time(&dataplane, &[frame], 2, 7);
+    }
+    let mut rounds = Vec::new();
+    let mut count = 0;
+    for _ in 0..7 {
+        let start = Instant::now();
+        count = dataplane.flows().expect("flows").len();
+        rounds.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    println!("{count} flows read in milliseconds: {}", median(rounds));
 }

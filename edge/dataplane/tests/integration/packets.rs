@@ -5,10 +5,12 @@ use steerage_edge_dataplane::packet::checksum;
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
 use steerage_edge_dataplane::packet::model::Verdict;
+use steerage_edge_dataplane::{Options, Path};
 use steerage_requirements::requires;
 
 use crate::bed::{
-    ACK, AFFINE, Bed, EMPTY, Family, LOCAL, NODE_MAC, RANGED, SELF, SYN, TCP, UDP, address, families,
+    ACK, AFFINE, Bed, EMPTY, Family, LOCAL, MAC, NODE_MAC, RANGED, SELF, SYN, TCP, UDP, address, families,
+    options, state,
 };
 
 fn is_forwarded(verdict: &Verdict) -> bool {
@@ -329,5 +331,69 @@ fn affinity_keeps_a_client_on_one_target() {
             (address(&text), 1000)
         };
         assert_eq!(targets(AFFINE, &hosts), 3);
+    }
+}
+
+/// A target beyond the link.
+fn with_tunnel(bed: &mut Bed) {
+    bed.change(|state| {
+        for target in state.targets.values_mut().filter(|target| target.path == Path::Neighbour) {
+            target.path = Path::Tunnel { mac: [2, 0, 0, 0, 9, 9], mtu: 1450, vni: 7 };
+        }
+    });
+}
+
+#[test]
+fn packet_through_the_tunnel_gets_the_nodes_address() {
+    requires!(Root);
+    let mut bed = Bed::with(Options { tunnel: Some(1), ..options() }, state());
+    with_tunnel(&mut bed);
+    for family in families() {
+        let frame = syn(&family, TCP);
+        let (verdict, out) = bed.verdict_and_frame(&frame.bytes());
+        assert!(is_forwarded(&verdict), "{verdict:?}");
+        let mut expected = frame.clone();
+        (expected.to, expected.from) = ([2, 0, 0, 0, 9, 9], MAC);
+        expected.hop_limit -= 1;
+        assert_eq!(out, expected.bytes());
+    }
+    let mut bed = Bed::new();
+    with_tunnel(&mut bed);
+    let (action, _) = bed.run(&syn(&families()[0], TCP).bytes());
+    assert_eq!(action, 2, "without a tunnel it is dropped");
+}
+
+#[test]
+fn client_learns_the_longest_packet_for_the_tunnel() {
+    requires!(Root);
+    let mut bed = Bed::with(Options { tunnel: Some(1), ..options() }, state());
+    with_tunnel(&mut bed);
+    for family in families() {
+        let v4 = family.vip.is_ipv4();
+        let header = if v4 { 20 } else { 40 };
+        let datagram = |length: usize| {
+            let mut frame = Frame::udp((family.client, 1), (family.vip, UDP), &vec![7; length - header - 8]);
+            frame.fragment = [0, 0, 0x40, 0];
+            frame
+        };
+        assert_eq!(bed.run(&datagram(1450).bytes()).0, 7);
+        assert_eq!(bed.dataplane.events().expect("events")[&Event::TooBig], 0, "fits");
+        let long = datagram(1451);
+        let (action, out) = bed.run(&long.bytes());
+        let mut quoted = long.clone();
+        quoted.hop_limit -= 1;
+        let body = [&[0, 0, 5, 0xaa][..], &quoted.packet()[..header + 8]].concat();
+        let (kind, code) = if v4 { (3, 4) } else { (2, 0) };
+        let mut expected = Frame::icmp(family.vip, family.client, kind, code, &body);
+        (expected.to, expected.from) = (long.from, long.to);
+        assert_eq!((action, out), (7, expected.bytes()));
+        assert_eq!(bed.dataplane.events().expect("events")[&Event::TooBig], 1);
+        let mut divisible = long.clone();
+        divisible.fragment = [0; 4];
+        let (action, out) = bed.run(&divisible.bytes());
+        let is_answered = out.len() < divisible.bytes().len();
+        assert_eq!((action, is_answered), (7, !v4), "the tunnel may fragment it");
+        bed = Bed::with(Options { tunnel: Some(1), ..options() }, state());
+        with_tunnel(&mut bed);
     }
 }
