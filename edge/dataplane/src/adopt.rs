@@ -33,11 +33,12 @@ pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
     for (key, number, service) in &services {
         let ranges = (service.ranges != 0).then(|| sets.get(&service.ranges).cloned().unwrap_or_default());
         if let Some(ranges) = &ranges {
-            writer.range_sets.adopt(Arc::clone(ranges), service.ranges);
+            writer.range_sets.adopt(ranges, service.ranges);
         }
         let has_affinity = service.flags & AFFINITY != 0;
         state.listeners.insert(*key, Listener { table: service.table, has_affinity, ranges });
         writer.services.adopt(*key, *number);
+        writer.users.entry(service.table).or_default().insert(*key);
     }
     for number in 0..u32::try_from(maps.targets.len()).unwrap_or(u32::MAX) {
         let target = maps.targets.get(number).and_then(|target| records::target_state(&target));

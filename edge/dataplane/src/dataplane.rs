@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use aya::programs::SchedClassifier;
@@ -17,7 +18,7 @@ use crate::attach::{self, Hook};
 use crate::error::Error;
 use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
-use crate::state::{MacAddress, State};
+use crate::state::{MacAddress, State, Table};
 use crate::writer::Writer;
 use crate::{adopt, counters, flows};
 
@@ -121,14 +122,38 @@ impl Dataplane {
     ///
     /// # Errors
     /// If a map is full, or the kernel refuses a write.
-    pub fn write(&mut self, state: &State) -> Result<(), Error> {
+    pub fn write(&mut self, state: State) -> Result<(), Error> {
+        self.change(|writer, maps| writer.write(maps, state))
+    }
+
+    /// Writes one table, whatever else there is: for targets that come and go.
+    ///
+    /// # Errors
+    /// As [`Dataplane::write`].
+    pub fn write_table(&mut self, number: u32, table: Arc<Table>) -> Result<(), Error> {
+        self.change(|writer, maps| writer.write_table(maps, number, table))
+    }
+
+    fn change(&mut self, change: impl FnOnce(&mut Writer, &Maps) -> Result<(), Error>) -> Result<(), Error> {
         let mut writer = match self.writer.take() {
             Some(writer) => writer,
             None => adopt::adopt(&self.maps)?,
         };
-        writer.write(&self.maps, state)?;
+        change(&mut writer, &self.maps)?;
         self.writer = Some(writer);
         Ok(())
+    }
+
+    /// Reads the maps, and returns whether they hold what was written. If another program has changed
+    /// them, the next write repairs them.
+    ///
+    /// # Errors
+    /// If the kernel refuses to read a map.
+    pub fn check(&mut self) -> Result<bool, Error> {
+        let found = adopt::adopt(&self.maps)?;
+        let is_same = self.writer.as_ref().is_some_and(|writer| writer.written == found.written);
+        self.writer = Some(found);
+        Ok(is_same)
     }
 
     /// Slots in use, and all.

@@ -8,15 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use steerage_edge_packet::V6;
 use steerage_edge_packet::maps::{
     AFFINITY, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Slots, Target, Vip,
 };
 
+use crate::difference::each_difference;
 use crate::error::Error;
 use crate::maps::Maps;
 use crate::numbers::Numbers;
+use crate::range_sets::RangeSets;
 use crate::records::{self, Gate};
 use crate::regions::{Regions, elements};
 use crate::state::{Listener, MacAddress, State, Table};
@@ -46,9 +47,20 @@ pub(crate) struct Writer {
     pub(crate) services: Numbers<ListenerKey>,
     pub(crate) regions: Regions,
     pub(crate) places: BTreeMap<u32, Region>,
-    pub(crate) range_sets: Numbers<Arc<BTreeSet<IpNet>>>,
+    /// The listeners of each table.
+    pub(crate) users: BTreeMap<u32, BTreeSet<ListenerKey>>,
+    pub(crate) range_sets: RangeSets,
     pub(crate) sender_sets: Numbers<MacAddress>,
     pub(crate) gate: Gate,
+}
+
+/// What is deleted once no listener refers to it.
+#[derive(Debug, Default)]
+struct Leftovers {
+    members: Vec<Member>,
+    regions: Vec<Region>,
+    prefixes: Vec<Prefix>,
+    listeners: Vec<ListenerKey>,
 }
 
 impl Writer {
@@ -60,66 +72,112 @@ impl Writer {
             services: Numbers::new(count(maps.services.len())),
             regions: Regions::new(count(maps.slots.len())),
             places: BTreeMap::new(),
-            range_sets: Numbers::new(SENDER_SET),
+            users: BTreeMap::new(),
+            range_sets: RangeSets::new(SENDER_SET),
             sender_sets: Numbers::new(SENDER_SET),
             gate: Gate::default(),
         }
     }
 
     /// After an error the maps hold parts of both states, and must be adopted again.
-    pub(crate) fn write(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        self.write_targets(maps, wanted)?;
-        let left = self.write_tables(maps, wanted)?;
-        self.write_senders(maps, wanted)?;
-        let unused_ranges = self.write_listeners(maps, wanted, &left.moved)?;
-        self.write_vips(maps, wanted)?;
-        self.delete_listeners(maps, wanted)?;
-        self.delete_prefixes(maps, &unused_ranges)?;
-        self.delete_tables(maps, wanted, left)?;
-        self.delete_targets(maps, wanted);
-        self.written = wanted.clone();
+    pub(crate) fn write(&mut self, maps: &Maps, wanted: State) -> Result<(), Error> {
+        let mut left = Leftovers::default();
+        self.write_targets(maps, &wanted)?;
+        let moved = self.write_tables(maps, &wanted, &mut left)?;
+        self.write_senders(maps, &wanted)?;
+        self.write_listeners(maps, &wanted, &moved, &mut left)?;
+        self.write_vips(maps, &wanted)?;
+        self.delete(maps, left)?;
+        self.delete_targets(maps, &wanted);
+        self.written = wanted;
+        Ok(())
+    }
+
+    /// The same if nothing differs but this table, at a cost that does not grow with the rest.
+    pub(crate) fn write_table(&mut self, maps: &Maps, number: u32, table: Arc<Table>) -> Result<(), Error> {
+        let old = self.written.tables.get(&number).cloned();
+        if old.as_ref() == Some(&table) {
+            return Ok(());
+        }
+        let mut left = Leftovers::default();
+        let changed = [(number, old.as_deref(), Some(&*table))];
+        let moved = self.write_changed_tables(maps, &changed, &mut left)?;
+        for key in moved.iter().flat_map(|table| self.users.get(table)).flatten() {
+            if let (Some(listener), Some(service)) = (self.written.listeners.get(key), self.services.get(key))
+            {
+                self.write_service(maps, service, key, listener);
+            }
+        }
+        self.delete(maps, left)?;
+        self.written.tables.insert(number, table);
         Ok(())
     }
 
     fn write_targets(&self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        for (number, state) in &wanted.targets {
-            let old = self.written.targets.get(number);
-            if old == Some(state) {
-                continue;
+        let mut result = Ok(());
+        each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
+            let Some(state) = new else { return };
+            match maps.targets.get(*number) {
+                // Flows to the old address are checked again.
+                Some(held) => {
+                    let version = held.version.wrapping_add(1);
+                    maps.targets.set(*number, &records::target(state, version));
+                }
+                None => result = Err(Error::Full("TARGETS")),
             }
-            let held = maps.targets.get(*number).ok_or(Error::Full("TARGETS"))?;
-            // Flows to the old address are checked again.
-            maps.targets.set(*number, &records::target(state, held.version.wrapping_add(1)));
-        }
-        Ok(())
+        });
+        result
     }
 
-    fn write_tables(&mut self, maps: &Maps, wanted: &State) -> Result<LeftTables, Error> {
-        let empty = Table::default();
-        let mut left = LeftTables::default();
-        let (mut changed, mut joined) = (Vec::new(), Vec::new());
-        for (number, table) in &wanted.tables {
-            let old = self.written.tables.get(number);
-            if old.is_some_and(|old| Arc::ptr_eq(old, table) || old == table) {
-                continue;
-            }
-            changed.push((*number, table));
-            let old = old.map_or(&empty, |old| &**old);
+    /// Returns the tables whose slots are elsewhere now.
+    fn write_tables(
+        &mut self,
+        maps: &Maps,
+        wanted: &State,
+        left: &mut Leftovers,
+    ) -> Result<BTreeSet<u32>, Error> {
+        let is_same = |a: &Arc<Table>, b: &Arc<Table>| Arc::ptr_eq(a, b) || a == b;
+        // The old state is no part of the writer meanwhile.
+        let written = std::mem::take(&mut self.written.tables);
+        let mut changed = Vec::new();
+        each_difference(&written, &wanted.tables, is_same, |number, old, new| {
+            changed.push((*number, old.map(|old| &**old), new.map(|new| &**new)));
+        });
+        self.write_changed_tables(maps, &changed, left)
+    }
+
+    fn write_changed_tables(
+        &mut self,
+        maps: &Maps,
+        changed: &[(u32, Option<&Table>, Option<&Table>)],
+        left: &mut Leftovers,
+    ) -> Result<BTreeSet<u32>, Error> {
+        let none = BTreeSet::new();
+        let mut joined = Vec::new();
+        for (number, old, new) in changed {
             let member = |target: &u32| Member { table: *number, target: *target };
-            joined.extend(table.members.difference(&old.members).map(member));
-            left.members.extend(old.members.difference(&table.members).map(member));
+            let members = |table: Option<&'_ Table>| table.map(|table| table.members.clone());
+            let (old, new) = (members(*old), members(*new));
+            let (old, new) = (old.as_ref().unwrap_or(&none), new.as_ref().unwrap_or(&none));
+            joined.extend(new.difference(old).map(member));
+            left.members.extend(old.difference(new).map(member));
         }
         maps.members.update(&joined, &vec![1_u32; joined.len()])?;
-        for (number, table) in changed {
+        let mut moved = BTreeSet::new();
+        for (number, _, new) in changed {
+            let Some(table) = new else {
+                left.regions.extend(self.places.remove(number));
+                continue;
+            };
             let size = u32::try_from(table.slots.len()).unwrap_or(u32::MAX);
-            let place = match self.places.get(&number) {
+            let place = match self.places.get(number) {
                 Some(place) if place.size == size => *place,
                 old => {
                     left.regions.extend(old.copied());
-                    left.moved.insert(number);
+                    moved.insert(*number);
                     let first = if size == 0 { Some(0) } else { self.regions.take(elements(size)) };
                     let place = Region { first: first.ok_or(Error::Full("SLOTS"))?, size };
-                    self.places.insert(number, place);
+                    self.places.insert(*number, place);
                     place
                 }
             };
@@ -129,77 +187,106 @@ impl Writer {
                 maps.slots.set(element, &slots);
             }
         }
-        Ok(left)
+        Ok(moved)
     }
 
     fn write_senders(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
         let none = BTreeSet::new();
-        let (mut keys, mut sets) = (Vec::new(), Vec::new());
-        let (mut added, mut deleted, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-        for (mac, nets) in &wanted.senders {
-            let old = self.written.senders.get(mac);
-            if old == Some(nets) {
-                continue;
+        let (mut keys, mut sets, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut added, mut deleted) = (Vec::new(), Vec::new());
+        let mut is_full = false;
+        let numbers = &mut self.sender_sets;
+        each_difference(&self.written.senders, &wanted.senders, PartialEq::eq, |mac, old, new| {
+            let Some(number) = numbers.assign(mac).map(|number| SENDER_SET | number) else {
+                is_full = true;
+                return;
+            };
+            let key = Mac { mac: *mac, pad: 0 };
+            match (old, new) {
+                (None, Some(_)) => {
+                    keys.push(key);
+                    sets.push(number);
+                }
+                (Some(_), None) => gone.push(key),
+                _ => {}
             }
-            let number = SENDER_SET | self.sender_sets.assign(mac).ok_or(Error::Full("SENDERS"))?;
-            if old.is_none() {
-                keys.push(Mac { mac: *mac, pad: 0 });
-                sets.push(number);
-            }
-            let old = old.map_or(&none, |old| &**old);
-            added.extend(nets.difference(old).map(|net| records::prefix(number, net)));
-            deleted.extend(old.difference(nets).map(|net| records::prefix(number, net)));
-        }
-        for (mac, nets) in self.written.senders.iter().filter(|(mac, _)| !wanted.senders.contains_key(*mac)) {
-            gone.push(Mac { mac: *mac, pad: 0 });
-            if let Some(number) = self.sender_sets.remove(mac) {
-                deleted.extend(nets.iter().map(|net| records::prefix(SENDER_SET | number, net)));
-            }
+            let (old, new) = (old.map_or(&none, |old| &**old), new.map_or(&none, |new| &**new));
+            added.extend(new.difference(old).map(|net| records::prefix(number, net)));
+            deleted.extend(old.difference(new).map(|net| records::prefix(number, net)));
+        });
+        if is_full {
+            return Err(Error::Full("SENDERS"));
         }
         maps.prefixes.update(&added, &vec![1_u32; added.len()])?;
         maps.senders.update(&keys, &sets)?;
         maps.senders.delete(&gone)?;
-        maps.prefixes.delete(&deleted)
+        maps.prefixes.delete(&deleted)?;
+        // Only now, so that no other sender has got the number before its prefixes were deleted.
+        for key in gone {
+            self.sender_sets.remove(&key.mac);
+        }
+        Ok(())
     }
 
-    /// Returns the prefixes of source ranges that no listener has any more.
     fn write_listeners(
         &mut self,
         maps: &Maps,
         wanted: &State,
         moved: &BTreeSet<u32>,
-    ) -> Result<Vec<Prefix>, Error> {
-        let ranges = |state: &State| -> BTreeSet<_> {
-            state.listeners.values().filter_map(|listener| listener.ranges.clone()).collect()
-        };
-        let (old_ranges, new_ranges) = (ranges(&self.written), ranges(wanted));
-        let mut added = Vec::new();
-        for set in new_ranges.difference(&old_ranges) {
-            let number = self.range_sets.assign(set).ok_or(Error::Full("PREFIXES"))?;
-            added.extend(set.iter().map(|net| records::prefix(number, net)));
-        }
-        maps.prefixes.update(&added, &vec![1_u32; added.len()])?;
-        let (mut keys, mut numbers) = (Vec::new(), Vec::new());
-        for (key, listener) in &wanted.listeners {
-            let old = self.written.listeners.get(key);
-            if old == Some(listener) && !moved.contains(&listener.table) {
-                continue;
+        left: &mut Leftovers,
+    ) -> Result<(), Error> {
+        let written = std::mem::take(&mut self.written.listeners);
+        // Of moved tables, and those that differ.
+        let mut dirty: BTreeSet<ListenerKey> =
+            moved.iter().flat_map(|table| self.users.get(table)).flatten().copied().collect();
+        let (mut added, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
+        let mut is_full = false;
+        each_difference(&written, &wanted.listeners, PartialEq::eq, |key, old, new| {
+            if let Some(set) = new.and_then(|new| new.ranges.as_ref()) {
+                match self.range_sets.add(set) {
+                    Some((number, true)) => {
+                        added.extend(set.iter().map(|net| records::prefix(number, net)));
+                    }
+                    Some(_) => {}
+                    None => is_full = true,
+                }
             }
+            released.extend(old.and_then(|old| old.ranges.as_ref()));
+            if let Some(users) = old.and_then(|old| self.users.get_mut(&old.table)) {
+                users.remove(key);
+            }
+            match new {
+                Some(new) => {
+                    self.users.entry(new.table).or_default().insert(*key);
+                    dirty.insert(*key);
+                    if old.is_none() {
+                        fresh.push(*key);
+                    }
+                }
+                None => {
+                    dirty.remove(key);
+                    left.listeners.push(*key);
+                }
+            }
+        });
+        if is_full {
+            return Err(Error::Full("PREFIXES"));
+        }
+        // Only now, so that no other set has got the number before its prefixes are deleted.
+        for set in released {
+            if let Some(number) = self.range_sets.remove(set) {
+                left.prefixes.extend(set.iter().map(|net| records::prefix(number, net)));
+            }
+        }
+        self.users.retain(|_, users| !users.is_empty());
+        maps.prefixes.update(&added, &vec![1_u32; added.len()])?;
+        for key in &dirty {
+            let Some(listener) = wanted.listeners.get(key) else { continue };
             let number = self.services.assign(key).ok_or(Error::Full("SERVICES"))?;
             self.write_service(maps, number, key, listener);
-            if old.is_none() {
-                keys.push(*key);
-                numbers.push(number);
-            }
         }
-        maps.listeners.update(&keys, &numbers)?;
-        let mut unused = Vec::new();
-        for set in old_ranges.difference(&new_ranges) {
-            if let Some(number) = self.range_sets.remove(set) {
-                unused.extend(set.iter().map(|net| records::prefix(number, net)));
-            }
-        }
-        Ok(unused)
+        let numbers: Vec<_> = fresh.iter().map(|key| self.services.get(key).unwrap_or(0)).collect();
+        maps.listeners.update(&fresh, &numbers)
     }
 
     /// Flows are checked again once the version changes, so that is written last.
@@ -220,79 +307,57 @@ impl Writer {
 
     fn write_vips(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
         let (mut keys, mut values, mut gone) = (Vec::new(), Vec::new(), Vec::new());
-        for (vip, lease) in &wanted.vips {
-            let old = self.written.vips.get(vip);
-            if old == Some(lease) {
-                continue;
-            }
-            keys.push(V6::from(*vip));
-            values.push(Vip { lease: *lease });
-            if old.is_none() {
-                let (word, bits) = self.gate.add(*vip);
+        let gate = &mut self.gate;
+        each_difference(&self.written.vips, &wanted.vips, PartialEq::eq, |vip, old, new| {
+            let word = match (old, new) {
+                (None, Some(_)) => Some(gate.add(*vip)),
+                (Some(_), None) => Some(gate.remove(*vip)),
+                _ => None,
+            };
+            if let Some((word, bits)) = word {
                 maps.gate.set(word, &bits);
             }
-        }
+            match new {
+                Some(lease) => {
+                    keys.push(V6::from(*vip));
+                    values.push(Vip { lease: *lease });
+                }
+                None => gone.push(V6::from(*vip)),
+            }
+        });
         maps.vips.update(&keys, &values)?;
-        for vip in self.written.vips.keys().filter(|vip| !wanted.vips.contains_key(*vip)) {
-            gone.push(V6::from(*vip));
-            let (word, bits) = self.gate.remove(*vip);
-            maps.gate.set(word, &bits);
-        }
         maps.vips.delete(&gone)
     }
 
-    fn delete_listeners(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        let is_gone = |key: &&ListenerKey| !wanted.listeners.contains_key(*key);
-        let gone: Vec<_> = self.written.listeners.keys().filter(is_gone).copied().collect();
-        maps.listeners.delete(&gone)?;
-        for key in &gone {
+    fn delete(&mut self, maps: &Maps, left: Leftovers) -> Result<(), Error> {
+        maps.listeners.delete(&left.listeners)?;
+        for key in &left.listeners {
             if let Some(number) = self.services.remove(key) {
                 let version = maps.services.get(number).unwrap_or_default().version.wrapping_add(1);
                 maps.services.set(number, &Service { version, ..Service::default() });
             }
         }
-        Ok(())
-    }
-
-    fn delete_prefixes(&self, maps: &Maps, unused: &[Prefix]) -> Result<(), Error> {
-        maps.prefixes.delete(unused)
-    }
-
-    fn delete_tables(&mut self, maps: &Maps, wanted: &State, left: LeftTables) -> Result<(), Error> {
-        let LeftTables { mut members, mut regions, .. } = left;
-        for (number, table) in
-            self.written.tables.iter().filter(|(number, _)| !wanted.tables.contains_key(*number))
-        {
-            members.extend(table.members.iter().map(|target| Member { table: *number, target: *target }));
-            regions.extend(self.places.remove(number));
-        }
-        maps.members.delete(&members)?;
+        maps.prefixes.delete(&left.prefixes)?;
+        maps.members.delete(&left.members)?;
         // Exchanges of datagrams with these targets are checked again.
-        let targets: BTreeSet<_> = members.iter().map(|member| member.target).collect();
+        let targets: BTreeSet<_> = left.members.iter().map(|member| member.target).collect();
         for number in targets {
             if let Some(held) = maps.targets.get(number) {
                 maps.targets.set(number, &Target { version: held.version.wrapping_add(1), ..held });
             }
         }
-        for region in regions.iter().filter(|region| region.size != 0) {
+        for region in left.regions.iter().filter(|region| region.size != 0) {
             self.regions.free(region.first);
         }
         Ok(())
     }
 
     fn delete_targets(&self, maps: &Maps, wanted: &State) {
-        for number in self.written.targets.keys().filter(|number| !wanted.targets.contains_key(*number)) {
-            let version = maps.targets.get(*number).unwrap_or_default().version.wrapping_add(1);
-            maps.targets.set(*number, &Target { version, ..Target::default() });
-        }
+        each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
+            if new.is_none() {
+                let version = maps.targets.get(*number).unwrap_or_default().version.wrapping_add(1);
+                maps.targets.set(*number, &Target { version, ..Target::default() });
+            }
+        });
     }
-}
-
-/// What is deleted once no listener refers to it.
-#[derive(Debug, Default)]
-struct LeftTables {
-    members: Vec<Member>,
-    regions: Vec<Region>,
-    /// Tables whose slots are elsewhere now.
-    moved: BTreeSet<u32>,
 }

@@ -124,7 +124,7 @@ impl Bed {
 
     pub(crate) fn with(options: Options, state: State) -> Self {
         let mut dataplane = Dataplane::load(options).expect("load");
-        dataplane.write(&state).expect("write");
+        dataplane.write(state.clone()).expect("write");
         assert!(dataplane.set_lease(FRESH, Duration::MAX));
         assert!(dataplane.set_lease(ENDED, Duration::from_nanos(1)));
         Self { dataplane, state }
@@ -133,7 +133,7 @@ impl Bed {
     /// Writes a changed state.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut State)) {
         change(&mut self.state);
-        self.dataplane.write(&self.state).expect("write");
+        self.dataplane.write(self.state.clone()).expect("write");
     }
 
     /// The kernel's code for what becomes of the frame, and the frame then.

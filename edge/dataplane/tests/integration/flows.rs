@@ -236,11 +236,11 @@ fn written_state_is_read_back() {
     // A failed write makes the next one read the maps.
     let full = Arc::new(steerage_edge_dataplane::Table { slots: vec![1; 1 << 20], ..Default::default() });
     state.tables.insert(9, full);
-    let error = bed.dataplane.write(&state).expect_err("does not fit");
+    let error = bed.dataplane.write(state.clone()).expect_err("does not fit");
     assert_eq!(error.to_string(), "SLOTS is full");
     assert_eq!(bed.dataplane.written(), None);
     state.tables.remove(&9);
-    bed.dataplane.write(&state).expect("write");
+    bed.dataplane.write(state.clone()).expect("write");
     assert_eq!(bed.dataplane.written(), Some(&state));
     assert!(matches!(bed.verdict(&segment(&families()[0], 1, SYN).bytes()), Verdict::Forward(_)));
 }

@@ -188,7 +188,7 @@ fn state(nodes: &[u32]) -> State {
 fn start(options: Options, state: &State) -> Dataplane {
     let hook = options.hook;
     let mut dataplane = Dataplane::load(options).expect("load");
-    dataplane.write(state).expect("write");
+    dataplane.write(state.clone()).expect("write");
     dataplane.set_lease(FRESH, Duration::MAX);
     assert_eq!(Some(dataplane.attach().expect("attach")), hook);
     dataplane
@@ -269,7 +269,7 @@ fn program_outlives_its_daemon_and_is_replaced_without_loss() {
             link.within("client", || VIPS.map(|vip| Connection::open(vip).expect("served")));
         let nodes = connections.each_mut().map(|one| one.node().expect("served"));
         let streams = VIPS.map(|vip| Stream::start(&link.netns("client"), vip));
-        for _ in 0..10 {
+        for _ in 0..5 {
             let mut dataplane = link.within("edge", || Dataplane::load(link.options(hook)).expect("load"));
             assert!(dataplane.is_adopted());
             assert_eq!(dataplane.written(), Some(&wanted), "as the earlier process has written it");
@@ -315,7 +315,7 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     link.within("client", || {
         Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
     });
-    dataplane.write(&state(&[1])).expect("write");
+    dataplane.write(state(&[1])).expect("write");
     dataplane.set_lease(FRESH, Duration::MAX);
     link.within("edge", || dataplane.attach().expect("attach"));
     for _ in 0..10 {

@@ -10,3 +10,4 @@ mod links;
 mod measure;
 mod neighbours;
 mod packets;
+mod writes;

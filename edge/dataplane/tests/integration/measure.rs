@@ -93,7 +93,7 @@ fn measure_packets() {
     println!("nanoseconds for a packet: median of 11 rounds over 2,000 flows, (least..most)");
     for services in [10, 1000, 10_000] {
         let mut dataplane = Dataplane::load(options(large())).expect("load");
-        dataplane.write(&world(services)).expect("write");
+        dataplane.write(world(services)).expect("write");
         for v6 in [false, true] {
             let (syn, ack) = (frames(services, v6, SYN), frames(services, v6, ACK));
             for all in [&syn, &ack, &ack] {
@@ -153,7 +153,7 @@ fn measure_writes() {
     for services in [1000, 10_000] {
         let state = world(services);
         let options = Options { pins: Some(folder.join("link")), ..options(large()) };
-        let (mut load, mut write, mut change, mut adopt) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let [mut load, mut write, mut change, mut compare, mut adopt] = [const { Vec::new() }; 5];
         let mut used = (0, 0);
         let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
         for _ in 0..7 {
@@ -161,16 +161,21 @@ fn measure_writes() {
             let mut dataplane = Dataplane::load(options.clone()).expect("load");
             load.push(milliseconds(start));
             let start = Instant::now();
-            dataplane.write(&state).expect("write");
+            dataplane.write(state.clone()).expect("write");
             write.push(milliseconds(start));
             used = dataplane.slots();
             let mut changed = state.clone();
-            for number in 0..20 {
-                changed.tables.insert(number + 1, Arc::new((*table(251, &[1, 2])).clone()));
+            for number in 1..=20 {
+                let table = table(251, &[number, 2 + number % 50 + 1]);
+                changed.tables.insert(number, Arc::clone(&table));
                 let start = Instant::now();
-                dataplane.write(&changed).expect("write");
+                dataplane.write_table(number, table).expect("write");
                 change.push(milliseconds(start));
             }
+            let next = changed.clone();
+            let start = Instant::now();
+            dataplane.write(next).expect("write");
+            compare.push(milliseconds(start));
             drop(dataplane);
             let start = Instant::now();
             let dataplane = Dataplane::load(options.clone()).expect("load");
@@ -181,17 +186,18 @@ fn measure_writes() {
         }
         println!(
             "{services} Services, two families, two ports, three targets; {} of {} slots used; milliseconds: \
-             load {}, write all {}, write one change {}, load and adopt {}",
+             load {}, write all {}, change one table {}, compare all {}, load and adopt {}",
             used.0,
             used.1,
             median(load),
             median(write),
             median(change),
+            median(compare),
             median(adopt)
         );
         let mut dataplane = Dataplane::load(Options { pins: None, ..options }).expect("load");
         let empty = memory();
-        dataplane.write(&state).expect("write");
+        dataplane.write(state.clone()).expect("write");
         println!("memory in MB, empty: {empty}");
         println!("memory in MB, written: {}", memory());
     }
@@ -205,7 +211,7 @@ fn measure_writes() {
 fn measure_flows() {
     requires!(Root);
     let mut dataplane = Dataplane::load(options(large())).expect("load");
-    dataplane.write(&world(1000)).expect("write");
+    dataplane.write(world(1000)).expect("write");
     for number in 0..200_000_u32 {
         let [_, a, b, c] = number.to_be_bytes();
         let client = IpAddr::from([100, a, b, c]);
