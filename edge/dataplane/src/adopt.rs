@@ -14,6 +14,8 @@ use steerage_edge_packet::maps::{
 
 use crate::error::Error;
 use crate::maps::Maps;
+use crate::numbers::Numbers;
+use crate::range_sets::RangeSets;
 use crate::records;
 use crate::regions::elements;
 use crate::state::{Listener, State, Table};
@@ -26,30 +28,36 @@ pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
     let sets = read_sets(maps)?;
     let mut tables = read_tables(maps, &mut writer, &services);
     read_members(maps, &mut tables)?;
+    let mut ranges = Vec::new();
+    let listener = |(key, _, service): &(ListenerKey, u32, Service)| {
+        let set = (service.ranges != 0).then(|| sets.get(&service.ranges).cloned().unwrap_or_default());
+        ranges.extend(set.iter().map(|set| (Arc::clone(set), service.ranges)));
+        let has_affinity = service.flags & AFFINITY != 0;
+        (*key, Listener { table: service.table, has_affinity, ranges: set })
+    };
     let mut state = State {
+        listeners: services.iter().map(listener).collect(),
         tables: tables.into_iter().map(|(number, table)| (number, Arc::new(table))).collect(),
         ..State::default()
     };
-    for (key, number, service) in &services {
-        let ranges = (service.ranges != 0).then(|| sets.get(&service.ranges).cloned().unwrap_or_default());
-        if let Some(ranges) = &ranges {
-            writer.range_sets.adopt(ranges, service.ranges);
-        }
-        let has_affinity = service.flags & AFFINITY != 0;
-        state.listeners.insert(*key, Listener { table: service.table, has_affinity, ranges });
-        writer.services.adopt(*key, *number);
-        writer.users.entry(service.table).or_default().insert(*key);
+    let limit = u32::try_from(maps.services.len()).unwrap_or(u32::MAX);
+    writer.services = Numbers::adopt(limit, services.iter().map(|(key, number, _)| (*key, *number)));
+    writer.range_sets = RangeSets::adopt(SENDER_SET, &ranges);
+    for (key, _, service) in &services {
+        writer.users.entry(service.table).or_default().push(*key);
     }
     for number in 0..u32::try_from(maps.targets.len()).unwrap_or(u32::MAX) {
         let target = maps.targets.get(number).and_then(|target| records::target_state(&target));
         state.targets.extend(target.map(|target| (number, target)));
     }
-    for (mac, number) in maps.senders.read::<Mac, u32>()? {
-        state.senders.insert(mac.mac, sets.get(&number).cloned().unwrap_or_default());
-        writer.sender_sets.adopt(mac.mac, number & !SENDER_SET);
-    }
-    for (vip, Vip { lease }) in maps.vips.read::<V6, Vip>()? {
-        state.vips.insert(IpAddr::from(vip), lease);
+    let senders = maps.senders.read::<Mac, u32>()?;
+    let nets = |number: &u32| sets.get(number).cloned().unwrap_or_default();
+    state.senders = senders.iter().map(|(mac, number)| (mac.mac, nets(number))).collect();
+    let sender_sets = senders.iter().map(|(mac, number)| (mac.mac, number & !SENDER_SET));
+    writer.sender_sets = Numbers::adopt(SENDER_SET, sender_sets);
+    let vips = maps.vips.read::<V6, Vip>()?;
+    state.vips = vips.iter().map(|(vip, value)| (IpAddr::from(*vip), value.lease)).collect();
+    for (vip, _) in vips {
         writer.gate.add(vip.into());
     }
     for word in 0..GATE_WORDS {
@@ -70,6 +78,8 @@ fn read_services(maps: &Maps) -> Result<Vec<(ListenerKey, u32, Service)>, Error>
         }
     }
     maps.listeners.delete(&broken)?;
+    // Sorted, because maps are made faster of what is sorted.
+    found.sort_unstable_by_key(|(key, ..)| *key);
     Ok(found)
 }
 
@@ -109,11 +119,13 @@ fn read_tables(
 }
 
 fn read_members(maps: &Maps, tables: &mut BTreeMap<u32, Table>) -> Result<(), Error> {
+    let mut members: Vec<_> = maps.members.read::<Member, u32>()?.into_iter().map(|(key, _)| key).collect();
+    members.sort_unstable();
     let mut unused = Vec::new();
-    for (member, _) in maps.members.read::<Member, u32>()? {
-        match tables.get_mut(&member.table) {
-            Some(table) => drop(table.members.insert(member.target)),
-            None => unused.push(member),
+    for of_table in members.chunk_by(|a, b| a.table == b.table) {
+        match of_table.first().and_then(|first| tables.get_mut(&first.table)) {
+            Some(table) => table.members = of_table.iter().map(|member| member.target).collect(),
+            None => unused.extend_from_slice(of_table),
         }
     }
     maps.members.delete(&unused)

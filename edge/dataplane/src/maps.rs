@@ -47,7 +47,7 @@ impl KernelMap {
     pub(crate) fn read<K: Pod, V: Pod>(&self) -> Result<Vec<(K, V)>, Error> {
         let mut found = Vec::new();
         syscall::read(self.fd(), 1, |key, values: &[V]| {
-            found.extend(values.first().map(|value| (key, *value)))
+            found.extend(values.first().map(|value| (key, *value)));
         })
         .map_err(Error::io("read", self.name))?;
         Ok(found)

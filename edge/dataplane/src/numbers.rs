@@ -23,11 +23,18 @@ impl<K: Ord + Clone> Numbers<K> {
         self.by_key.get(key).copied()
     }
 
-    pub(crate) fn adopt(&mut self, key: K, number: u32) {
-        self.free.extend(self.next..number);
-        self.free.remove(&number);
-        self.next = self.next.max(number + 1);
-        self.by_key.insert(key, number);
+    /// Numbers that are in use already.
+    pub(crate) fn adopt(limit: u32, used: impl IntoIterator<Item = (K, u32)>) -> Self {
+        let by_key: BTreeMap<K, u32> = used.into_iter().collect();
+        let mut numbers: Vec<_> = by_key.values().copied().collect();
+        numbers.sort_unstable();
+        let next = numbers.last().map_or(1, |last| last + 1);
+        let (mut from, mut free) = (1, Vec::new());
+        for number in numbers {
+            free.extend(from..number);
+            from = number + 1;
+        }
+        Self { by_key, free: free.into_iter().collect(), next, limit }
     }
 
     /// The key's number, a new one if it has none, or `None` if all are used.
@@ -68,9 +75,7 @@ mod tests {
 
     #[test]
     fn adopted_numbers_are_not_given_twice() {
-        let mut numbers = Numbers::new(10);
-        numbers.adopt("d", 4);
-        numbers.adopt("b", 2);
+        let mut numbers = Numbers::adopt(10, [("d", 4), ("b", 2)]);
         assert_eq!(["a", "c", "e"].map(|key| numbers.assign(&key)), [Some(1), Some(3), Some(5)]);
         assert_eq!(numbers.get(&"d"), Some(4));
     }

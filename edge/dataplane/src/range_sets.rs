@@ -23,11 +23,13 @@ impl RangeSets {
         Self { numbers: Numbers::new(limit), users: BTreeMap::new() }
     }
 
-    pub(crate) fn adopt(&mut self, set: &Ranges, number: u32) {
-        if self.numbers.get(set) != Some(number) {
-            self.numbers.adopt(Arc::clone(set), number);
+    /// The set and its number of each listener that has one.
+    pub(crate) fn adopt(limit: u32, listeners: &[(Ranges, u32)]) -> Self {
+        let mut users = BTreeMap::new();
+        for (_, number) in listeners {
+            *users.entry(*number).or_default() += 1;
         }
-        *self.users.entry(number).or_default() += 1;
+        Self { numbers: Numbers::adopt(limit, listeners.iter().cloned()), users }
     }
 
     pub(crate) fn get(&self, set: &Ranges) -> Option<u32> {

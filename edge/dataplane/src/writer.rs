@@ -48,7 +48,7 @@ pub(crate) struct Writer {
     pub(crate) regions: Regions,
     pub(crate) places: BTreeMap<u32, Region>,
     /// The listeners of each table.
-    pub(crate) users: BTreeMap<u32, BTreeSet<ListenerKey>>,
+    pub(crate) users: BTreeMap<u32, Vec<ListenerKey>>,
     pub(crate) range_sets: RangeSets,
     pub(crate) sender_sets: Numbers<MacAddress>,
     pub(crate) gate: Gate,
@@ -87,7 +87,7 @@ impl Writer {
         self.write_senders(maps, &wanted)?;
         self.write_listeners(maps, &wanted, &moved, &mut left)?;
         self.write_vips(maps, &wanted)?;
-        self.delete(maps, left)?;
+        self.delete(maps, &left)?;
         self.delete_targets(maps, &wanted);
         self.written = wanted;
         Ok(())
@@ -102,13 +102,13 @@ impl Writer {
         let mut left = Leftovers::default();
         let changed = [(number, old.as_deref(), Some(&*table))];
         let moved = self.write_changed_tables(maps, &changed, &mut left)?;
-        for key in moved.iter().flat_map(|table| self.users.get(table)).flatten() {
+        for key in moved.iter().filter_map(|table| self.users.get(table)).flatten() {
             if let (Some(listener), Some(service)) = (self.written.listeners.get(key), self.services.get(key))
             {
                 self.write_service(maps, service, key, listener);
             }
         }
-        self.delete(maps, left)?;
+        self.delete(maps, &left)?;
         self.written.tables.insert(number, table);
         Ok(())
     }
@@ -238,7 +238,7 @@ impl Writer {
         let written = std::mem::take(&mut self.written.listeners);
         // Of moved tables, and those that differ.
         let mut dirty: BTreeSet<ListenerKey> =
-            moved.iter().flat_map(|table| self.users.get(table)).flatten().copied().collect();
+            moved.iter().filter_map(|table| self.users.get(table)).flatten().copied().collect();
         let (mut added, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
         let mut is_full = false;
         each_difference(&written, &wanted.listeners, PartialEq::eq, |key, old, new| {
@@ -253,20 +253,15 @@ impl Writer {
             }
             released.extend(old.and_then(|old| old.ranges.as_ref()));
             if let Some(users) = old.and_then(|old| self.users.get_mut(&old.table)) {
-                users.remove(key);
+                users.retain(|user| user != key);
             }
-            match new {
-                Some(new) => {
-                    self.users.entry(new.table).or_default().insert(*key);
-                    dirty.insert(*key);
-                    if old.is_none() {
-                        fresh.push(*key);
-                    }
-                }
-                None => {
-                    dirty.remove(key);
-                    left.listeners.push(*key);
-                }
+            if let Some(new) = new {
+                self.users.entry(new.table).or_default().push(*key);
+                dirty.insert(*key);
+                fresh.extend(old.is_none().then_some(*key));
+            } else {
+                dirty.remove(key);
+                left.listeners.push(*key);
             }
         });
         if is_full {
@@ -329,7 +324,7 @@ impl Writer {
         maps.vips.delete(&gone)
     }
 
-    fn delete(&mut self, maps: &Maps, left: Leftovers) -> Result<(), Error> {
+    fn delete(&mut self, maps: &Maps, left: &Leftovers) -> Result<(), Error> {
         maps.listeners.delete(&left.listeners)?;
         for key in &left.listeners {
             if let Some(number) = self.services.remove(key) {

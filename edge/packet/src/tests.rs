@@ -191,7 +191,7 @@ fn samples() -> Vec<Vec<u8>> {
     let mut samples = Vec::new();
     for [client, vip, router] in families() {
         let reply = Frame::tcp((vip, 443), (client, 40_000), 16);
-        let frames = vec![
+        let frames = [
             Frame::tcp((client, 40_000), (vip, 443), SYN),
             Frame::udp((client, 1), (vip, 2), &[0; 64]),
             Frame::udp((client, 1), (vip, 2), &[0; 64]).fragment(7, 0, true),

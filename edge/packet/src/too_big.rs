@@ -15,6 +15,10 @@ const QUOTED_PAYLOAD: usize = 8;
 pub const FRAME4: usize = LENGTH + HEADER4 + ICMP + HEADER4 + QUOTED_PAYLOAD;
 /// A frame with the error, of IPv6.
 pub const FRAME6: usize = LENGTH + HEADER6 + ICMP + HEADER6 + QUOTED_PAYLOAD;
+/// The length fields of both.
+const TOTAL4: u16 = 56;
+const PAYLOAD6: u16 = 56;
+const _: () = assert!(LENGTH + 56 == FRAME4 && LENGTH + HEADER6 + 56 == FRAME6);
 const DONT_FRAGMENT: u16 = 0x4000;
 const HOP_LIMIT: u8 = 64;
 
@@ -41,9 +45,8 @@ impl Quote4 {
     #[inline(always)]
     pub fn answer(&self, frame: &mut [u8; FRAME4], mtu: u16) {
         exchange_link(frame);
-        let total = (FRAME4 - LENGTH) as u16;
         put16(frame, LENGTH, 0x4500);
-        put16(frame, LENGTH + 2, total);
+        put16(frame, LENGTH + 2, TOTAL4);
         put_word(frame, LENGTH + 4, 0);
         put16(frame, LENGTH + 8, u16::from(HOP_LIMIT) << 8 | u16::from(protocol::ICMP));
         put16(frame, LENGTH + 10, 0);
@@ -77,9 +80,8 @@ impl Quote6 {
     #[inline(always)]
     pub fn answer(&self, frame: &mut [u8; FRAME6], mtu: u16) {
         exchange_link(frame);
-        let length = (FRAME6 - LENGTH - HEADER6) as u16;
         put_word(frame, LENGTH, u32::from_ne_bytes([0x60, 0, 0, 0]));
-        put16(frame, LENGTH + 4, length);
+        put16(frame, LENGTH + 4, PAYLOAD6);
         put16(frame, LENGTH + 6, u16::from(protocol::ICMP6) << 8 | u16::from(HOP_LIMIT));
         let mut index = 0;
         while index < 4 {
@@ -97,7 +99,7 @@ impl Quote6 {
             put_word(frame, message + ICMP + index * 4, self.0[index]);
             index += 1;
         }
-        let pseudo = u32::from(protocol::ICMP6) + u32::from(length);
+        let pseudo = u32::from(protocol::ICMP6) + u32::from(PAYLOAD6);
         let sum = checksum::finish(pseudo + sum_all(frame, LENGTH + 8));
         put16(frame, message + 2, sum);
     }

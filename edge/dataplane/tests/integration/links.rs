@@ -359,8 +359,9 @@ fn clients_reach_nodes_through_the_tunnel() {
             connection.node().expect("served");
             // Segments are as long as the link allows, until the client learns the tunnel's limit.
             let sender = connection.0.try_clone().expect("clone");
-            let sent =
-                thread::spawn(move || (&sender).write_all(&[b'?'; DATA]).map_err(|error| error.to_string()));
+            let sent = thread::spawn(move || {
+                (&sender).write_all(&vec![b'?'; DATA]).map_err(|error| error.to_string())
+            });
             let mut answers = vec![0; DATA * 5];
             connection.0.read_exact(&mut answers).expect("all answers");
             sent.join().expect("sender").expect("sent");

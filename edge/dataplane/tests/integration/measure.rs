@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measurements, which only run by name:
 //! `cargo test --release -p steerage-edge-dataplane --test integration -- --ignored --nocapture measure`
+#![allow(clippy::cast_precision_loss, reason = "numbers for people")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -153,7 +154,7 @@ fn measure_writes() {
     for services in [1000, 10_000] {
         let state = world(services);
         let options = Options { pins: Some(folder.join("link")), ..options(large()) };
-        let [mut load, mut write, mut change, mut compare, mut adopt] = [const { Vec::new() }; 5];
+        let [mut load, mut write, mut change, mut compare, mut read, mut adopt] = [const { Vec::new() }; 6];
         let mut used = (0, 0);
         let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
         for _ in 0..7 {
@@ -176,6 +177,9 @@ fn measure_writes() {
             let start = Instant::now();
             dataplane.write(next).expect("write");
             compare.push(milliseconds(start));
+            let start = Instant::now();
+            assert!(dataplane.check().expect("check"));
+            read.push(milliseconds(start));
             drop(dataplane);
             let start = Instant::now();
             let dataplane = Dataplane::load(options.clone()).expect("load");
@@ -186,13 +190,14 @@ fn measure_writes() {
         }
         println!(
             "{services} Services, two families, two ports, three targets; {} of {} slots used; milliseconds: \
-             load {}, write all {}, change one table {}, compare all {}, load and adopt {}",
+             load {}, write all {}, change one table {}, compare all {}, read all {}, load and adopt {}",
             used.0,
             used.1,
             median(load),
             median(write),
             median(change),
             median(compare),
+            median(read),
             median(adopt)
         );
         let mut dataplane = Dataplane::load(Options { pins: None, ..options }).expect("load");
