@@ -32,6 +32,8 @@ pub struct Sizes {
     pub services: u32,
     /// Slots of all tables.
     pub slots: u32,
+    /// Targets of all tables.
+    pub members: u32,
     /// Targets.
     pub targets: u32,
     /// Established flows of each family: 120 bytes for each.
@@ -42,7 +44,14 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { services: 65_536, slots: 16 << 20, targets: 16_384, flows: 1 << 20, recent_flows: 65_536 }
+        Self {
+            services: 65_536,
+            slots: 8 << 20,
+            members: 1 << 19,
+            targets: 16_384,
+            flows: 1 << 20,
+            recent_flows: 65_536,
+        }
     }
 }
 
@@ -244,6 +253,8 @@ fn open(options: &Options, pins: Option<&Path>) -> Result<(Ebpf, Maps), Error> {
     for (name, size) in [
         ("SERVICES", sizes.services),
         ("SERVICE_COUNTERS", sizes.services),
+        ("LISTENERS", sizes.services),
+        ("MEMBERS", sizes.members),
         ("SLOTS", elements),
         ("TARGETS", sizes.targets),
         ("TARGET_COUNTERS", sizes.targets),

@@ -108,7 +108,8 @@ pub(crate) fn state() -> State {
 }
 
 pub(crate) fn options() -> Options {
-    let sizes = Sizes { services: 1024, slots: 1 << 16, targets: 64, flows: 4096, recent_flows: 4096 };
+    let sizes =
+        Sizes { services: 1024, slots: 1 << 16, members: 1024, targets: 64, flows: 4096, recent_flows: 4096 };
     Options { interface: "lo".to_owned(), mac: MAC, tunnel: None, pins: None, sizes, hook: None }
 }
 

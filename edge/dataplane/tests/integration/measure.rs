@@ -28,7 +28,7 @@ fn vip(number: u32, v6: bool) -> IpAddr {
 }
 
 /// Services of both families with three targets each of a hundred nodes.
-pub(crate) fn world(services: u32) -> State {
+fn world(services: u32) -> State {
     let mut state = State::default();
     for number in 1..=100_u32 {
         let address = IpAddr::V4(Ipv4Addr::from(0x0a00_0000 | number));
@@ -51,10 +51,6 @@ pub(crate) fn world(services: u32) -> State {
 
 fn options(sizes: Sizes) -> Options {
     Options { sizes, ..bed::options() }
-}
-
-pub(crate) fn large() -> Sizes {
-    Sizes { services: 65_536, slots: 16 << 20, targets: 16_384, flows: 1 << 20, recent_flows: 1 << 16 }
 }
 
 fn median(mut values: Vec<f64>) -> String {
@@ -93,7 +89,7 @@ fn measure_packets() {
     requires!(Root);
     println!("nanoseconds for a packet: median of 11 rounds over 2,000 flows, (least..most)");
     for services in [10, 1000, 10_000] {
-        let mut dataplane = Dataplane::load(options(large())).expect("load");
+        let mut dataplane = Dataplane::load(options(Sizes::default())).expect("load");
         dataplane.write(world(services)).expect("write");
         for v6 in [false, true] {
             let (syn, ack) = (frames(services, v6, SYN), frames(services, v6, ACK));
@@ -126,7 +122,8 @@ fn measure_packets() {
     }
 }
 
-/// Memory of maps by type, in MB, as the kernel accounts it: arrays, hash tables, flows, counters.
+/// Memory of maps by type, in MB, as the kernel accounts it. Arrays are in this process's memory only:
+/// their size is their definition's.
 fn memory() -> String {
     let mut types = std::collections::BTreeMap::<u32, u64>::new();
     for entry in std::fs::read_dir("/proc/self/fdinfo").expect("fdinfo").flatten() {
@@ -153,7 +150,7 @@ fn measure_writes() {
     mount(Some("bpf"), &folder, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
     for services in [1000, 10_000] {
         let state = world(services);
-        let options = Options { pins: Some(folder.join("link")), ..options(large()) };
+        let options = Options { pins: Some(folder.join("link")), ..options(Sizes::default()) };
         let [mut load, mut write, mut change, mut compare, mut read, mut adopt] = [const { Vec::new() }; 6];
         let mut used = (0, 0);
         let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
@@ -215,7 +212,7 @@ fn measure_writes() {
 #[ignore = "a measurement"]
 fn measure_flows() {
     requires!(Root);
-    let mut dataplane = Dataplane::load(options(large())).expect("load");
+    let mut dataplane = Dataplane::load(options(Sizes::default())).expect("load");
     dataplane.write(world(1000)).expect("write");
     for number in 0..200_000_u32 {
         let [_, a, b, c] = number.to_be_bytes();
