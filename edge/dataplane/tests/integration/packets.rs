@@ -167,7 +167,7 @@ fn fragments_follow_the_first_one() {
             first.payload.truncate(64);
             let verdict = bed.verdict(&first.bytes());
             assert!(is_forwarded(&verdict));
-            assert_eq!(bed.verdict(&rest.bytes()), verdict);
+            assert_eq!(bed.verdict(&rest.bytes()), verdict, "{}, packet {id}", family.vip);
             let mut middle = rest.clone().fragment(id, 72, true);
             middle.payload.truncate(8);
             assert_eq!(bed.verdict(&middle.bytes()), verdict);
