@@ -3,12 +3,11 @@
 
 use aya_ebpf::helpers::bpf_ktime_get_coarse_ns;
 use steerage_edge_packet::maps::{CLOSING, Flow, FlowKey, TOUCH, seconds};
-use steerage_edge_packet::{Datagram, Fragment, TcpFlags, hash};
+use steerage_edge_packet::{Datagram, TcpFlags, Transport, hash, transport};
 
 use crate::frame::Frame;
 use crate::maps::{Family, SERVICES, TARGETS};
 use crate::open::{Decision, Opening, open};
-use crate::{fragment, send};
 
 /// The time in the units of flows. Its clock needs no reading of the hardware, and is a few
 /// milliseconds behind at most.
@@ -41,21 +40,16 @@ pub fn established<A: Family>(key: &FlowKey<A>, sender: u16, flags: TcpFlags, no
     Some(Decision::forward(flow.service, flow.target))
 }
 
-/// Forwards a packet of TCP or UDP.
+/// The target of a packet of TCP or UDP. `None` if it is neither.
 #[inline(always)]
-pub fn forward<A: Family>(
-    frame: &Frame,
-    mac: [u8; 6],
-    datagram: &Datagram<A>,
-    ports: u32,
-    flags: TcpFlags,
-) -> i32 {
-    let (key, sender, now) = (datagram.flow(ports), hash::mac_mark(mac), now());
+pub fn decide<A: Family>(frame: &Frame, mac: [u8; 6], datagram: &Datagram<A>, now: u32) -> Option<Decision> {
+    let (ports, flags) = match transport(frame, datagram)? {
+        Transport::Tcp(ports, flags) => (ports, flags),
+        Transport::Udp(ports) => (ports, TcpFlags(0)),
+        _ => return None,
+    };
+    let (key, sender) = (datagram.flow(ports), hash::mac_mark(mac));
     let source = datagram.source.mapped();
     let opening = Opening { mac, sender, source, now, flags, is_error: false, reserved: 0 };
-    let decision = open(&key, &opening);
-    if let Fragment::First(id) = datagram.fragment {
-        fragment::remember(datagram, id, decision, now);
-    }
-    send::send(frame, datagram, decision)
+    Some(open(&key, &opening))
 }

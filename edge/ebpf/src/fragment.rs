@@ -9,19 +9,24 @@ use crate::flow::now;
 use crate::maps::{FRAGMENTS, Family, drop_if_vip};
 use crate::open::Decision;
 use crate::unusual::parse;
-use crate::{PASS, send};
+use crate::{PASS, flow, send};
 
-/// Notes where the first fragment of a packet goes.
-#[inline(always)]
-pub fn remember<A: Family>(datagram: &Datagram<A>, id: u32, decision: Decision, now: u32) {
+/// Forwards the first fragment of a packet, and notes where it goes. The packet is parsed again
+/// after the decision: on Linux 6.1, what the parser had found did not survive the call in a register,
+/// and first fragments of IPv6 were not noted.
+#[inline(never)]
+pub fn first<A: Family>(skb: *mut __sk_buff) -> i32 {
+    let Some((frame, link, datagram)) = parse::<A>(skb) else { return PASS };
+    let now = now();
+    let Some(decision) = flow::decide(&frame, link.source, &datagram, now) else { return PASS };
+    let Some((frame, _, datagram)) = parse::<A>(skb) else { return PASS };
+    let Fragment::First(id) = datagram.fragment else { return PASS };
     if let Ok((service, target)) = decision.split() {
         // Without memory the later fragments are dropped.
-        let _ = FRAGMENTS.insert(
-            &key(datagram, id),
-            &FragmentFlow { target, service, seen: now, reserved: 0 },
-            0,
-        );
+        let first = FragmentFlow { target, service, seen: now, reserved: 0 };
+        let _ = FRAGMENTS.insert(&key(&datagram, id), &first, 0);
     }
+    send::send(&frame, &datagram, decision)
 }
 
 /// Forwards a later fragment.

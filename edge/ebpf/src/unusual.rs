@@ -6,13 +6,11 @@
 use aya_ebpf::bindings::__sk_buff;
 use steerage_edge_packet::ethernet::{Ethernet, LENGTH, ethernet};
 use steerage_edge_packet::maps::Event;
-use steerage_edge_packet::{
-    Datagram, Fragment, IcmpKind, Packet, TcpFlags, Transport, icmp, protocol, transport,
-};
+use steerage_edge_packet::{Datagram, Fragment, IcmpKind, Packet, Transport, icmp, protocol, transport};
 
 use crate::frame::Frame;
 use crate::maps::{Family, drop_if_vip};
-use crate::{PACKET_HOST, PASS, UNDECIDED, echo, flow, fragment, neighbour};
+use crate::{PACKET_HOST, PASS, UNDECIDED, echo, flow, fragment, neighbour, send};
 
 /// A neighbour solicitation goes to a group of addresses, which is no VIP.
 #[inline(always)]
@@ -33,6 +31,7 @@ pub fn parse<A: Family>(skb: *mut __sk_buff) -> Option<(Frame, Ethernet, Datagra
 pub fn ip<A: Family>(skb: *mut __sk_buff) -> i32 {
     match kind::<A>(skb) {
         WITH_PORTS => with_ports::<A>(skb),
+        FIRST_FRAGMENT => fragment::first::<A>(skb),
         LATER_FRAGMENT => fragment::later::<A>(skb),
         ECHO => echo::echo::<A>(skb),
         ERROR => echo::error::<A>(skb),
@@ -44,6 +43,7 @@ const WITH_PORTS: i32 = UNDECIDED + 1;
 const LATER_FRAGMENT: i32 = UNDECIDED + 2;
 const ECHO: i32 = UNDECIDED + 3;
 const ERROR: i32 = UNDECIDED + 4;
+const FIRST_FRAGMENT: i32 = UNDECIDED + 5;
 
 /// One of the kinds above, or the action for the packet.
 #[inline(never)]
@@ -65,7 +65,9 @@ fn kind<A: Family>(skb: *mut __sk_buff) -> i32 {
         None => Event::Malformed,
         Some((_, _, Datagram { fragment: Fragment::Later(_), .. })) => return LATER_FRAGMENT,
         Some((frame, _, datagram)) => match transport(&frame, &datagram) {
-            Some(Transport::Tcp(..) | Transport::Udp(_)) => return WITH_PORTS,
+            Some(Transport::Tcp(..) | Transport::Udp(_)) => {
+                return if datagram.fragment == Fragment::Whole { WITH_PORTS } else { FIRST_FRAGMENT };
+            }
             Some(Transport::Icmp) => match icmp(&frame, &datagram) {
                 _ if datagram.fragment != Fragment::Whole => Event::UnknownIcmp,
                 None => Event::Malformed,
@@ -83,14 +85,12 @@ fn kind<A: Family>(skb: *mut __sk_buff) -> i32 {
     drop_if_vip(vip.mapped(), event)
 }
 
-/// Packets of new flows, first fragments, and packets with extension headers.
+/// Packets of new flows, and packets with extension headers.
 #[inline(never)]
 fn with_ports<A: Family>(skb: *mut __sk_buff) -> i32 {
     let Some((frame, link, datagram)) = parse::<A>(skb) else { return PASS };
-    let (ports, flags) = match transport(&frame, &datagram) {
-        Some(Transport::Tcp(ports, flags)) => (ports, flags),
-        Some(Transport::Udp(ports)) => (ports, TcpFlags(0)),
-        _ => return PASS,
-    };
-    flow::forward(&frame, link.source, &datagram, ports, flags)
+    match flow::decide(&frame, link.source, &datagram, flow::now()) {
+        Some(decision) => send::send(&frame, &datagram, decision),
+        None => PASS,
+    }
 }
