@@ -25,7 +25,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         FIREWALL_NOT_PERMITTED,
-        "The credentials may not change firewall rules of the network, which may be a Shared VPC's. All else is in place, and packets arrive once the rules exist.",
+        "The credentials may not change firewall rules of the network, which may be a Shared VPC's. All else is in place. The message says whether packets may not arrive, or clients outside the source ranges may still connect.",
         "Run the command in the message, or grant the permission.",
     ),
     (
