@@ -275,9 +275,10 @@ async fn users_addresses_are_used_by_name_or_value_and_never_released() {
     let named = annotated(lb.clone(), ADDRESSES, "mine");
     assert_eq!(address(&converge_remembered(&provider, &named).await.unwrap()), ip);
     assert!(cloud.owned("addresses", &lb.owner).is_empty(), "Steerage's own is released");
-    // Another Service cannot have it.
+    // Another Service cannot have it, and is not told who has it.
     let (reason, message) = refused(&provider, &annotated(web(&cloud, "other"), ADDRESSES, "mine")).await;
-    assert!(reason == "AddressNotAvailable" && message.contains("forwardingRules"), "{message}");
+    assert!(reason == "AddressNotAvailable" && message.contains("address mine is in use"), "{message}");
+    assert!(!message.contains("forwardingRules"), "{message}");
     let valued = LoadBalancer { requested_addresses: vec![ip], ..lb.clone() };
     assert_eq!(address(&converge_remembered(&provider, &valued).await.unwrap()), ip);
     assert_ne!(address(&converge_remembered(&provider, &lb).await.unwrap()), ip);
