@@ -21,23 +21,18 @@ use steerage_provider_api::{
     PodPort, PodTarget, Progress, Provider as _, TargetSet,
 };
 use steerage_provider_aws::{Aws, Config, Scheme};
-use steerage_provider_conformance::{Harness as _, converge, fixture};
+use steerage_provider_conformance::{Harness as _, converge, fixture, in_two_tasks, run_shared};
 use steerage_requirements::requires;
 
 /// moto uses one core and needs milliseconds for each of some ten thousand calls: two of them share the checks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_conforms() {
     requires!(Moto);
-    let taken = Arc::<AtomicUsize>::default();
-    let sharing = [taken.clone(), taken].map(|taken| {
-        tokio::spawn(async move {
-            let moto = Moto::start(6).await?;
-            steerage_provider_conformance::run_shared(&moto, &taken).await
-        })
-    });
-    for one in sharing {
-        one.await.unwrap().unwrap();
-    }
+    let run = |taken: Arc<AtomicUsize>| async move {
+        let moto = Moto::start(6).await?;
+        run_shared(&moto, &taken).await
+    };
+    in_two_tasks(run).await.unwrap();
 }
 
 fn listener(protocol: Protocol, port: u16, node_port: u16) -> Listener {

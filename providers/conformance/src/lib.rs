@@ -22,6 +22,7 @@ pub use proxy::{
 };
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
@@ -34,8 +35,21 @@ pub async fn run<H: Harness>(harness: &H) -> anyhow::Result<()> {
     run_shared(harness, &AtomicUsize::new(0)).await
 }
 
-/// Like [`run`], but takes one check after the other of those that nobody has taken. With a slow backend, several harnesses share the
-/// checks: each has a backend of its own, and all have the same count of what is `taken`.
+/// Lets two harnesses share the checks, for a slow backend: `run` makes one, with a backend of its own, and passes the count to
+/// [`run_shared`].
+pub async fn in_two_tasks<F>(run: impl Fn(Arc<AtomicUsize>) -> F) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    let taken = Arc::<AtomicUsize>::default();
+    let tasks = [Arc::clone(&taken), taken].map(|taken| tokio::spawn(run(taken)));
+    for task in tasks {
+        task.await??;
+    }
+    Ok(())
+}
+
+/// Like [`run`], but takes one check after the other of those that nobody has taken: `taken` counts them.
 pub async fn run_shared<H: Harness>(harness: &H, taken: &AtomicUsize) -> anyhow::Result<()> {
     let mut failures = String::new();
     let all = checks::all::<H>();

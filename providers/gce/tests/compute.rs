@@ -17,7 +17,9 @@ use steerage_model::{Family, IpMode, Protocol};
 use steerage_provider_api::{
     Compare, GroupKey, HealthState, Listener, LoadBalancer, Outcome, Progress, Provider as _, TargetSet,
 };
-use steerage_provider_conformance::{Harness as _, converge, converge_deleted, converge_remembered, fixture};
+use steerage_provider_conformance::{
+    Harness as _, converge, converge_deleted, converge_remembered, fixture, in_two_tasks, run_shared,
+};
 use steerage_provider_gce::{ApiMetrics, Config, Gce, permissions};
 use steerage_requirements::requires;
 
@@ -28,23 +30,18 @@ const ADDRESSES: &str = "networking.gke.io/load-balancer-ip-addresses";
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn provider_conforms() {
     requires!(Clouds);
-    let taken = Arc::<AtomicUsize>::default();
-    let sharing = [taken.clone(), taken].map(|taken| {
-        tokio::spawn(async move {
-            let cloud = Cloud::start_in(&["us-central1-a"], json!({ "anonymous": true })).await?;
-            steerage_provider_conformance::run_shared(&cloud, &taken).await?;
-            // Nothing is requested whose permission the guide does not list.
-            for (method, _) in cloud.server.calls()? {
-                let Some(method) = method.strip_prefix("compute.") else { continue };
-                let is_listed = permissions::PERMISSIONS.iter().any(|(listed, _)| *listed == method);
-                anyhow::ensure!(is_listed, "{method} is not listed");
-            }
-            Ok(())
-        })
-    });
-    for one in sharing {
-        one.await.unwrap().unwrap();
-    }
+    let run = |taken: Arc<AtomicUsize>| async move {
+        let cloud = Cloud::start_in(&["us-central1-a"], json!({ "anonymous": true })).await?;
+        run_shared(&cloud, &taken).await?;
+        // Nothing is requested whose permission the guide does not list.
+        for (method, _) in cloud.server.calls()? {
+            let Some(method) = method.strip_prefix("compute.") else { continue };
+            let is_listed = permissions::PERMISSIONS.iter().any(|(listed, _)| *listed == method);
+            anyhow::ensure!(is_listed, "{method} is not listed");
+        }
+        Ok(())
+    };
+    in_two_tasks(run).await.unwrap();
 }
 
 /// Operations end after other calls came.

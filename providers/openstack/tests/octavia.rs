@@ -22,6 +22,7 @@ use steerage_provider_api::{
 };
 use steerage_provider_conformance::{
     CannedResponse, Fault, Harness as _, Span, converge, converge_deleted, converge_remembered, fixture,
+    in_two_tasks, run_shared,
 };
 use steerage_provider_openstack::{ApiMetrics, Credentials, OpenStack};
 use steerage_requirements::requires;
@@ -33,16 +34,11 @@ const PROXY_PROTOCOL: &str = "loadbalancer.openstack.org/proxy-protocol";
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn provider_conforms() {
     requires!(OpenStack);
-    let taken = Arc::<AtomicUsize>::default();
-    let sharing = [taken.clone(), taken].map(|taken| {
-        tokio::spawn(async move {
-            let cloud = Cloud::start().await?;
-            steerage_provider_conformance::run_shared(&cloud, &taken).await
-        })
-    });
-    for one in sharing {
-        one.await.unwrap().unwrap();
-    }
+    let run = |taken: Arc<AtomicUsize>| async move {
+        let cloud = Cloud::start().await?;
+        run_shared(&cloud, &taken).await
+    };
+    in_two_tasks(run).await.unwrap();
 }
 
 fn listener(protocol: Protocol, port: u16, node_port: u16) -> Listener {

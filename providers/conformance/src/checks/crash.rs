@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use crate::converge::{Goal, ensure_same, owned};
+use crate::converge::{Goal, clean, ensure_same, owned};
 use crate::{CutPoint, Fault, Harness, Snapshot, Span, fixture};
 
 /// Limit for one goal, to end the loop if a provider never stops calling.
@@ -114,11 +114,7 @@ async fn survives_every_cut<H: Harness>(
             }
         }
     }
-    // The first instance knows nothing of what the others made.
-    let provider = harness.fresh().await?;
-    for goal in [one, other] {
-        Goal::Absent(goal.owner().clone()).reach(&provider).await?;
-    }
+    clean(harness).await?;
     ensure_same("deleted afterwards", &empty, &harness.snapshot().await?)
 }
 
