@@ -178,13 +178,27 @@ impl OpenStack {
 
     /// The floating IP of the address that the Service requests, if the load balancer may have it.
     async fn given(&self, lb: &LoadBalancer, address: IpAddr, ports: &[&str]) -> Result<FloatingIp, Error> {
-        let text = address.to_string();
-        let found = self.floating_ips(&[("floating_ip_address", &text)]).await?;
+        let found = self.requested_ip(address).await?;
+        self.permitted(lb, (address, found), ports).await
+    }
+
+    async fn requested_ip(&self, address: IpAddr) -> Result<Option<FloatingIp>, CallError> {
+        let found = self.floating_ips(&[("floating_ip_address", &address.to_string())]).await?;
+        Ok(found.into_iter().find(|ip| ip.address == address))
+    }
+
+    /// What was found of a requested address, if the load balancer may have it.
+    async fn permitted(
+        &self,
+        lb: &LoadBalancer,
+        (address, found): (IpAddr, Option<FloatingIp>),
+        ports: &[&str],
+    ) -> Result<FloatingIp, Error> {
         let unavailable = |problem: &str, advice: &str| {
             let message = format!("The Service requests the address {address}. {problem} {advice}");
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
         };
-        let Some(ip) = found.into_iter().find(|ip| ip.address == address) else {
+        let Some(ip) = found else {
             let advice = "Create it in the cluster's project: `openstack floating ip create`.";
             return Err(unavailable("No floating IP of the project has it.", advice));
         };
@@ -215,16 +229,16 @@ impl OpenStack {
     /// takes its time from others'. What has the address now may be something else that lets go of it when the load balancer is there, such
     /// as the one that this replaces.
     pub(crate) async fn check_given(&self, lb: &LoadBalancer, address: IpAddr) -> Result<(), Error> {
-        let found = self.floating_ips(&[("floating_ip_address", &address.to_string())]).await?;
-        if let Some(port) = found.into_iter().find(|ip| ip.address == address).and_then(|ip| ip.port_id) {
-            let found = observe::balancers_with(&*self.calls, "vip_port_id", &port).await?;
-            let balancer = found.iter().find(|found| found.vip_port_id.as_ref() == Some(&port));
+        let found = self.requested_ip(address).await?;
+        if let Some(port) = found.as_ref().and_then(|ip| ip.port_id.as_ref()) {
+            let balancers = observe::balancers_with(&*self.calls, "vip_port_id", port).await?;
+            let balancer = balancers.iter().find(|balancer| balancer.vip_port_id.as_ref() == Some(port));
             let holder = balancer.and_then(|balancer| marks::owner(&self.config.cluster, balancer));
             if holder.is_none_or(|holder| holder.service == lb.owner.service) {
                 return Ok(());
             }
         }
-        self.given(lb, address, &[]).await.map(drop)
+        self.permitted(lb, (address, found), &[]).await.map(drop)
     }
 
     /// What has a requested floating IP, and what to do. A tenant learns the name of another namespace's Service only where the address is the
