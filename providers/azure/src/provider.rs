@@ -269,7 +269,6 @@ impl Azure {
         requested: &RequestedSources,
     ) -> Result<Option<AdmittedSources>, Error> {
         let requested = Sources::read(&requested.ranges, &requested.annotations)?;
-        let busy = || Error::Busy("The load balancer is being changed".to_owned());
         let mark = self.mark(owner);
         let (mut vips, mut trouble) = (BTreeSet::new(), None);
         for balancer in &self.balancers {
@@ -301,6 +300,10 @@ impl Azure {
             Written::Done(_) => trouble.map_or(Ok(Some(admitted)), Err),
         }
     }
+}
+
+fn busy() -> Error {
+    Error::Busy("The load balancer is being changed".to_owned())
 }
 
 #[async_trait]
@@ -389,8 +392,7 @@ impl Provider for Azure {
                         tokio::time::sleep(wait).await;
                     }
                     Ok(Written::Again(_)) => {
-                        let busy = Error::Busy("The load balancer is being changed".to_owned());
-                        trouble = trouble.or(Some(busy));
+                        trouble = trouble.or_else(|| Some(busy()));
                         break;
                     }
                     Err(error) => {
@@ -426,7 +428,7 @@ impl Provider for Azure {
             let body = match balancer.read(&*self.calls, Duration::ZERO).await {
                 Ok(Written::Done(Some(body))) => body,
                 Ok(Written::Again(_)) => {
-                    return Err(Error::Busy("The load balancer is being changed".to_owned()));
+                    return Err(busy());
                 }
                 Ok(Written::Done(None)) => continue,
                 // Another one has its name: nothing in it is Steerage's.
