@@ -96,6 +96,7 @@ impl OpenStack {
             Present::Broken(balancer) => return self.replace(lb, &wanted, &balancer, entry).await,
             Present::Ready(tree) => tree,
         };
+        entry.end_deletion();
         check_kept(&tree.balancer, &wanted)?;
         let families = tree.balancer.families();
         if let Some(shared) = &wanted.shared {
@@ -120,8 +121,14 @@ impl OpenStack {
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
                 if incomplete.is_none() && families.len() < wanted.families.len() {
-                    incomplete =
-                        missing(&wanted.families, &wanted.vips, &tree.balancer, self.version().await?);
+                    let network = wanted.network.as_deref();
+                    incomplete = missing(
+                        &wanted.families,
+                        &wanted.vips,
+                        network,
+                        &tree.balancer,
+                        self.version().await?,
+                    );
                 }
                 if let Some(shared) = &wanted.shared {
                     if let Some(wait) = self.leave_others(owner, shared, entry).await? {

@@ -18,11 +18,14 @@ impl OpenStack {
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
         entry.note_being_deleted(owner);
-        if let Some(id) = entry.leaving.take()
-            && let Some(balancer) = self.balancer(&id).await?
-            && balancer.provisioning_status.is_pending()
-        {
-            return self.wait_to_leave(&balancer, entry).map(Progress::Again);
+        if let Some(id) = entry.leaving.clone() {
+            let balancer = self.balancer(&id).await?;
+            if let Some(balancer) = balancer.filter(|balancer| balancer.provisioning_status.is_pending()) {
+                return self.wait_to_leave(&balancer, entry).map(Progress::Again);
+            }
+            entry.leaving = None;
+            // A port that is free now: what follows may fail for long.
+            self.reconcile_waiting(owner, entry);
         }
         let all = self.balancers_of(&owner.service).await?;
         let mine: Vec<Balancer> =

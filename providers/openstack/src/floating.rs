@@ -199,12 +199,13 @@ impl OpenStack {
             Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message)
         };
         let Some(ip) = found else {
-            let advice = "Create it in the cluster's project: `openstack floating ip create`.";
-            return Err(unavailable("No floating IP of the project has it.", advice));
+            let advice = format!(
+                "Create it in the cluster's project: `openstack floating ip create --floating-ip-address {address} NETWORK` (by Neutron's \
+                 default policy only an administrator chooses an address). Or request one that `openstack floating ip list` shows."
+            );
+            return Err(unavailable("No floating IP of the project has it.", &advice));
         };
-        if marks::is_floating(&ip.description)
-            && ip.description != marks::floating(&self.config.cluster, &lb.owner)
-        {
+        if self.is_of_another(&ip, &lb.owner) {
             let problem = "Steerage created it for another Service.";
             return Err(unavailable(problem, "Request another address."));
         }
@@ -225,12 +226,18 @@ impl OpenStack {
         Err(unavailable(&problem, &advice))
     }
 
+    /// Whether Steerage created the floating IP, and not for the Service alone.
+    fn is_of_another(&self, ip: &FloatingIp, owner: &Owner) -> bool {
+        marks::is_floating(&ip.description) && ip.description != marks::floating(&self.config.cluster, owner)
+    }
+
     /// Refuses a requested address that the Service cannot have, before anything is created for it: each change of the project's Octavia
     /// takes its time from others'. What has the address now may be something else that lets go of it when the load balancer is there, such
     /// as the one that this replaces.
     pub(crate) async fn check_given(&self, lb: &LoadBalancer, address: IpAddr) -> Result<(), Error> {
         let found = self.requested_ip(address).await?;
-        if let Some(port) = found.as_ref().and_then(|ip| ip.port_id.as_ref()) {
+        let can_be_let_go = found.as_ref().filter(|ip| !self.is_of_another(ip, &lb.owner));
+        if let Some(port) = can_be_let_go.and_then(|ip| ip.port_id.as_ref()) {
             let balancers = observe::balancers_with(&*self.calls, "vip_port_id", port).await?;
             let balancer = balancers.iter().find(|balancer| balancer.vip_port_id.as_ref() == Some(port));
             let holder = balancer.and_then(|balancer| marks::owner(&self.config.cluster, balancer));

@@ -74,6 +74,9 @@ impl OpenStack {
             entry.left_shared.get_or_insert(left);
             entry.complete = None;
         }
+        if shared.is_some() && entry.shared() == shared {
+            self.shared_users.note_accepted(&owner.service);
+        }
     }
 
     /// Has the Services reconciled that wait for a port which this one had.

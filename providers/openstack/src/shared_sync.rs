@@ -193,6 +193,7 @@ impl OpenStack {
             self.check_use(&lb.owner, &usage, entry).await?;
             entry.usage = usage;
         }
+        self.shared_users.note_accepted(&lb.owner.service);
         self.apply_wanted(lb, wanted, entry, compare).await
     }
 
@@ -266,12 +267,13 @@ impl OpenStack {
             let Some(balancer) = self.balancer(id).await? else { continue };
             let Some(shared) = marks::shared_name(&self.config.cluster, &balancer.tags) else { continue };
             let Some(_lock) = self.lock_shared(&shared).await else { return Ok(Some(BUSY_POLL)) };
-            let progress = self.leave_one(owner, &shared, id, entry).await?;
-            entry.freed_port_of = Some(shared);
-            match progress {
+            match self.leave_one(owner, &shared, id, entry).await? {
                 LeaveProgress::NothingLeft => {}
                 LeaveProgress::Pending(balancer) => return self.wait_to_leave(&balancer, entry).map(Some),
-                LeaveProgress::PartRemoved => return Ok(Some(self.config.poll)),
+                LeaveProgress::PartRemoved => {
+                    entry.leaving = Some(id.to_owned());
+                    return Ok(Some(self.config.poll));
+                }
                 LeaveProgress::BalancerDeleted => return Ok(Some(self.config.poll.max(BUSY_POLL))),
             }
         }
@@ -322,10 +324,14 @@ impl OpenStack {
         id: &str,
         entry: &mut ServiceState,
     ) -> Result<LeaveProgress, Error> {
-        let Some(balancer) = self.balancer(id).await? else { return Ok(LeaveProgress::NothingLeft) };
+        let Some(balancer) = self.balancer(id).await? else {
+            entry.freed_port_of = Some(shared.to_owned());
+            return Ok(LeaveProgress::NothingLeft);
+        };
         // By UID: a Service of the same name may have taken the others over.
         let is_mine = |part: &Part| marks::is_part(&part.tags, owner);
         if balancer.provisioning_status == Provisioning::Deleting {
+            entry.freed_port_of = Some(shared.to_owned());
             // An earlier process may have begun that.
             if entry.left_shared.is_none() && self.parts(("loadbalancer_id", id)).await?.all().all(is_mine) {
                 entry.left_shared = Some(shared.to_owned());
@@ -338,6 +344,7 @@ impl OpenStack {
         entry.note_settled();
         let all = self.parts(("loadbalancer_id", id)).await?;
         if all.all().all(is_mine) {
+            entry.freed_port_of = Some(shared.to_owned());
             self.delete_shared(shared, &balancer, entry).await?;
             entry.note_deletion(&balancer)?;
             return Ok(LeaveProgress::BalancerDeleted);
@@ -360,6 +367,10 @@ impl OpenStack {
         };
         if !entry.may_make(&step) {
             return Err(not_shown(&step));
+        }
+        if matches!(step, Step::DeleteListener { .. }) {
+            // Also if its answer is lost.
+            entry.freed_port_of = Some(shared.to_owned());
         }
         match self.calls.send(step.call()).await {
             Ok(_) => {
@@ -450,17 +461,19 @@ impl OpenStack {
 
     /// Deletes the floating IP of a name that has no load balancer any more, and that no Service names.
     async fn release_shared(&self, shared: &str) -> Result<(), Error> {
-        if self.shared_users.has_user(shared) {
+        if self.shared_users.keeps(shared) {
             return Ok(());
         }
         let others = self.shared_balancers(Some(shared)).await?;
-        if others.iter().any(|other| other.provisioning_status != Provisioning::Deleting) {
-            return Ok(());
+        if others.iter().all(|other| other.provisioning_status == Provisioning::Deleting) {
+            let ports: Vec<&str> = others.iter().map(Balancer::floating_port).collect();
+            let mut ips =
+                self.own_floating_ips(&marks::shared_floating(&self.config.cluster, shared)).await?;
+            ips.retain(|ip| ip.port_id.as_deref().is_none_or(|port| ports.contains(&port)));
+            self.release(None, &ips).await?;
         }
-        let ports: Vec<&str> = others.iter().map(Balancer::floating_port).collect();
-        let mut ips = self.own_floating_ips(&marks::shared_floating(&self.config.cluster, shared)).await?;
-        ips.retain(|ip| ip.port_id.as_deref().is_none_or(|port| ports.contains(&port)));
-        Ok(self.release(None, &ips).await?)
+        self.shared_users.note_released(shared);
+        Ok(())
     }
 
     /// Refuses to take the address from another load balancer of the name, whose Services would lose it: the one that has it is the one.

@@ -231,7 +231,7 @@ pub(crate) struct ServiceState {
     pub(crate) leaving: Option<String>,
     /// The shared load balancer of which a port of the Service becomes free, by name.
     pub(crate) freed_port_of: Option<String>,
-    /// The owner whose deletion was begun, until the Service is complete again.
+    /// The owner whose deletion was begun, until the Service is to have its load balancer again.
     being_deleted: Option<Owner>,
     /// How often the deletion of load balancers was sent that were in `ERROR`.
     deletions: BTreeMap<String, u32>,
@@ -428,6 +428,11 @@ impl ServiceState {
         self.being_deleted = Some(owner.clone());
     }
 
+    /// The Service gets back what is left of its load balancer. It may stay refused for long, and what serves is kept.
+    pub(crate) fn end_deletion(&mut self) {
+        self.being_deleted = None;
+    }
+
     /// Whether the owner's deletion was begun. The one of an earlier Service of the name does not count.
     pub(crate) fn is_being_deleted(&self, owner: &Owner) -> bool {
         self.being_deleted.as_ref() == Some(owner)
@@ -475,7 +480,6 @@ impl ServiceState {
         (self.replaced, self.last, self.failing) = ((0, None), None, None);
         self.failed_changes = 0;
         self.down_since = None;
-        self.being_deleted = None;
         self.kept_vips.clear();
     }
 }

@@ -82,6 +82,17 @@ async fn floating_ip_that_is_reserved_for_a_namespace_goes_to_no_other_one() {
     }
 }
 
+/// Without the address, the command would create another one; without a network, none.
+#[tokio::test(start_paused = true)]
+async fn refusal_of_an_unknown_address_has_the_whole_command() {
+    let cloud = Scripted::new();
+    let error = settle(&cloud.provider(), &requesting("203.0.113.9".parse().unwrap())).await.unwrap_err();
+    assert_eq!(error.reason(), "AddressNotAvailable");
+    let command = "`openstack floating ip create --floating-ip-address 203.0.113.9 NETWORK`";
+    assert!(error.to_string().contains(command), "{error}");
+    assert!(cloud.all("loadbalancers").is_empty(), "for nothing");
+}
+
 #[tokio::test(start_paused = true)]
 async fn refusal_names_who_has_the_address() {
     let cloud = Scripted::new();
@@ -271,11 +282,15 @@ async fn others_floating_ips_are_neither_taken_nor_detached() {
     let provider = cloud.provider();
     let other = Owner { uid: "u2".to_owned(), ..web().owner };
     let elsewhere = steerage_provider_cloud::ClusterId { name: "x".to_owned(), uid: "c2".to_owned() };
-    for description in
-        [marks::floating(&provider.config.cluster, &other), marks::floating(&elsewhere, &web().owner)]
-    {
-        let id =
-            cloud.add("floatingips", &json!({ "floating_network_id": "net", "description": description }));
+    let cluster = &provider.config.cluster;
+    for (description, port) in [
+        (marks::floating(cluster, &other), None),
+        (marks::floating(&elsewhere, &web().owner), None),
+        (marks::shared_floating(cluster, "web"), None),
+        (marks::shared_floating(cluster, "web"), Some("port-of-the-shared-one")),
+    ] {
+        let made = json!({ "floating_network_id": "net", "description": description, "port_id": port });
+        let id = cloud.add("floatingips", &made);
         let made = cloud.all("floatingips").into_iter().find(|ip| ip["id"] == json!(id)).unwrap();
         let address = made["floating_ip_address"].as_str().unwrap().parse().unwrap();
         let lb = LoadBalancer { published: Vec::new(), ..requesting(address) };

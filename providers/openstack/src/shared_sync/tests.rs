@@ -207,6 +207,34 @@ async fn address_of_a_shared_load_balancer_goes_though_a_refused_service_names_i
     );
 }
 
+/// After a restart, one that is refused may be the first that is looked at, and those that use the load balancer are not known yet.
+#[tokio::test(start_paused = true)]
+async fn refused_service_leaves_the_address_of_a_shared_load_balancer_that_it_never_used() {
+    let cloud = Scripted::new();
+    let (own, a) = (planned(&[(Protocol::Tcp, 80, 30080)], &[1]), service("a", 81));
+    let provider = sharing(&cloud);
+    let address = settle(&provider, &a).await.unwrap().ingress;
+    settle(&provider, &own).await.unwrap();
+    // Its operator deleted the load balancer, which was in ERROR.
+    cloud.remove("loadbalancers", &home(&cloud, 81));
+    let naming = LoadBalancer { annotations: a.annotations.clone(), ..own.clone() };
+    for then in ["is refused", "names none", "is deleted"] {
+        let provider = sharing(&cloud);
+        let lock = provider.lock_shared("web").await.unwrap();
+        provider.apply(&naming, Compare::Remembered).await.unwrap();
+        drop(lock);
+        match then {
+            "is refused" => assert!(matches!(settle(&provider, &naming).await, Err(Error::Invalid { .. }))),
+            "names none" => drop(settle(&provider, &own).await.unwrap()),
+            _ => deleted(&provider, &own.owner).await,
+        }
+        let mark = marks::shared_floating(&provider.config.cluster, "web");
+        let left = cloud.all("floatingips").into_iter().filter(|ip| ip["description"] == json!(mark));
+        assert_eq!(left.count(), 1, "{then}");
+    }
+    assert_eq!(settle(&sharing(&cloud), &a).await.unwrap().ingress, address);
+}
+
 /// Nothing else tells a Service that the port it was refused is free.
 #[tokio::test(start_paused = true)]
 async fn service_that_was_refused_a_port_is_called_when_one_becomes_free() {
@@ -331,6 +359,58 @@ async fn service_that_comes_back_waits_until_it_has_left_what_others_use() {
             assert_eq!(error.reason(), "SharedLoadBalancerImmutable", "{to:?} {left}");
         }
     }
+}
+
+/// A Service of two ports, of which one is gone from the shared load balancer, because its deletion has begun.
+async fn half_deleted(cloud: &Scripted, provider: &crate::provider::OpenStack) -> LoadBalancer {
+    let LoadBalancer { annotations, owner, .. } = service("a", 80);
+    let ports = [(Protocol::Tcp, 80, 30_080), (Protocol::Tcp, 443, 30_443)];
+    let a = LoadBalancer { annotations, owner, ..planned(&ports, &[1]) };
+    settle(provider, &a).await.unwrap();
+    settle(provider, &service("c", 81)).await.unwrap();
+    assert_eq!(settle(provider, &service("b", 80)).await.unwrap_err().reason(), "PortInUse");
+    while has_listener(cloud, 80) {
+        let _ = provider.delete(&a.owner).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(has_listener(cloud, 443), "they go one by one");
+    a
+}
+
+fn has_listener(cloud: &Scripted, port: u16) -> bool {
+    cloud.all("listeners").iter().any(|listener| listener["protocol_port"] == json!(port))
+}
+
+/// The address that it serves is kept, however long the Service stays refused.
+#[tokio::test(start_paused = true)]
+async fn service_that_comes_back_and_is_refused_a_port_keeps_the_others() {
+    let cloud = Scripted::strict();
+    let provider = sharing(&cloud);
+    let a = half_deleted(&cloud, &provider).await;
+    settle(&provider, &service("b", 80)).await.unwrap();
+    assert_eq!(settle(&provider, &a).await.unwrap_err().reason(), "PortInUse");
+    for name in [Some("other"), None] {
+        let annotations = name.map(|name| (SHARED_LOAD_BALANCER.to_owned(), name.to_owned()));
+        let moved = LoadBalancer { annotations: annotations.into_iter().collect(), ..a.clone() };
+        let error = settle(&provider, &moved).await.unwrap_err();
+        assert_eq!(error.reason(), "SharedLoadBalancerImmutable", "{name:?}: {error}");
+    }
+    assert!(has_listener(&cloud, 443));
+}
+
+#[tokio::test(start_paused = true)]
+async fn freed_port_is_told_though_the_deletion_gets_no_further() {
+    let cloud = Scripted::strict();
+    let provider = sharing(&cloud);
+    let mut called = provider.changes();
+    let a = half_deleted(&cloud, &provider).await;
+    for _ in 0..20 {
+        cloud.fail("GET floatingips", 503, "down");
+        let _ = provider.delete(&a.owner).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert!(has_listener(&cloud, 443));
+    assert_eq!(called.next().now_or_never().flatten(), Some(service("b", 80).owner));
 }
 
 #[tokio::test(start_paused = true)]
