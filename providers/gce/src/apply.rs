@@ -4,16 +4,17 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::atomic::Ordering;
 
 use futures::future::try_join_all;
 use serde_json::Value;
-use steerage_model::{Ingress, IpMode};
+use steerage_model::{Family, Ingress, IpMode};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, TargetSet};
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
 use crate::denied::DENIED_WAIT;
-use crate::desired::{Desired, Source, desired};
+use crate::desired::{Desired, Frontend, Source, desired};
 use crate::diff::{Diff, takes_address_away};
 use crate::instances::{Limit, Placed, keep, place, with_groups};
 use crate::known::{Claim, Content};
@@ -82,7 +83,7 @@ impl Gce {
             && complete.wanted == wanted
         {
             let ingress = complete.ingress.clone();
-            return Ok(finished(entry, &wanted, &placed, ingress));
+            return Ok(finished(entry, &wanted, &placed, ingress, self.lacks_firewalls()));
         }
         if compare == Compare::InPlace {
             entry.forget();
@@ -96,10 +97,13 @@ impl Gce {
         for _ in 0..MAX_ROUNDS {
             self.read_all(owner, entry).await?;
             if let Some((old, tree)) = entry.earlier.first().cloned() {
-                let diff = Diff { config: &self.config, tree: &tree, denied: &entry.denied };
-                let (steps, _) = entry.denied.split(diff.away());
+                let diff = Diff { config: &self.config, tree: &tree, denied: &entry.denied, published: &[] };
+                let (steps, left) = entry.denied.split(diff.away());
                 if steps.is_empty() {
                     self.address_owners.forget(&old);
+                    if !left.is_empty() {
+                        self.claim_admitted(&old, &tree);
+                    }
                     entry.earlier.remove(0);
                     self.shared.end_earlier().await;
                 } else if !self.send_all(&old, &steps, entry).await? {
@@ -118,7 +122,7 @@ impl Gce {
             let is_kept = !last.is_empty();
             keep(&mut towards, last, tree);
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
-            let diff = Diff { config: &self.config, tree, denied: &entry.denied };
+            let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &lb.published };
             let (steps, left) = entry.denied.split(diff.towards(&towards)?);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
@@ -128,10 +132,16 @@ impl Gce {
                 continue;
             }
             if steps.is_empty() {
-                let Some(ingress) = ingress(&wanted, tree) else { return Err(self.without_address()) };
+                let Some(ingress) = reached(&wanted, tree, &lb.published) else {
+                    return Err(self.without_address());
+                };
                 let stale = entry.denied.stale(&left, tree);
+                if self::ingress(&wanted, tree).as_ref() != Some(&ingress) {
+                    // The new address is announced when clients are admitted to it.
+                    entry.announced = Some(ingress.clone());
+                }
                 entry.denied.forget_all(&stale);
-                let mut outcome = finished(entry, &wanted, &placed, ingress.clone());
+                let mut outcome = finished(entry, &wanted, &placed, ingress.clone(), self.lacks_firewalls());
                 if !entry.pending.is_empty() {
                     outcome.progress = self.again(entry).progress;
                     return Ok(unended::with_unended(outcome, entry, &self.config));
@@ -151,7 +161,7 @@ impl Gce {
             // The new address is published before the old one goes.
             if takes_address_away(&steps, tree, &towards)
                 && let Some(ingress) =
-                    ingress(&wanted, tree).filter(|new| entry.announced.as_ref() != Some(new))
+                    reached(&wanted, tree, &lb.published).filter(|new| entry.announced.as_ref() != Some(new))
             {
                 entry.announced = Some(ingress.clone());
                 return Ok(Outcome { ingress, ..self.again(entry) });
@@ -162,6 +172,10 @@ impl Gce {
             }
         }
         Ok(self.again(entry))
+    }
+
+    fn lacks_firewalls(&self) -> bool {
+        self.lacks_firewalls.load(Ordering::Relaxed)
     }
 
     fn without_address(&self) -> Error {
@@ -188,6 +202,15 @@ impl Gce {
             given.insert(address);
         }
         Ok(given)
+    }
+
+    /// Firewall rules of an earlier Service of the name are left: they admit its clients to addresses that nothing has.
+    fn claim_admitted(&self, old: &Owner, tree: &Tree) {
+        for address in tree.admitted() {
+            if let Err(error) = self.address_owners.claim(old, address, reasons::ADDRESS_NOT_AVAILABLE) {
+                tracing::warn!(service = %old.service, %address, %error, "firewall rule of an earlier Service admits its clients to the address of another Service");
+            }
+        }
     }
 
     /// A Service is refused: others may request what it does not get, but not where its firewall rules admit its clients.
@@ -344,11 +367,29 @@ fn leave_stuck(wanted: &mut Desired, tree: &Tree, is_changing: impl Fn(&Id) -> b
 
 /// The addresses of the forwarding rules, in the Service's order; `None` if one is not known.
 fn ingress(wanted: &Desired, tree: &Tree) -> Option<Vec<Ingress>> {
-    let of = |frontend: &crate::desired::Frontend| {
+    let of = |frontend: &Frontend| {
         let rule = frontend.rules.keys().find_map(|id| tree.get(id))?;
         Some(published(address_of(rule)?))
     };
     wanted.frontends.iter().map(of).collect()
+}
+
+/// The same, but the old address of an IP family while nobody is admitted to the new one: it serves, and clients know it.
+fn reached(wanted: &Desired, tree: &Tree, published: &[IpAddr]) -> Option<Vec<Ingress>> {
+    let admitted = tree.admitted();
+    let of = |frontend: &Frontend, new: Ingress| {
+        let is_admitted = |address: &IpAddr| admitted.contains(address);
+        if frontend.firewall.is_none() || new.ip.as_ref().is_none_or(is_admitted) {
+            return new;
+        }
+        let rules = tree.of_kind(Kind::ForwardingRule).filter_map(|(_, rule)| address_of(rule));
+        let old = rules.filter(|address| Family::of(*address) == frontend.family && Some(*address) != new.ip);
+        let rank = |address: &IpAddr| (published.contains(address), is_admitted(address));
+        let old = old.filter(|address| rank(address) != (false, false)).max_by_key(rank);
+        old.map_or(new, self::published)
+    };
+    let new = ingress(wanted, tree)?;
+    Some(wanted.frontends.iter().zip(new).map(|(frontend, new)| of(frontend, new)).collect())
 }
 
 fn published(address: IpAddr) -> Ingress {
@@ -364,16 +405,31 @@ pub(crate) fn kept(tree: &Tree, entry: &ServiceState) -> Vec<Ingress> {
     }
 }
 
-fn finished(entry: &mut ServiceState, wanted: &Desired, placed: &Placed, ingress: Vec<Ingress>) -> Outcome {
+fn finished(
+    entry: &mut ServiceState,
+    wanted: &Desired,
+    placed: &Placed,
+    ingress: Vec<Ingress>,
+    lacks_firewalls: bool,
+) -> Outcome {
     let waiting: BTreeSet<String> =
         placed.nodes.keys().filter(|name| entry.refused.must_wait(name)).cloned().collect();
     entry.refused.retain(|name| waiting.contains(name));
     let mut outcome = refusals(placed, entry);
-    outcome.ingress = ingress;
     outcome.incomplete.clone_from(&wanted.incomplete);
-    if let Some(effect) = entry.denied.effect(entry.tree.as_ref().map(|(_, tree)| tree)) {
+    let tree = entry.tree.as_ref().map(|(_, tree)| tree);
+    let is_moving = tree.and_then(|tree| self::ingress(wanted, tree)).is_some_and(|new| new != ingress);
+    outcome.ingress = ingress;
+    if let Some(effect) = entry.denied.effect(tree) {
+        let (mut old, mut unread) = ("", "");
+        if is_moving {
+            old = " The old address serves, and stays published, until clients are admitted to the new one.";
+        }
+        if lacks_firewalls {
+            unread = " Steerage may not read these rules either: it does not see it if somebody else changes them.";
+        }
         let message = format!(
-            "The credentials may not change firewall rules of the network. All else is in place, but {effect}. {}: {}",
+            "The credentials may not change firewall rules of the network. All else is in place, but {effect}.{old}{unread} {}: {}",
             firewall_command::GRANT,
             entry.denied.all_commands()
         );

@@ -122,7 +122,7 @@ impl Gce {
 
     /// The changes that can be tried, and those that are left to others.
     fn steps_away(&self, tree: &Tree, entry: &ServiceState) -> (Vec<Step>, Vec<Step>) {
-        let diff = Diff { config: &self.config, tree, denied: &entry.denied };
+        let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &[] };
         entry.denied.split(diff.away())
     }
 

@@ -26,10 +26,18 @@ struct DeniedChange {
     command: String,
 }
 
-/// The last refused change of each firewall rule.
+/// A firewall rule, and whether the refused change makes it or keeps it: an earlier Service's of the name is deleted before another one is
+/// made.
+pub(crate) type DeniedKey = (Id, bool);
+
+fn key(step: &Step) -> DeniedKey {
+    (step.id().clone(), !matches!(step, Step::Delete { .. }))
+}
+
+/// The last refused change of each firewall rule, and its last refused deletion.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Denied {
-    changes: BTreeMap<Id, DeniedChange>,
+    changes: BTreeMap<DeniedKey, DeniedChange>,
     /// Whether one was refused since the last report.
     is_news: bool,
 }
@@ -38,18 +46,18 @@ impl Denied {
     /// The change was refused.
     pub(crate) fn note(&mut self, step: &Step, command: String) {
         let change = DeniedChange { step: step.clone(), at: Instant::now(), command };
-        self.changes.insert(step.id().clone(), change);
+        self.changes.insert(key(step), change);
         self.is_news = true;
     }
 
     /// The rule was changed, or is about to be changed in another way.
     pub(crate) fn forget(&mut self, id: &Id) {
-        self.changes.remove(id);
+        self.changes.retain(|(of, _), _| of != id);
     }
 
     /// These are not wanted any more.
-    pub(crate) fn forget_all(&mut self, ids: &BTreeSet<Id>) {
-        self.changes.retain(|id, _| !ids.contains(id));
+    pub(crate) fn forget_all(&mut self, keys: &BTreeSet<DeniedKey>) {
+        self.changes.retain(|key, _| !keys.contains(key));
     }
 
     pub(crate) fn clear(&mut self) {
@@ -66,12 +74,12 @@ impl Denied {
 
     /// Whether exactly this change was refused.
     pub(crate) fn has(&self, step: &Step) -> bool {
-        self.changes.get(step.id()).is_some_and(|change| change.step == *step)
+        self.changes.get(&key(step)).is_some_and(|change| change.step == *step)
     }
 
     /// Whether the last change of this rule was refused.
     pub(crate) fn has_change_of(&self, id: &Id) -> bool {
-        self.changes.contains_key(id)
+        self.changes.keys().any(|(of, _)| of == id)
     }
 
     /// The changes that can be tried, and those that are left to others.
@@ -80,10 +88,10 @@ impl Denied {
     }
 
     /// The refused changes that are not wanted any more. Deletions of what an earlier Service of the name left are.
-    pub(crate) fn stale(&self, left: &[Step], tree: &Tree) -> BTreeSet<Id> {
+    pub(crate) fn stale(&self, left: &[Step], tree: &Tree) -> BTreeSet<DeniedKey> {
         let is_earlier = |step: &Step| matches!(step, Step::Delete { .. }) && tree.get(step.id()).is_none();
         let stale = self.changes.values().filter(|change| !left.contains(&change.step));
-        stale.filter(|change| !is_earlier(&change.step)).map(|change| change.step.id().clone()).collect()
+        stale.filter(|change| !is_earlier(&change.step)).map(|change| key(&change.step)).collect()
     }
 
     /// The commands that make all of the changes.

@@ -27,6 +27,8 @@ pub(crate) struct Diff<'a> {
     pub(crate) tree: &'a Tree,
     /// Changes of firewall rules that are left to those who may make them.
     pub(crate) denied: &'a Denied,
+    /// The addresses that clients know.
+    pub(crate) published: &'a [IpAddr],
 }
 
 impl Diff<'_> {
@@ -256,12 +258,22 @@ impl Diff<'_> {
             let of = |rule: &Value| rule.get("backendService").and_then(Value::as_str).map(str::to_owned);
             rules.iter().any(|(_, rule)| of(rule).is_some_and(|url| crate::object::relative(&url) == path))
         };
+        let admitted = self.tree.admitted();
+        // Where the Service moves again before clients are admitted to its last address: so it has two at most.
+        let is_unknown = |address: IpAddr| {
+            let is_known_one =
+                |other: IpAddr| Family::of(other) == Family::of(address) && self.published.contains(&other);
+            !self.published.contains(&address)
+                && !admitted.contains(&address)
+                && rules.iter().filter_map(|(_, rule)| address_of(rule)).any(is_known_one)
+        };
         let has_old_check = self.tree.of_kind(Kind::HealthCheck).any(|(id, _)| !names.contains(id));
         let is_free = |id: &Id, found: &Value| match id.kind {
             Kind::ForwardingRule => {
-                let is_in_the_way = address_of(found).is_some_and(|address| used.contains(&address));
+                let address = address_of(found);
+                let is_in_the_way = address.is_some_and(|address| used.contains(&address));
                 let is_replaced = has_all_rules && is_admitted;
-                is_ready && (is_replaced || is_in_the_way)
+                is_ready && (is_replaced || is_in_the_way || address.is_some_and(is_unknown))
             }
             Kind::BackendService => !refers(&id.path(self.config)),
             Kind::HealthCheck | Kind::Group => !self.tree.is_used(id, self.config),

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use futures::future::try_join_all;
 use http::Method;
@@ -88,14 +89,15 @@ impl Gce {
     /// The same of all kinds. Firewall rules that may not be read count as none.
     pub(crate) async fn list_all(&self, service: Option<&Key>) -> Result<Found> {
         let all = Kind::ALL.map(|kind| async move {
-            match self.list_kind(kind, service).await {
-                Err(failure)
-                    if kind == Kind::Firewall && self.config.is_shared_vpc() && failure.is_denied() =>
-                {
-                    Ok(Found::new())
-                }
-                other => other,
+            let found = self.list_kind(kind, service).await;
+            if kind != Kind::Firewall || !self.config.is_shared_vpc() {
+                return found;
             }
+            let is_denied = found.as_ref().is_err_and(CallError::is_denied);
+            if is_denied || found.is_ok() {
+                self.lacks_firewalls.store(is_denied, Ordering::Relaxed);
+            }
+            if is_denied { Ok(Found::new()) } else { found }
         });
         Ok(try_join_all(all).await?.into_iter().flatten().collect())
     }

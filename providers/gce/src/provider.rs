@@ -56,6 +56,8 @@ pub struct Gce {
     pub(crate) calls: Arc<dyn Calls>,
     services: Keyed<Key, ServiceState>,
     pub(crate) address_owners: AddressOwners,
+    /// Whether firewall rules could not be read last: those of a Shared VPC may be out of reach.
+    pub(crate) lacks_firewalls: AtomicBool,
     pub(crate) shared: Shared,
     pub(crate) unknown: Unknown,
     zones: Recent<Vec<String>, Error>,
@@ -104,6 +106,7 @@ impl Gce {
             calls,
             services: Keyed::default(),
             address_owners: AddressOwners::default(),
+            lacks_firewalls: AtomicBool::new(false),
             shared: Shared::default(),
             unknown: Unknown::default(),
             zones: Recent::new(Duration::from_hours(24)),
@@ -403,7 +406,8 @@ impl Provider for Gce {
         self.look_for(&wanted, &lb.owner, &mut entry).await?;
         let Some(tree) = entry.known(&lb.owner) else { return Ok(None) };
         let wanted = placed.with_kept(wanted, tree);
-        let steps = Diff { config: &self.config, tree, denied: &entry.denied }.towards(&wanted)?;
+        let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &lb.published };
+        let steps = diff.towards(&wanted)?;
         if tree.own.is_empty() {
             return Ok(None);
         }

@@ -418,10 +418,8 @@ async fn dual_stack_services_have_an_address_of_each_family() {
     assert_eq!(provider.owned().await.unwrap(), []);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn firewall_rules_of_a_shared_vpc_are_told_as_commands() {
-    requires!(Clouds);
-    let cloud = Cloud::start().await.unwrap();
+/// The network of another project, in which the credentials have no right.
+fn shared_vpc(cloud: &Cloud) -> (Config, LoadBalancer) {
     let denied = json!({ "call": "compute.firewalls.*", "times": 0, "status": 403, "reason": "forbidden",
                          "message": "Required 'compute.firewalls.create' permission for 'projects/host'" });
     cloud.server.inject(&denied).unwrap();
@@ -433,8 +431,41 @@ async fn firewall_rules_of_a_shared_vpc_are_told_as_commands() {
         subnetwork: "projects/host/regions/us-central1/subnetworks/default".to_owned(),
         ..cloud.config.clone()
     };
+    let nodes = TargetSet::own([target("shared", "us-central1-a")]);
+    (config, local(web(cloud, "shared")).with_nodes(nodes))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_address_serves_while_firewall_rules_of_a_shared_vpc_can_neither_be_changed_nor_read() {
+    requires!(Clouds);
+    let cloud = Cloud::start().await.unwrap();
+    let (config, lb) = shared_vpc(&cloud);
+    let provider = Gce::unlimited(config, ApiMetrics::default()).unwrap();
+    let before = converge_remembered(&provider, &lb).await.unwrap().ingress;
+    let published = before.iter().filter_map(|found| found.ip).collect();
+    let lb = LoadBalancer { published, ..lb };
+    let internal = annotated(lb.clone(), TYPE, "Internal");
+    let standard = annotated(lb.clone(), "cloud.google.com/network-tier", "Standard");
+    for moved in [&internal, &standard, &internal] {
+        let outcome = converge(&provider, moved).await.unwrap();
+        let (_, message) = outcome.incomplete.unwrap();
+        assert!(message.contains("may not read") && message.contains("The old address serves"), "{message}");
+        assert_eq!(outcome.ingress, before);
+        let rules = cloud.owned("forwardingRules", &lb.owner);
+        assert_eq!(rules.len(), 2, "the one in between is known to nobody: {rules:?}");
+    }
+    cloud.server.clear_faults().unwrap();
+    let outcome = converge(&provider, &internal).await.unwrap();
+    assert!(outcome.incomplete.is_none() && outcome.ingress != before, "{outcome:?}");
+    assert_eq!(cloud.owned("forwardingRules", &lb.owner).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn firewall_rules_of_a_shared_vpc_are_told_as_commands() {
+    requires!(Clouds);
+    let cloud = Cloud::start().await.unwrap();
+    let (config, lb) = shared_vpc(&cloud);
     let provider = Gce::unlimited(config.clone(), ApiMetrics::default()).unwrap();
-    let lb = local(web(&cloud, "shared")).with_nodes(TargetSet::own([target("shared", "us-central1-a")]));
     let outcome = converge_remembered(&provider, &lb).await.unwrap();
     assert_eq!(outcome.ingress.len(), 1);
     let (reason, message) = outcome.incomplete.unwrap();

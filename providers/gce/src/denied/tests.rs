@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http::Response;
-use serde_json::Value;
-use steerage_model::Protocol;
-use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Progress, Provider as _};
+use serde_json::{Value, json};
+use steerage_model::{Key, Protocol};
+use steerage_provider_api::{
+    AdmittedSources, Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _, RequestedSources,
+};
 use tokio::time::{Instant, sleep};
 
 use super::DENIED_WAIT;
+use crate::annotations::{ADDRESSES, NETWORK_TIER};
 use crate::client::{Call, Calls};
 use crate::config::Config;
 use crate::config::tests::config;
@@ -19,7 +23,7 @@ use crate::desired::tests::{INTERNAL, annotated, listeners, web};
 use crate::error::{CallError, Result};
 use crate::object::Kind;
 use crate::provider::Gce;
-use crate::scripted::Scripted;
+use crate::scripted::{REGION, Scripted};
 use crate::tree::{Tree, address_of};
 
 /// A cloud whose firewall rules the credentials may change or not.
@@ -70,12 +74,17 @@ impl Network {
         all.filter(|rule| rule.get("destinationRanges").is_some()).collect()
     }
 
+    /// The addresses to which packets come.
+    fn serving(&self) -> Vec<IpAddr> {
+        let all = self.cloud.resources().into_values();
+        let serving = all.filter(|found| found.kind == Kind::ForwardingRule);
+        serving.filter_map(|found| address_of(&Value::from(found.data))).collect()
+    }
+
     /// The only one, which admits to what serves.
     fn rule(&self) -> Value {
         let [rule] = &self.rules()[..] else { panic!("{:?}", self.rules()) };
-        let all = self.cloud.resources().into_values();
-        let serving = all.filter(|found| found.kind == Kind::ForwardingRule);
-        let serving: Vec<_> = serving.filter_map(|found| address_of(&Value::from(found.data))).collect();
+        let serving = self.serving();
         let admitted: Vec<_> = Tree::destinations(rule).collect();
         assert!(serving.iter().all(|address| admitted.contains(address)), "{serving:?}: {rule}");
         rule.clone()
@@ -203,6 +212,54 @@ async fn message_says_who_may_connect() {
     assert!(told(&outcome).contains(lost) && !told(&outcome).contains(outside), "{}", told(&outcome));
 }
 
+/// Clients would follow to an address at which nobody is admitted, while the old one serves.
+#[tokio::test(start_paused = true)]
+async fn old_address_stays_published_until_clients_are_admitted_to_the_new_one() {
+    let network = Network::new();
+    let gce = network.provider();
+    let before = settle(&gce, &web()).await.ingress;
+    let published: Vec<IpAddr> = before.iter().filter_map(|found| found.ip).collect();
+    network.deny(true);
+    let moved = |pair| LoadBalancer { published: published.clone(), ..annotated(web(), &[pair]) };
+    let stays = async |gce: &Gce, lb: &LoadBalancer| {
+        let outcome = settle(gce, lb).await;
+        assert_eq!(outcome.ingress, before);
+        assert!(told(&outcome).contains("The old address serves"), "{}", told(&outcome));
+        assert_eq!(network.serving().len(), 2, "{:?}", network.serving());
+    };
+    stays(&gce, &moved(INTERNAL)).await;
+    let gce = network.provider();
+    stays(&gce, &moved(INTERNAL)).await;
+    // Nobody knows the address in between.
+    let standard = moved((NETWORK_TIER, "Standard"));
+    stays(&gce, &standard).await;
+    network.deny(false);
+    sleep(DENIED_WAIT).await;
+    let outcome = settle(&gce, &standard).await;
+    assert_eq!(outcome.incomplete, None);
+    let published: Vec<IpAddr> = outcome.ingress.iter().filter_map(|found| found.ip).collect();
+    assert!(outcome.ingress != before && network.serving() == published, "{:?}", network.serving());
+    network.rule();
+}
+
+/// The rule is the Service's own, and still admits the clients that it no longer requests.
+#[tokio::test(start_paused = true)]
+async fn refused_service_with_a_rule_that_may_not_change_says_so() {
+    let network = Network::new();
+    let gce = network.provider();
+    settle(&gce, &web()).await;
+    network.deny(true);
+    let ranges = narrowed(&["10.1.0.0/16"]).source_ranges;
+    let requested = RequestedSources { ranges, ..RequestedSources::default() };
+    let mut admitted = gce.restrict_sources(&web().owner, &requested).await;
+    while let Err(Error::Busy(_)) = admitted {
+        sleep(Duration::from_secs(1)).await;
+        admitted = gce.restrict_sources(&web().owner, &requested).await;
+    }
+    assert_eq!(admitted.unwrap(), Some(AdmittedSources::NotPermitted));
+    assert_eq!(network.tried(), ["firewalls.patch"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn deletion_is_requested_at_once() {
     let (network, gce) = refused().await;
@@ -252,4 +309,50 @@ async fn refusals_end_where_the_service_gets_a_load_balancer_again() {
             |rule: &Value| Tree::destinations(rule).any(|address| Some(address) == outcome.ingress[0].ip);
         assert!(network.rules().iter().any(admits), "{:?}", network.rules());
     }
+}
+
+/// The rule that is left admits the clients of the earlier Service to whatever has the address.
+#[tokio::test(start_paused = true)]
+async fn address_to_which_a_rule_that_is_left_admits_goes_to_no_other_service() {
+    let network = Network::new();
+    let reserved = json!({ "name": "mine", "addressType": "EXTERNAL", "networkTier": "PREMIUM", "address": "198.18.255.2" });
+    network.cloud.put(Kind::Address, &format!("{REGION}/addresses/mine"), &reserved);
+    let requesting = |lb| annotated(lb, &[(ADDRESSES, "mine")]);
+    let gce = network.provider();
+    settle(&gce, &requesting(web())).await;
+    network.deny(true);
+    delete(&gce).await.unwrap_err();
+    let [again, other] = [("web", "u2"), ("other", "u3")].map(|(name, uid)| {
+        let owner = Owner { service: Key::new("shop", name), uid: uid.to_owned() };
+        LoadBalancer { owner, ..web() }
+    });
+    for gce in [&gce, &network.provider()] {
+        settle(gce, &again).await;
+        let error = loop {
+            match gce.apply(&requesting(other.clone()), Compare::Remembered).await {
+                Ok(Outcome { progress: Progress::Again(after), .. }) => sleep(after).await,
+                other => break other.unwrap_err(),
+            }
+        };
+        assert_eq!(error.reason(), "AddressNotAvailable");
+    }
+}
+
+/// Their rules have one name.
+#[tokio::test(start_paused = true)]
+async fn rule_of_an_earlier_service_is_told_to_be_deleted_before_the_new_one_is_made() {
+    let (network, gce) = refused().await;
+    delete(&gce).await.unwrap_err();
+    network.deny(true);
+    let mut again = web();
+    again.owner.uid = "u2".to_owned();
+    for _ in 0..2 {
+        let outcome = settle(&gce, &again).await;
+        let message = told(&outcome);
+        let at = |what: &str| message.find(what).unwrap_or_else(|| panic!("{what}: {message}"));
+        assert!(at("firewall-rules delete") < at("firewall-rules create"), "{message}");
+        // The deletion of the earlier one goes on beside it.
+        gce.delete(&web().owner).await.ok();
+    }
+    assert_eq!(network.tried(), ["firewalls.delete", "firewalls.insert"], "each once");
 }

@@ -38,7 +38,7 @@ struct Cloud {
 impl Cloud {
     fn steps(&self, wanted: Option<&Desired>) -> Vec<Step> {
         let config = config();
-        let diff = Diff { config: &config, tree: &self.tree, denied: &Denied::default() };
+        let diff = Diff { config: &config, tree: &self.tree, denied: &Denied::default(), published: &[] };
         wanted.map_or_else(|| diff.away(), |wanted| diff.towards(wanted).unwrap())
     }
 
@@ -249,7 +249,7 @@ fn old_address_stays_while_the_firewall_is_denied() {
     let mut next = |is_denied: bool| {
         let (mut taken, mut denied) = (false, Denied::default());
         for _ in 0..20 {
-            let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied };
+            let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied, published: &[] };
             let steps = tried(diff.towards(&internal).unwrap(), is_denied, &mut denied);
             taken |= takes_address_away(&steps, &cloud.tree, &internal);
             for step in &steps {
@@ -394,7 +394,7 @@ fn addresses_that_cannot_be_used_are_refused() {
         let mut tree = Tree::default();
         tree.given.insert(key.to_owned(), found);
         let config = config();
-        let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
+        let diff = Diff { config: &config, tree: &tree, denied: &Denied::default(), published: &[] };
         let error = diff.towards(&wanted(lb, &["a"])).unwrap_err();
         assert_eq!(error.reason(), "AddressNotAvailable");
         assert!(error.to_string().contains(part), "{error}");
@@ -403,7 +403,7 @@ fn addresses_that_cannot_be_used_are_refused() {
     let mut tree = Tree::default();
     tree.given.insert("mine".to_owned(), Some(reserved("EXTERNAL", "203.0.113.9", &[])));
     let config = config();
-    let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
+    let diff = Diff { config: &config, tree: &tree, denied: &Denied::default(), published: &[] };
     let error = diff.towards(&wanted(&standard, &["a"])).unwrap_err();
     assert!(error.to_string().contains("tier PREMIUM"), "{error}");
 }
@@ -443,7 +443,7 @@ fn addresses_of_other_services_are_refused() {
                 tree.own.insert(rule.clone(), json!({ "IPAddress": "10.0.0.9" }));
                 tree.given.insert(key.to_owned(), Some(found));
                 let config = config();
-                let diff = Diff { config: &config, tree: &tree, denied: &Denied::default() };
+                let diff = Diff { config: &config, tree: &tree, denied: &Denied::default(), published: &[] };
                 let got = diff.towards(&goal).map_err(|error| error.to_string());
                 match part {
                     None => assert!(got.is_ok(), "{kind} {key} {description} {users}: {got:?}"),
@@ -476,7 +476,7 @@ fn all_else_is_in_place_where_firewall_rules_are_others() {
     let goal = wanted(&local(web()), &["a"]);
     let mut denied = Denied::default();
     for _ in 0..10 {
-        let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied };
+        let diff = Diff { config: &config, tree: &cloud.tree, denied: &denied, published: &[] };
         for step in &tried(diff.towards(&goal).unwrap(), true, &mut denied) {
             cloud.make(step);
         }
