@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub(crate) enum Command {
-    /// Remove the nftables table and all VIPs of the edge from this host, and exit
+    /// Remove the eBPF program and its maps from this host, so that it has no VIPs, and exit
     Cleanup,
 }
 
@@ -38,6 +38,14 @@ pub(crate) struct EdgeArgs {
     /// Serve on this interface, on the link that clients' routers and nodes share [default: that of the default route]
     #[arg(long, env = "STEERAGE_INTERFACE", value_name = "NAME")]
     pub(crate) interface: Option<String>,
+    /// Keep the eBPF program and its maps in this directory of a BPF file system, from which the next process takes them
+    #[arg(
+        long,
+        env = "STEERAGE_BPF_DIR",
+        value_name = "DIRECTORY",
+        default_value = "/sys/fs/bpf/steerage-edge"
+    )]
+    pub(crate) bpf_dir: PathBuf,
     /// Use this name among the edge hosts [default: the host name]
     #[arg(long, env = "STEERAGE_HOST_NAME", value_name = "NAME", value_parser = host_name)]
     pub(crate) host_name: Option<String>,

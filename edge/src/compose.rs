@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The composition root: connects the parts of the edge as the flags say, and decides nothing else.
 
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
 use anyhow::Context as _;
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use steerage_edge_dataplane::{Dataplane, Options, Sizes};
 use steerage_process::Process;
 use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
@@ -9,8 +15,8 @@ use tokio::sync::{mpsc, watch};
 use crate::args::{EdgeArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
-use crate::forward::{self, Device, NftWriter};
 use crate::index::IndexEvent;
+use crate::leftovers;
 use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
@@ -18,22 +24,33 @@ use crate::link::election::HeartbeatTiming;
 use crate::link::heartbeat;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, register_traffic};
 use crate::prober::Prober;
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
-use crate::vips::{LifetimeKeeper, VipAddresses, VipOwner};
+use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
 const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
 
-/// Removes the nftables table and all VIPs of the edge; none of either is success.
-pub(crate) fn cleanup() -> anyhow::Result<()> {
-    forward::remove().context("cannot remove the nftables table netdev steerage-edge")?;
+/// Removes the eBPF programs and maps of all links, and the multicast groups; none of either is success.
+pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
-    for (index, vip) in netlink.vips()? {
-        netlink.remove_vip(index, vip)?;
+    for pins in fs::read_dir(bpf_dir).into_iter().flatten().flatten() {
+        let interface = pins.file_name().to_string_lossy().into_owned();
+        steerage_edge_dataplane::remove(&interface, &pins.path())
+            .with_context(|| format!("cannot remove the eBPF program from {interface}"))?;
+    }
+    match fs::remove_dir(bpf_dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", bpf_dir.display()));
+        }
+        _ => {}
+    }
+    leftovers::remove(&mut netlink)?;
+    for (index, group) in netlink.marked()? {
+        netlink.remove(index, group)?;
     }
     Ok(())
 }
@@ -42,6 +59,7 @@ pub(crate) fn cleanup() -> anyhow::Result<()> {
 pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::Result<()> {
     let EdgeArgs {
         interface,
+        bpf_dir,
         host_name: host,
         namespace,
         group,
@@ -60,8 +78,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     };
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
-    let device = Device { name: link.name.clone(), index: link.index };
-    let nft = NftWriter::open(device).context("cannot read nftables (it needs CAP_NET_ADMIN)")?;
+    let dataplane = load(&link, &bpf_dir)?;
+    process.metrics().register("edge", |registry| register_traffic(registry, dataplane.counts().clone()));
 
     let (mac, mac_rx) = watch::channel(link.mac);
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
@@ -116,14 +134,13 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (health, health_rx) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
-    let addresses = VipAddresses::new(link.index, netlink, timing);
-    let keeper = LifetimeKeeper {
-        addresses: addresses.clone(),
-        membership: membership.clone(),
-        held: held.subscribe(),
-    };
-    process.spawn("VIP lifetimes", keeper.run());
-    let vips = VipOwner::new(addresses, metrics.clone(), held, announcements);
+    let lease = VipLease::new(dataplane.leases(), timing);
+    let keeper =
+        LeaseKeeper { lease: lease.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
+    process.spawn("lease", keeper.run());
+    let served = dataplane.written().into_iter().flat_map(|written| &written.vips);
+    let served = served.filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
+    let vips = ServedVips::new(lease, served, timing.timeout(), held, announcements);
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
@@ -134,7 +151,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims: claims_rx,
         shutdown: process.shutdown().clone(),
     };
-    let engine = Engine::new(link, nft, vips, prober, metrics, outputs, gates)?;
+    let engine = Engine::new(link, dataplane, vips, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
@@ -157,6 +174,28 @@ async fn watch_cluster(
         .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
     process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
     Ok(StatusSink::Api { client: Box::new(client), namespace })
+}
+
+/// Loads the program, and adopts what an earlier process has left for the link.
+fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
+    fs::create_dir_all(bpf_dir).with_context(|| format!("cannot make {}", bpf_dir.display()))?;
+    let file_system = statfs(bpf_dir).with_context(|| format!("cannot read {}", bpf_dir.display()))?;
+    if file_system.filesystem_type() != BPF_FS_MAGIC {
+        anyhow::bail!(
+            "{} is not on a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
+            bpf_dir.display()
+        );
+    }
+    let options = Options {
+        interface: link.name.clone(),
+        mac: link.mac,
+        tunnel: None,
+        pins: Some(bpf_dir.join(&link.name)),
+        sizes: Sizes::default(),
+        hook: None,
+    };
+    Dataplane::load(options)
+        .context("cannot load the data plane (it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")
 }
 
 fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {

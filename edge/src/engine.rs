@@ -1,43 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop: gathers what the API, the link, the peers and the probes report, plans, and makes the kernel follow.
 //!
-//! It writes differences only, and only to the nftables table and the VIPs that are the edge's own. When it ends it leaves
-//! both in the kernel unless another host has taken over: losing this process must not take traffic down.
+//! It writes differences only. When it ends, the program and its maps stay in the kernel: losing this process must not take traffic
+//! down.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use steerage_edge_api::TargetState;
+use steerage_edge_dataplane::{Dataplane, State};
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
-use crate::forward::{ForwardingState, Mac, NftWriter, display_mac};
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::host::{EdgePeer, HostNetwork};
 use crate::index::{Index, IndexEvent};
+use crate::leftovers;
 use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
+use crate::link::groups::Groups;
+use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::Metrics;
-use crate::plan::{Assignments, LoadBalancerStatus, Plan, PlanInputs, plan};
+use crate::plan::{Assignments, LoadBalancerStatus, Plan, PlanInputs, Room, plan};
 use crate::prober::Prober;
 use crate::status::HostStatus;
-use crate::vips::{VipOwner, VipRole};
+use crate::vips::{SERVED, ServedVips, VipRole, WITHHELD};
 
 /// How often the host's network is read.
 pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// A bond without members can have no address for a moment.
 const NO_MAC: Mac = [0; 6];
-/// How often the nftables table is compared element by element, if other programs commit to nftables.
-const INSPECTION_INTERVAL: Duration = Duration::from_mins(1);
-/// A process that finds a table waits this long for its first probes, while the kernel forwards by that table, even if its rules
-/// are outdated: without probes no target counts as healthy, and packets would go to all of them.
+/// A process that finds maps waits this long for its first probes, while the kernel forwards by those: without probes no target
+/// counts as healthy, and packets would go to all of them.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
@@ -87,8 +88,16 @@ pub(crate) struct ReadinessGates {
 pub(crate) struct Engine {
     link: Link,
     netlink: Rtnetlink,
-    nft: NftWriter,
-    vips: VipOwner,
+    dataplane: Dataplane,
+    room: Room,
+    /// Whether packets pass by this process's program.
+    is_attached: bool,
+    /// The maps hold what the program needs.
+    may_attach: bool,
+    /// The VIPs of the last plan.
+    planned_vips: Option<BTreeSet<IpAddr>>,
+    groups: Groups,
+    vips: ServedVips,
     prober: Prober,
     metrics: Metrics,
     outputs: Outputs,
@@ -103,8 +112,7 @@ pub(crate) struct Engine {
     warmed_up: bool,
     /// A VIP waits for probes of its new targets, for a limited time.
     is_waiting: bool,
-    last_inspection: Option<Instant>,
-    /// Whether the kernel holds the last plan.
+    /// Whether the kernel's maps hold the last plan, and its program runs.
     is_programmed: bool,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
@@ -118,20 +126,33 @@ impl Engine {
     /// Reads the state of the host, and changes nothing.
     pub(crate) fn new(
         link: Link,
-        nft: NftWriter,
-        vips: VipOwner,
+        dataplane: Dataplane,
+        vips: ServedVips,
         prober: Prober,
         metrics: Metrics,
         outputs: Outputs,
         gates: ReadinessGates,
     ) -> anyhow::Result<Self> {
-        let (adopted, forwards) = (nft.is_built(), nft.has_table());
+        let adopted = dataplane.written().cloned().unwrap_or_default();
+        let listeners = adopted.listeners.len();
+        let sizes = dataplane.sizes()?;
+        let room = Room {
+            listeners: sizes.services.saturating_sub(1).into(),
+            prefixes: (sizes.prefixes / 2).into(),
+            slots: (sizes.slots / 2).into(),
+            members: (sizes.members / 2).into(),
+        };
         let mut engine = Self {
             host: HostNetwork { interface: link.name.clone(), index: link.index, ..HostNetwork::default() },
-            assignments: Assignments::adopt(nft.written()),
+            assignments: Assignments::adopt(&adopted),
             link,
             netlink: Rtnetlink::open()?,
-            nft,
+            dataplane,
+            room,
+            is_attached: false,
+            may_attach: listeners > 0,
+            planned_vips: None,
+            groups: Groups::default(),
             vips,
             prober,
             metrics,
@@ -142,9 +163,8 @@ impl Engine {
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
             synced_at: None,
-            warmed_up: !forwards,
+            warmed_up: listeners == 0,
             is_waiting: false,
-            last_inspection: None,
             is_programmed: false,
             healthy_vips: 0,
             kernel_error: None,
@@ -153,10 +173,10 @@ impl Engine {
         engine.refresh()?;
         tracing::info!(
             interface = engine.link.name,
-            adopted,
-            vips = engine.vips.held().len(),
-            listeners = engine.nft.written().listeners.len(),
-            "read the host's VIPs and ruleset"
+            adopted = engine.dataplane.is_adopted(),
+            vips = adopted.vips.len(),
+            listeners,
+            "read the host's network and the kernel's maps"
         );
         Ok(engine)
     }
@@ -207,7 +227,7 @@ impl Engine {
             }
             tokio::task::block_in_place(|| self.reconcile());
             if let Some(deadline) = &mut deadline {
-                if self.vips.held().is_empty() {
+                if !self.vips.has_any() {
                     break;
                 }
                 if self.membership.other_active {
@@ -247,10 +267,6 @@ impl Engine {
     fn update_membership(&mut self, next: Membership) {
         let before = std::mem::replace(&mut self.membership, next);
         let Membership { active, departures, live, settled, .. } = self.membership;
-        if settled && !before.settled {
-            // Before the first plan, so that VIPs outlive processes that end again and again.
-            self.vips.keep(&self.membership);
-        }
         if active != before.active {
             tracing::info!(active, peers = live, "role changed");
             if active {
@@ -273,33 +289,65 @@ impl Engine {
         }
     }
 
-    /// Reads the host's network and the ruleset; whether either differs from what is known.
+    /// Reads the host's network; whether it differs from what is known, or a write is to be repeated.
     fn refresh(&mut self) -> anyhow::Result<bool> {
         self.refresh_link()?;
+        self.vips.tick(Instant::now());
         let index = self.link.index;
-        let (own, vips) = self.netlink.addresses(index)?;
+        let (own, groups) = self.netlink.addresses(index)?;
+        self.groups.observe(groups);
         let host = HostNetwork {
             addresses: own,
             routes: self.netlink.routes()?,
             neighbours: self.netlink.neighbours(index)?.into_iter().collect(),
             ..self.host.clone()
         };
-        let is_thorough = self.last_inspection.is_none_or(|last| last.elapsed() >= INSPECTION_INTERVAL);
-        if is_thorough {
-            self.last_inspection = Some(Instant::now());
-        }
-        let out_of_sync = self.nft.is_out_of_sync(is_thorough).context("cannot read the nftables table")?;
-        if out_of_sync {
-            tracing::warn!(
-                table = "netdev steerage-edge",
-                "another program changed the nftables table; restoring it"
-            );
-        }
         send_if_changed(&self.outputs.addresses, host.own_addresses());
         let host_changed = host != self.host;
-        let vips_changed = self.vips.observe(vips.into_iter().collect());
         self.host = host;
-        Ok(host_changed || vips_changed || out_of_sync || self.kernel_error.is_some())
+        if let Some(vips) = &self.planned_vips
+            && !self.groups.sync(&mut self.netlink, index, vips.iter())
+        {
+            self.metrics.failures.inc();
+        }
+        if self.is_attached && !self.dataplane.is_attached()? {
+            tracing::warn!(
+                interface = self.link.name,
+                "another program has removed the edge's eBPF program; attaching it again"
+            );
+            self.is_attached = false;
+        }
+        if self.may_attach && !self.is_attached {
+            self.attach();
+        }
+        Ok(host_changed || self.kernel_error.is_some())
+    }
+
+    /// Lets packets pass by this process's program.
+    fn attach(&mut self) {
+        match self.dataplane.attach() {
+            Ok(hook) => {
+                self.is_attached = true;
+                tracing::info!(interface = self.link.name, ?hook, "the eBPF program is attached");
+                if let Err(error) = leftovers::remove(&mut self.netlink) {
+                    tracing::debug!(
+                        error = format!("{error:#}"),
+                        "nothing removed that an earlier version left"
+                    );
+                }
+            }
+            Err(error) => self.on_kernel_error(&error, "the eBPF program is not attached; retrying"),
+        }
+    }
+
+    fn on_kernel_error(&mut self, error: &steerage_edge_dataplane::Error, message: &str) {
+        let error = steerage_model::chain(error);
+        self.metrics.failures.inc();
+        if self.kernel_error.as_ref() != Some(&error) {
+            tracing::error!(error, "{message}");
+        }
+        self.kernel_error = Some(error);
+        self.is_programmed = false;
     }
 
     /// Announces the VIPs again if the interface was disconnected or has another Ethernet address: it may lead to another port of
@@ -319,6 +367,7 @@ impl Engine {
                 new = %display_mac(link.mac),
                 "the interface's Ethernet address has changed; announcing the VIPs if this host is active"
             );
+            self.dataplane.set_mac(link.mac);
             self.outputs.mac.send_replace(link.mac);
             self.link = link;
             self.vips.announce_all();
@@ -329,7 +378,7 @@ impl Engine {
             );
             self.link = link;
             // Another host may have taken over, and its heartbeat not have come yet.
-            self.vips.announce_all_in(self.vips.hearing_time());
+            self.vips.announce_all_when_heard();
         }
         Ok(())
     }
@@ -338,73 +387,63 @@ impl Engine {
         self.host.peers.clone_from(&self.membership.peers);
         self.host.conflicts.clone_from(&self.conflicts.taken);
         if !self.index.has_synced() {
-            // Without the API only the roles can be decided. The ruleset stays as it was left.
-            self.vips.sync_vips(self.role(), &self.vips.held().clone());
+            // Without the API only the lease can be decided. The maps stay as they were left.
             return;
         }
         done(&mut self.gates.synced);
         if !self.membership.settled {
-            // The plan needs the other hosts, and a process that fails now has not kept its VIPs yet.
+            // The plan needs the other hosts: their addresses are no VIPs.
             return;
         }
         let now = Instant::now();
-        let inputs = PlanInputs { index: &self.index, host: &self.host, health: &self.health, now };
-        let Plan {
-            forwarding,
-            mut vips,
-            monitored_vips,
-            probes,
-            urgent_probes,
-            statuses,
-            healthy_vips,
-            is_waiting,
-            assignments,
-        } = plan(&inputs, &self.assignments);
+        let inputs =
+            PlanInputs { index: &self.index, host: &self.host, health: &self.health, room: self.room, now };
+        let Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, assignments } =
+            plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = healthy_vips;
         self.health.set_probes(&probes);
         self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
-        if self.membership.settled {
-            // Not before: an edge host that is not known yet would be taken for a foreign one.
-            send_if_changed(&self.outputs.monitored_vips, monitored_vips);
-        }
+        let vips: BTreeSet<_> = state.vips.keys().copied().collect();
+        // All, also those in conflict: the detection checks each.
+        send_if_changed(&self.outputs.monitored_vips, vips.clone());
+        self.planned_vips = Some(vips);
         let synced_at = *self.synced_at.get_or_insert(now);
         // A target counts once its first probe has ended, answered or not: one that refuses must not delay all VIPs.
         self.warmed_up |= self.health.len() == probes.len() || now.duration_since(synced_at) >= WARM_UP_LIMIT;
         if !self.warmed_up {
-            self.vips.sync_vips(self.role(), &self.vips.held().clone());
             return;
         }
-        vips.retain(|vip| self.conflicts.free.contains(vip) || self.vips.held().contains(vip));
-        self.write(&forwarding, &vips);
+        self.write(state);
         self.metrics.probes.set(number(probes.len()));
         self.publish(statuses);
     }
 
-    /// Removes VIPs before the ruleset that serves them, and adds VIPs after it.
-    fn write(&mut self, forwarding: &ForwardingState, vips: &BTreeSet<IpAddr>) {
-        self.vips.remove_vips(self.role(), vips);
-        match self.nft.apply(forwarding) {
-            Ok(elements) => {
-                if elements > 0 {
-                    tracing::debug!(elements, "wrote to nftables");
-                }
-                self.metrics.elements.inc_by(u64::try_from(elements).unwrap_or(0));
-                self.kernel_error = None;
-                let was_programmed = std::mem::replace(&mut self.is_programmed, true);
-                done(&mut self.gates.programmed);
-                self.vips.sync_vips(self.role(), vips);
-                if !was_programmed {
-                    self.vips.announce_pending();
-                }
+    /// Writes the maps. This host does not answer for VIPs that another machine on the link may have.
+    fn write(&mut self, mut state: State) {
+        let is_free = |vip: &IpAddr| self.conflicts.free.contains(vip) || self.vips.held().contains(vip);
+        for (vip, lease) in &mut state.vips {
+            if !is_free(vip) {
+                *lease = WITHHELD;
             }
-            Err(error) => {
-                let error = steerage_model::chain(&error);
-                self.metrics.failures.inc();
-                tracing::error!(error, "ruleset not written; keeping the last one and retrying");
-                self.kernel_error = Some(error);
-                self.is_programmed = false;
+        }
+        let held = state.vips.iter().filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
+        if let Err(error) = self.dataplane.write(state) {
+            self.on_kernel_error(&error, "maps not written; the kernel forwards by the last ones; retrying");
+            return;
+        }
+        self.kernel_error = None;
+        self.may_attach = true;
+        self.vips.set_held(self.role(), held);
+        if !self.is_attached {
+            self.attach();
+        }
+        if self.is_attached {
+            let was_programmed = std::mem::replace(&mut self.is_programmed, true);
+            done(&mut self.gates.programmed);
+            if !was_programmed {
+                self.vips.announce_pending();
             }
         }
     }
@@ -418,7 +457,7 @@ impl Engine {
         if let Some(error) = &self.kernel_error {
             for status in statuses.values_mut() {
                 status.problem = format!(
-                    "The ruleset is not written: {error}. The last ruleset stays in force. The edge host retries."
+                    "The kernel does not have the last change: {error}. It forwards as before. The edge host retries."
                 );
             }
         }
@@ -430,14 +469,13 @@ impl Engine {
         });
     }
 
-    fn hand_over(mut self) {
+    fn hand_over(self) {
+        self.vips.leave(self.membership.other_active);
         if self.membership.other_active {
-            self.vips.sync_vips(VipRole::Standby, &BTreeSet::new());
             tracing::info!("VIPs handed over to another edge host");
         } else {
-            self.vips.keep_without_process();
             let vips = self.vips.held().len();
-            tracing::info!(vips, "no other edge host is active; leaving VIPs and ruleset in the kernel");
+            tracing::info!(vips, "no other edge host is active; the kernel goes on with the VIPs");
         }
     }
 }

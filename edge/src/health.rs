@@ -206,7 +206,7 @@ impl HealthTracker {
     fn set_weight(&mut self, weight: Option<u32>, now: Instant) {
         let due = self.weight_changed.is_none_or(|last| now.duration_since(last) >= WEIGHT_INTERVAL);
         // A weight of zero contradicts status 200; the status wins.
-        let weight = weight.map(|weight| weight.clamp(1, crate::slot_table::MAX_WEIGHT));
+        let weight = weight.map(|weight| weight.clamp(1, steerage_edge_dataplane::maglev::MAX_WEIGHT));
         if weight != self.health.weight && due {
             self.health.weight = weight;
             self.weight_changed = Some(now);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::forward::Mac;
+use crate::link::mac::Mac;
 use crate::link::route::Route;
 
 /// Another edge host on the link.

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `steerage-edge`, a software load balancer for clusters without a cloud. It announces VIPs on its link, probes nodes, and makes
-//! the kernel forward packets to them unchanged. Replies bypass it.
+//! a program in the kernel forward packets to them unchanged. Replies bypass it.
 
 mod args;
 mod channel;
 mod cluster;
 mod compose;
 mod engine;
-mod forward;
 mod hash;
 mod health;
 mod host;
-mod ids;
 mod index;
+mod leftovers;
 mod link;
 mod metrics;
+mod numbers;
 mod plan;
 mod probe_schedule;
 mod prober;
 #[cfg(test)]
 mod reference;
-mod slot_table;
 mod source;
 mod status;
 mod vips;
@@ -35,7 +34,7 @@ use args::{ADMIN, Args, Command};
 fn main() -> ExitCode {
     let Args { command, edge, client, process } = Args::parse();
     match command {
-        Some(Command::Cleanup) => match compose::cleanup() {
+        Some(Command::Cleanup) => match compose::cleanup(&edge.bpf_dir) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("steerage-edge cleanup: {error:#}");

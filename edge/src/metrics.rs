@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The metrics `steerage_edge_…`. All parts write them; the administration server reads them.
+//! The metrics `steerage_edge_…`. All parts write them; the administration server reads them. Those of packets are in `traffic`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 
@@ -7,6 +7,12 @@ use steerage_process::prometheus_client::metrics::counter::Counter;
 use steerage_process::prometheus_client::metrics::family::Family;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::registry::Registry;
+
+mod traffic;
+
+#[cfg(test)]
+pub(crate) use traffic::register_sample_traffic;
+pub(crate) use traffic::register_traffic;
 
 /// Clones share their values.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +26,6 @@ pub(crate) struct Metrics {
     pub(crate) healthy: Gauge<i64, AtomicI64>,
     probe_results: Family<[(&'static str, &'static str); 1], Counter<u64, AtomicU64>>,
     pub(crate) takeovers: Counter<u64, AtomicU64>,
-    pub(crate) elements: Counter<u64, AtomicU64>,
     pub(crate) failures: Counter<u64, AtomicU64>,
     pub(crate) status_writes: Counter<u64, AtomicU64>,
     pub(crate) status_write_failures: Counter<u64, AtomicU64>,
@@ -32,7 +37,7 @@ impl Metrics {
             ("active", "Whether this host has the VIPs (1) or not (0)", &self.active),
             (
                 "can_serve",
-                "Whether this host can serve (1): objects listed, rules written, main loop running; or not (0)",
+                "Whether this host can serve (1): objects listed, maps written, main loop running; or not (0)",
                 &self.able,
             ),
             ("peers", "Other edge hosts that are alive", &self.peers),
@@ -46,8 +51,11 @@ impl Metrics {
         }
         let counters = [
             ("takeovers", "Times that this host became the active one", &self.takeovers),
-            ("elements_written", "Elements of nftables sets and maps written", &self.elements),
-            ("write_failures", "Failed writes of nftables rules and interface addresses", &self.failures),
+            (
+                "write_failures",
+                "Failed writes of the kernel's maps, program and multicast groups",
+                &self.failures,
+            ),
             ("status_writes", "Status objects written", &self.status_writes),
             ("status_write_failures", "Failed writes of status objects", &self.status_write_failures),
         ];

@@ -9,21 +9,28 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
+use steerage_edge_dataplane::maglev::{self, Member};
+use steerage_edge_dataplane::packet::maps::{ListenerKey, SLOTS_PER_ELEMENT};
+use steerage_edge_dataplane::packet::protocol;
+use steerage_edge_dataplane::{Listener, State, Table};
 
-use crate::forward::{ForwardingState, SlotTable, slot_table_id};
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
-use crate::ids::{TableNumbers, TargetIds};
 use crate::index::Index;
-use crate::slot_table::{self, WeightedTarget};
+use crate::link::mac::Mac;
+use crate::numbers::{TableNumbers, TargetNumbers};
+use crate::vips::{SERVED, WITHHELD};
 
 mod accept;
+mod room;
 mod select;
 mod targets;
 
 use accept::{Accepted, accept_all};
+pub(crate) use room::Room;
+use room::fair_share;
 use select::{Frontend, Selection, TargetsInUse, select};
-use targets::{SlotTableKey, TargetGroup};
+use targets::{TableKey, TargetGroup};
 
 /// What a plan follows from.
 #[derive(Clone, Copy, Debug)]
@@ -31,16 +38,14 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) index: &'a Index,
     pub(crate) host: &'a HostNetwork,
     pub(crate) health: &'a HealthByProbe,
+    pub(crate) room: Room,
     pub(crate) now: Instant,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
-    pub(crate) forwarding: ForwardingState,
-    /// The VIPs that the active host should have on its interface.
-    pub(crate) vips: BTreeSet<IpAddr>,
-    /// All VIPs, also those in conflict: the detection checks each.
-    pub(crate) monitored_vips: BTreeSet<IpAddr>,
+    /// What the kernel's maps should hold. VIPs in conflict are withheld.
+    pub(crate) state: State,
     pub(crate) probes: HashSet<Probe>,
     /// Those of groups without a healthy target.
     pub(crate) urgent_probes: HashSet<Probe>,
@@ -65,47 +70,45 @@ pub(crate) struct LoadBalancerStatus {
     pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
 }
 
-/// What one plan leaves to the next: ids, slot tables, which are filled again only when their targets change, and the targets that
+/// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
 /// each VIP uses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assignments {
-    targets: TargetIds,
+    targets: TargetNumbers,
     numbers: TableNumbers,
-    tables: HashMap<SlotTableKey, AssignedTable>,
+    tables: HashMap<TableKey, AssignedTable>,
     in_use: TargetsInUse,
 }
 
 #[derive(Clone, Debug)]
 struct AssignedTable {
     number: u32,
-    class: usize,
-    members: Vec<WeightedTarget>,
-    slots: Arc<SlotTable>,
+    size: u32,
+    members: Vec<Member>,
+    table: Arc<Table>,
 }
 
 impl Assignments {
-    /// Continues with the ids that the kernel holds.
-    pub(crate) fn adopt(written: &ForwardingState) -> Self {
-        Self { targets: TargetIds::adopt(written), numbers: TableNumbers::adopt(written), ..Self::default() }
+    /// Continues with the numbers that the kernel holds.
+    pub(crate) fn adopt(written: &State) -> Self {
+        Self {
+            targets: TargetNumbers::adopt(written),
+            numbers: TableNumbers::adopt(written),
+            ..Self::default()
+        }
     }
 }
 
-/// The slot table of a target group.
-struct PlannedTable {
-    id: u32,
-    slots: Arc<SlotTable>,
-}
+/// The number of each group's table, by the group's position.
+type PlannedTables = BTreeMap<usize, u32>;
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let accepted = accept_all(inputs);
     let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
-    let (tables, assignments) = assign(&groups, &frontends, in_use, previous, inputs.now);
-    let conflicts = &inputs.host.conflicts;
+    let (tables, assignments) = assign(&groups, &frontends, in_use, previous, inputs);
     let is_healthy = |to: &&Frontend<'_>| groups.get(to.group).is_some_and(TargetGroup::has_healthy);
     Plan {
-        forwarding: forwarding(inputs.host, &groups, &frontends, &tables, &assignments),
-        vips: frontends.iter().map(|to| to.vip).filter(|vip| !conflicts.contains_key(vip)).collect(),
-        monitored_vips: frontends.iter().map(|to| to.vip).collect(),
+        state: state(inputs.host, &groups, &frontends, &tables, &assignments),
         probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
         urgent_probes: groups
             .iter()
@@ -120,90 +123,113 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     }
 }
 
-/// A slot table for each group that a frontend uses, by position.
+/// A table for each group that a frontend uses.
 fn assign(
     groups: &[TargetGroup],
     frontends: &[Frontend<'_>],
     in_use: TargetsInUse,
     previous: &Assignments,
-    now: Instant,
-) -> (BTreeMap<usize, PlannedTable>, Assignments) {
+    inputs: &PlanInputs<'_>,
+) -> (PlannedTables, Assignments) {
     let mut targets = previous.targets.clone();
     let mut numbers = previous.numbers.clone();
     let mut assigned = HashMap::with_capacity(groups.len());
     let mut planned = BTreeMap::new();
     let used: BTreeSet<usize> = frontends.iter().map(|frontend| frontend.group).collect();
-    for position in used {
-        let Some(group) = groups.get(position) else { continue };
-        let class = slot_table::class(group.candidates.len());
-        let members = group.members(&mut targets);
+    let mut wanted: Vec<_> = used
+        .into_iter()
+        .filter_map(|position| {
+            let group = groups.get(position)?;
+            let (members, size) = group.members(&mut targets);
+            Some((position, group, members, size))
+        })
+        .collect();
+    fit(&mut wanted, inputs.room);
+    for (position, group, members, size) in wanted {
         let before = previous.tables.get(&group.key);
         let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
-        let slots = before
-            .filter(|before| before.class == class && before.members == members)
-            .map_or_else(|| Arc::new(fill(class, &members)), |before| Arc::clone(&before.slots));
-        let id = slot_table_id(number, class, group.key.affinity);
-        planned.insert(position, PlannedTable { id, slots: Arc::clone(&slots) });
-        assigned.insert(group.key.clone(), AssignedTable { number, class, members, slots });
+        let table = before
+            .filter(|before| before.size == size && before.members == members)
+            .map_or_else(|| Arc::new(Table::new(size, &members)), |before| Arc::clone(&before.table));
+        planned.insert(position, number);
+        assigned.insert(group.key.clone(), AssignedTable { number, size, members, table });
     }
-    targets.retain(&planned.values().flat_map(|table| &table.slots.usable).copied().collect(), now);
+    targets.retain(&assigned.values().flat_map(|table| &table.table.members).copied().collect(), inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
     (planned, Assignments { targets, numbers, tables: assigned, in_use })
 }
 
-fn fill(class: usize, members: &[WeightedTarget]) -> SlotTable {
-    let size = slot_table::SIZES.get(class).copied().unwrap_or(0);
-    SlotTable {
-        slots: slot_table::fill(size, members),
-        usable: members.iter().map(|member| member.id).collect(),
+/// Gives the largest tables fewer slots, and the longest lists fewer targets, if the maps have no room for all.
+fn fit(wanted: &mut [(usize, &TargetGroup, Vec<Member>, u32)], room: Room) {
+    let sizes =
+        wanted.iter().map(|(.., size)| u64::from(*size).next_multiple_of(u64::from(SLOTS_PER_ELEMENT)));
+    let most_slots = fair_share(sizes, room.slots);
+    for (_, group, members, size) in &mut *wanted {
+        if let Some(most) = most_slots {
+            *size = (*size).min(maglev::largest_size(most));
+        }
+        group.keep_members(members, usize::try_from(*size).unwrap_or(usize::MAX));
+    }
+    let counts = wanted.iter().map(|(_, _, members, _)| u64::try_from(members.len()).unwrap_or(u64::MAX));
+    if let Some(most) = fair_share(counts, room.members) {
+        for (_, group, members, _) in wanted {
+            group.keep_members(members, usize::try_from(most).unwrap_or(usize::MAX).max(1));
+        }
     }
 }
 
-fn forwarding(
+fn state(
     host: &HostNetwork,
     groups: &[TargetGroup],
     frontends: &[Frontend<'_>],
-    tables: &BTreeMap<usize, PlannedTable>,
+    tables: &PlannedTables,
     assignments: &Assignments,
-) -> ForwardingState {
-    let mut state = ForwardingState {
-        slot_tables: tables.values().map(|table| (table.id, Arc::clone(&table.slots))).collect(),
-        targets: assignments.targets.addresses(),
-        peers: host.peers.iter().map(|peer| peer.mac).collect(),
-        ..ForwardingState::default()
+) -> State {
+    let mut state = State {
+        tables: assignments
+            .tables
+            .values()
+            .map(|assigned| (assigned.number, Arc::clone(&assigned.table)))
+            .collect(),
+        targets: assignments.targets.states(host),
+        senders: senders(host, groups),
+        ..State::default()
     };
     for Frontend { load_balancer, vip, group, .. } in frontends {
-        let (Some(group), Some(table)) = (groups.get(*group), tables.get(group)) else { continue };
-        state.vips.insert(*vip);
-        for listener in &load_balancer.object.spec.listeners {
-            let protocol = match listener.protocol {
-                ListenerProtocol::Tcp => 6,
-                ListenerProtocol::Udp => {
-                    state.fragments.insert(*vip, table.id);
-                    17
-                }
-            };
-            state.listeners.insert((*vip, protocol, listener.port), table.id);
-        }
-        if !load_balancer.object.spec.source_ranges.is_empty() {
+        let Some(table) = tables.get(group).copied() else { continue };
+        let lease = if host.conflicts.contains_key(vip) { WITHHELD } else { SERVED };
+        state.vips.insert(*vip, lease);
+        let spec = &load_balancer.object.spec;
+        let ranges = (!spec.source_ranges.is_empty()).then(|| {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
-            state.ranges.insert(*vip, of_family.copied().collect());
+            Arc::new(of_family.copied().collect::<BTreeSet<_>>())
+        });
+        for listener in &spec.listeners {
+            let protocol = match listener.protocol {
+                ListenerProtocol::Tcp => protocol::TCP,
+                ListenerProtocol::Udp => protocol::UDP,
+            };
+            let key = ListenerKey::new(*vip, protocol, listener.port);
+            let has_affinity = spec.affinity.is_some();
+            state.listeners.insert(key, Listener { table, has_affinity, ranges: ranges.clone() });
         }
-        if group.has_local_target() {
-            state.local.insert(*vip);
-        }
-    }
-    for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
-        state.nodes.insert(*mac);
-        state.sources.entry(*mac).or_default().extend(nets);
-    }
-    for peer in &host.peers {
-        state.sources.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
-    }
-    for nets in state.sources.values_mut() {
-        *nets = disjoint(nets.iter().copied());
     }
     state
+}
+
+/// The source addresses that frames of nodes and of other edge hosts may have.
+fn senders(host: &HostNetwork, groups: &[TargetGroup]) -> BTreeMap<Mac, Arc<BTreeSet<IpNet>>> {
+    let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
+    for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
+        senders.entry(*mac).or_default().extend(nets);
+    }
+    for peer in &host.peers {
+        senders.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
+    }
+    senders
+        .into_iter()
+        .map(|(mac, nets)| (mac, Arc::new(IpNet::aggregate(&nets).into_iter().collect())))
+        .collect()
 }
 
 fn statuses(
@@ -226,11 +252,6 @@ fn statuses(
         }
     }
     statuses
-}
-
-/// The kernel's interval sets refuse ranges that overlap.
-fn disjoint(nets: impl Iterator<Item = IpNet>) -> BTreeSet<IpNet> {
-    IpNet::aggregate(&nets.collect()).into_iter().collect()
 }
 
 fn is_same_family(a: IpAddr, b: IpAddr) -> bool {

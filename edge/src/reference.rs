@@ -9,7 +9,10 @@ use crate::args::{ADMIN, Args};
 #[test]
 fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
     let metrics = Metrics::new("edge", env!("CARGO_PKG_VERSION"));
-    metrics.register("edge", |registry| crate::metrics::Metrics::default().register(registry));
+    metrics.register("edge", |registry| {
+        crate::metrics::Metrics::default().register(registry);
+        crate::metrics::register_sample_traffic(registry);
+    });
     metrics.register("edge_watch", steerage_watch::register_sample_metrics);
     steerage_reference::check(
         "edge.md",
@@ -22,7 +25,7 @@ fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
                 &[
                     ("peers", "the host knows the other edge hosts on the link"),
                     ("watches", "the edge's objects are listed"),
-                    ("kernel", "the kernel holds the rules and VIPs of the plan"),
+                    ("kernel", "the kernel's program runs, and its maps hold the first plan"),
                 ],
                 &[],
             ),

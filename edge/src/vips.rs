@@ -1,42 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The VIPs on the interface: decides which of them this host should have, and adds and removes them.
+//! The VIPs for which this host answers ARP and neighbour discovery: its role, and announcements.
 //!
-//! Owned by `engine`, and the only writer of addresses but `lifetimes`. It touches only addresses with the mark of `link::route`,
-//! and it removes none unless the load balancer is gone or another host has them: losing this process must not take traffic down.
+//! A VIP is no address of the interface. The kernel's program answers for those that it serves while their lease lasts, which `lease`
+//! alone writes. So a takeover is one write, however many VIPs there are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_model::chain;
-use steerage_watch::Backoff;
 use tokio::sync::{mpsc, watch};
 
 use crate::channel::send_if_changed;
-use crate::forward::{Mac, display_mac};
+use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
-use crate::link::route::RouteError;
-use crate::metrics::Metrics;
 
-mod lifetimes;
+mod lease;
 
-pub(crate) use lifetimes::{LifetimeKeeper, VipAddresses};
+pub(crate) use lease::{LeaseKeeper, VipLease};
+
+/// The lease of all VIPs that the active host answers for.
+pub(crate) const SERVED: u32 = 0;
+/// A lease that never begins: of VIPs that another machine on the link has, or may have.
+pub(crate) const WITHHELD: u32 = 1;
 
 /// A VIP that another host on the link announces is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
-/// Delays before failed changes are repeated. Short: a missing VIP is missing traffic.
-const RETRY: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(4));
 
-/// Which VIPs this host should have.
+/// Whether this host should answer for the VIPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VipRole {
     /// The other hosts are not known yet: change nothing.
     Undecided,
-    /// This host has all VIPs.
+    /// This host answers.
     Active,
-    /// Another host has them.
+    /// Another host answers.
     Standby,
-    /// No host is known to have them: keep those that are here, and add none.
+    /// No host is known to answer: go on if this one does, and do not begin.
     Keeper,
 }
 
@@ -50,128 +49,75 @@ impl VipRole {
             (true, false, _) => Self::Keeper,
         }
     }
-
-    fn target(self, wanted: &BTreeSet<IpAddr>, held: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        match self {
-            Self::Undecided => held.clone(),
-            Self::Active => wanted.clone(),
-            Self::Standby => BTreeSet::new(),
-            Self::Keeper => held.intersection(wanted).copied().collect(),
-        }
-    }
 }
 
+/// The VIPs that the kernel's maps serve. Owned by `engine`.
 #[derive(Debug)]
-pub(crate) struct VipOwner {
-    addresses: VipAddresses,
-    metrics: Metrics,
+pub(crate) struct ServedVips {
+    lease: VipLease,
     held: BTreeSet<IpAddr>,
-    /// The VIPs of this host, for other tasks.
+    /// The same, for other tasks.
     published: watch::Sender<BTreeSet<IpAddr>>,
     announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     last_defence: Option<Instant>,
     /// When all VIPs are announced.
     announcement_at: Option<Instant>,
-    /// The last error of each VIP whose last change failed.
-    failed: BTreeMap<IpAddr, String>,
-    backoff: Backoff,
-    /// When failed changes are repeated at the latest.
-    retry_at: Option<Instant>,
+    /// The time after which this host has heard an active one that took over while it was disconnected.
+    hearing_time: Duration,
 }
 
-impl VipOwner {
+impl ServedVips {
     pub(crate) fn new(
-        addresses: VipAddresses,
-        metrics: Metrics,
+        lease: VipLease,
+        held: BTreeSet<IpAddr>,
+        hearing_time: Duration,
         published: watch::Sender<BTreeSet<IpAddr>>,
         announcements: mpsc::UnboundedSender<BTreeSet<IpAddr>>,
     ) -> Self {
-        let held = BTreeSet::new();
+        // At once: a host that becomes active announces those of an earlier process.
+        published.send_replace(held.clone());
         Self {
-            addresses,
-            metrics,
+            lease,
             held,
             published,
             announcements,
             last_defence: None,
             announcement_at: None,
-            failed: BTreeMap::new(),
-            backoff: RETRY,
-            retry_at: None,
+            hearing_time,
         }
     }
 
-    /// The VIPs on the interface.
+    /// The VIPs for which this host answers while the lease lasts.
     pub(crate) fn held(&self) -> &BTreeSet<IpAddr> {
         &self.held
     }
 
-    /// Takes note of the VIPs that were found on the interface; whether [`VipOwner::sync_vips`] must run again.
-    pub(crate) fn observe(&mut self, found: BTreeSet<IpAddr>) -> bool {
-        self.addresses.set_held(&found);
-        let is_due = self.retry_at.is_some_and(|at| at <= Instant::now());
-        if self.announcement_at.is_some_and(|at| at <= Instant::now()) {
-            self.announce_all();
-        }
-        let has_changed = std::mem::replace(&mut self.held, found) != self.held;
-        // At once: a host that becomes active announces those of an earlier process.
-        send_if_changed(&self.published, self.held.clone());
-        has_changed || is_due
+    /// Whether this host answers for any VIP.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.held.is_empty() && self.lease.lasts()
     }
 
-    /// Removes the VIPs of the interface that the role does not allow, or that are not wanted.
-    pub(crate) fn remove_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
-        let target = role.target(wanted, &self.held);
-        let remove: Vec<_> = self.held.difference(&target).copied().collect();
-        for vip in remove {
-            match self.addresses.remove(vip) {
-                Ok(()) => {
-                    tracing::info!(%vip, "VIP removed from interface");
-                    self.held.remove(&vip);
-                }
-                Err(error) => self.on_error(vip, &error, "VIP not removed; retrying"),
-            }
+    /// The kernel's maps serve these now. Announces the new ones.
+    pub(crate) fn set_held(&mut self, role: VipRole, held: BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.held, held);
+        for vip in before.difference(&self.held) {
+            tracing::info!(%vip, "VIP is no longer served");
+        }
+        let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
+        for vip in &added {
+            tracing::info!(%vip, "VIP is served");
         }
         send_if_changed(&self.published, self.held.clone());
-    }
-
-    /// Adds and removes VIPs so that the interface has those of `wanted` that the role allows.
-    pub(crate) fn sync_vips(&mut self, role: VipRole, wanted: &BTreeSet<IpAddr>) {
-        self.remove_vips(role, wanted);
-        let target = role.target(wanted, &self.held);
-        let add: Vec<_> = target.difference(&self.held).copied().collect();
-        let mut added = BTreeSet::new();
-        for vip in add {
-            match self.addresses.add(vip) {
-                Ok(()) => {
-                    tracing::info!(%vip, "VIP added to interface");
-                    self.held.insert(vip);
-                    added.insert(vip);
-                }
-                Err(error) => self.on_error(vip, &error, "VIP not added; retrying"),
-            }
-        }
-        let held = &self.held;
-        self.failed.retain(|vip, _| held.contains(vip) != target.contains(vip));
-        if self.failed.is_empty() {
-            (self.backoff, self.retry_at) = (RETRY, None);
-        } else if self.retry_at.is_none_or(|at| at <= Instant::now()) {
-            self.retry_at = Some(Instant::now() + self.backoff.next_delay());
-        }
-        send_if_changed(&self.published, self.held.clone());
-        if !added.is_empty() {
+        if role == VipRole::Active && !added.is_empty() {
             self.announce(added);
         }
     }
 
-    /// Gives the held VIPs the lifetime that the membership allows, unless they are very many.
-    pub(crate) fn keep(&self, membership: &Membership) {
-        self.addresses.keep_if_few(membership);
-    }
-
-    /// This process ends, and no other host has the VIPs: the kernel keeps them.
-    pub(crate) fn keep_without_process(&self) {
-        self.addresses.keep_without_process();
+    /// Announces what is due.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        if self.announcement_at.is_some_and(|at| at <= now) {
+            self.announce_all();
+        }
     }
 
     /// Announces all held VIPs, since the link may have learned another host's address for them.
@@ -180,10 +126,15 @@ impl VipOwner {
         self.announce(self.held.clone());
     }
 
-    /// The same after this time, or what [`VipOwner::announce_pending`] ends earlier.
+    /// The same after this time, or what [`ServedVips::announce_pending`] ends earlier.
     pub(crate) fn announce_all_in(&mut self, wait: Duration) {
         let at = Instant::now() + wait;
         self.announcement_at = Some(self.announcement_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// The same once this host has heard the others.
+    pub(crate) fn announce_all_when_heard(&mut self) {
+        self.announce_all_in(self.hearing_time);
     }
 
     /// What waits for an announcement waits no longer.
@@ -191,11 +142,6 @@ impl VipOwner {
         if self.announcement_at.is_some() {
             self.announce_all();
         }
-    }
-
-    /// The time after which this host has heard an active one that took over while it was disconnected.
-    pub(crate) fn hearing_time(&self) -> Duration {
-        self.addresses.timing().timeout()
     }
 
     /// A host that is no edge peer has claimed a VIP.
@@ -208,32 +154,20 @@ impl VipOwner {
         }
     }
 
+    /// The process ends.
+    pub(crate) fn leave(&self, other_active: bool) {
+        self.lease.leave(other_active);
+    }
+
     fn announce(&self, vips: BTreeSet<IpAddr>) {
         // The receiver is gone only when the process ends.
         let _ = self.announcements.send(vips);
-    }
-
-    /// Logs an error when it is new: the change is retried, perhaps for hundreds of VIPs.
-    fn on_error(&mut self, vip: IpAddr, error: &RouteError, message: &str) {
-        self.metrics.failures.inc();
-        let error = chain(error);
-        if self.failed.get(&vip) != Some(&error) {
-            tracing::error!(%vip, error, "{message}");
-        }
-        if self.failed.insert(vip, error).is_none() {
-            // The delay of those that failed before is not its own.
-            (self.backoff, self.retry_at) = (RETRY, None);
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn vips(numbers: &[u8]) -> BTreeSet<IpAddr> {
-        numbers.iter().map(|number| IpAddr::from([10, 0, 0, *number])).collect()
-    }
 
     fn membership(settled: bool, active: bool, other_active: bool) -> Membership {
         Membership { active, other_active, settled, ..Membership::default() }
@@ -250,14 +184,5 @@ mod tests {
             VipRole::Keeper,
             "until the overlap is over"
         );
-    }
-
-    #[test]
-    fn role_decides_which_vips_are_added_and_removed() {
-        let (wanted, held) = (vips(&[1, 2]), vips(&[2, 3]));
-        assert_eq!(VipRole::Undecided.target(&wanted, &held), held);
-        assert_eq!(VipRole::Active.target(&wanted, &held), wanted);
-        assert_eq!(VipRole::Standby.target(&wanted, &held), vips(&[]));
-        assert_eq!(VipRole::Keeper.target(&wanted, &held), vips(&[2]), "none is added");
     }
 }

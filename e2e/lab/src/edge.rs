@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use crate::addresses::{Host, Role};
 use crate::archive;
@@ -26,7 +28,8 @@ pub const ADMIN_PORT: u16 = 10359;
 const READY_WITHIN: Duration = Duration::from_mins(1);
 
 /// The privileges that edge/README.md asks for, and no others.
-const PRIVILEGES: [&str; 3] = ["setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin,+net_raw"];
+const PRIVILEGES: [&str; 3] =
+    ["setpriv", "--no-new-privs", "--bounding-set=-all,+net_admin,+net_raw,+bpf,+perfmon"];
 
 /// The kubeconfig of all edges, by user.
 const USER: &str = "edge";
@@ -82,6 +85,7 @@ pub fn find(lab: &Lab, name: &str) -> Result<Host> {
 }
 
 fn launch(lab: &Lab, host: &Host) -> Result<()> {
+    let bpf_dir = mounted_bpf(lab)?.join(&host.name);
     let entry = lab.folder().join("edges/entry");
     let program = fs::read_to_string(&entry)
         .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))?;
@@ -89,8 +93,27 @@ fn launch(lab: &Lab, host: &Host) -> Result<()> {
     let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
     let mut command: Vec<_> = named.map(str::to_owned).to_vec();
     command.extend(PRIVILEGES.map(str::to_owned));
-    command.extend(["env".to_owned(), format!("KUBECONFIG={}", lab.kubeconfig(USER).display()), program]);
+    let settings = [
+        format!("KUBECONFIG={}", lab.kubeconfig(USER).display()),
+        format!("STEERAGE_BPF_DIR={}", bpf_dir.display()),
+    ];
+    command.push("env".to_owned());
+    command.extend(settings);
+    command.push(program);
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
+}
+
+/// The lab's own BPF file system. Programs and maps in it end with it.
+fn mounted_bpf(lab: &Lab) -> Result<PathBuf> {
+    let folder = lab.folder().join("bpf");
+    fs::create_dir_all(&folder).doing(|| format!("making {}", folder.display()))?;
+    let is_mounted = statfs(&folder).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
+    if !is_mounted {
+        mount(Some("bpf"), &folder, Some("bpf"), MsFlags::empty(), None::<&str>)
+            .map_err(std::io::Error::from)
+            .doing(|| format!("mounting a BPF file system at {}", folder.display()))?;
+    }
+    Ok(folder)
 }
 
 /// Unpacks the image's layers and notes the path of its entry point.

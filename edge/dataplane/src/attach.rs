@@ -15,6 +15,7 @@ use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::sys::SyscallError;
 
 use crate::error::Error;
+use crate::syscall;
 
 /// The filter's place, where there is no tcx.
 const PRIORITY: u16 = 0x5354;
@@ -125,9 +126,19 @@ fn is_missing(error: &ProgramError) -> bool {
     matches!(code, Some(libc::ENOENT | libc::EINVAL))
 }
 
-/// Removes the filter; none is success.
+/// Whether packets on the link pass by this program.
+pub(crate) fn has_tcx(program: &SchedClassifier, interface: &str) -> Result<bool, Error> {
+    let programs = syscall::tcx_programs(interface).map_err(Error::io("list the programs of", interface))?;
+    Ok(programs.contains(&program.info()?.id()))
+}
+
+/// Removes the filter; none is success, and no such interface.
 fn detach_filter(interface: &str) -> Result<(), Error> {
-    match aya::programs::links::Link::detach(filter(interface)?) {
+    let filter = match filter(interface) {
+        Err(Error::Io { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+        result => result?,
+    };
+    match aya::programs::links::Link::detach(filter) {
         Err(error) if is_missing(&error) => Ok(()),
         result => Ok(result?),
     }

@@ -1,39 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data plane of one link: the loaded program and its maps.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use steerage_edge_packet::V6;
-use steerage_edge_packet::maps::{
-    Config, Counters, Event, Flow, FlowKey, LAYOUT, ListenerKey, SLOTS_PER_ELEMENT,
-};
+use steerage_edge_packet::maps::{Config, Flow, FlowKey, LAYOUT, SLOTS_PER_ELEMENT};
 
 use crate::attach::{self, Hook};
+use crate::counters::Counts;
 use crate::error::Error;
+use crate::leases::Leases;
 use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
 use crate::state::{MacAddress, State, Table};
 use crate::writer::Writer;
-use crate::{adopt, counters, flows};
+use crate::{adopt, flows};
 
 /// The name of the program in the object file.
 const PROGRAM: &str = "edge";
+/// The folder of pinned maps has this name and the number of their layout.
+const MAPS: &str = "maps-";
 
 /// How large the maps are. Maps of an earlier process keep their size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Listeners. Powers of two waste nothing.
     pub services: u32,
-    /// Slots of all tables.
+    /// Slots of all tables: four bytes for each.
     pub slots: u32,
-    /// Targets of all tables.
+    /// Targets of all tables. Memory is taken as they come.
     pub members: u32,
+    /// Source ranges, and addresses of nodes. Memory is taken as they come.
+    pub prefixes: u32,
     /// Targets.
     pub targets: u32,
     /// Established flows of each family: 120 bytes for each.
@@ -46,9 +48,10 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             services: 65_536,
-            slots: 8 << 20,
-            members: 1 << 19,
-            targets: 16_384,
+            slots: 10 << 20,
+            members: 2 << 20,
+            prefixes: 2 << 20,
+            targets: 32_768,
             flows: 1 << 20,
             recent_flows: 65_536,
         }
@@ -78,11 +81,13 @@ pub struct Options {
 pub struct Dataplane {
     options: Options,
     program: Ebpf,
-    maps: Maps,
+    maps: Arc<Maps>,
     /// `None` after a failed write.
     writer: Option<Writer>,
     is_adopted: bool,
-    cpus: usize,
+    /// How this process has attached the program.
+    attached: Option<Hook>,
+    counts: Counts,
 }
 
 impl Dataplane {
@@ -92,7 +97,7 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses the program, or a map.
     pub fn load(options: Options) -> Result<Self, Error> {
-        let pins = options.pins.as_deref().map(|pins| pins.join(format!("maps-{LAYOUT}")));
+        let pins = options.pins.as_deref().map(maps_folder);
         if let Some(pins) = &pins {
             fs::create_dir_all(pins).map_err(Error::io("make", pins.display().to_string()))?;
         }
@@ -111,9 +116,10 @@ impl Dataplane {
         }
         let config = Config { layout: LAYOUT, mac: options.mac, pad: 0, tunnel: options.tunnel.unwrap_or(0) };
         maps.config.set(0, &config);
-        let cpus = aya::util::nr_cpus().map_err(|(path, error)| Error::io("read", path)(error))?;
         let writer = if is_adopted { adopt::adopt(&maps)? } else { Writer::new(&maps) };
-        Ok(Self { options, program, maps, writer: Some(writer), is_adopted, cpus })
+        let maps = Arc::new(maps);
+        let counts = Counts::new(Arc::clone(&maps));
+        Ok(Self { options, program, maps, writer: Some(writer), is_adopted, attached: None, counts })
     }
 
     /// Whether the maps were an earlier process's.
@@ -165,21 +171,52 @@ impl Dataplane {
         Ok(is_same)
     }
 
-    /// Slots in use, and all.
-    pub fn slots(&self) -> (u32, u32) {
-        let used = self.writer.as_ref().map_or(0, |writer| writer.regions.used());
-        let all = u32::try_from(self.maps.slots.len()).unwrap_or(u32::MAX);
-        (used * SLOTS_PER_ELEMENT, all.saturating_mul(SLOTS_PER_ELEMENT))
+    /// Slots in use.
+    pub fn used_slots(&self) -> u32 {
+        self.writer.as_ref().map_or(0, |writer| writer.regions.used()) * SLOTS_PER_ELEMENT
     }
 
-    /// Lets packets pass by this program, instead of an earlier one.
+    /// How large the maps are: those of an earlier process may differ from the options.
+    ///
+    /// # Errors
+    /// If the kernel refuses to describe a map.
+    pub fn sizes(&self) -> Result<Sizes, Error> {
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let maps = &self.maps;
+        Ok(Sizes {
+            services: count(maps.services.len()),
+            slots: count(maps.slots.len()).saturating_mul(SLOTS_PER_ELEMENT),
+            members: maps.members.size()?,
+            prefixes: maps.prefixes.size()?,
+            targets: count(maps.targets.len()),
+            ..self.options.sizes
+        })
+    }
+
+    /// Lets packets pass by this program, instead of an earlier one, whose maps of another layout are
+    /// no longer kept.
     ///
     /// # Errors
     /// If the kernel refuses.
     pub fn attach(&mut self) -> Result<Hook, Error> {
         let pins = self.options.pins.clone().ok_or(Error::Missing("folder for pins"))?;
         let (interface, hook) = (self.options.interface.clone(), self.options.hook);
-        attach::attach(self.program_mut()?, &interface, &pins, hook)
+        let hook = attach::attach(self.program_mut()?, &interface, &pins, hook)?;
+        self.attached = Some(hook);
+        remove_other_layouts(&pins)?;
+        Ok(hook)
+    }
+
+    /// Whether packets pass by this program. Another program may have taken it off the link; of a filter that is not found out.
+    ///
+    /// # Errors
+    /// If the kernel refuses to list the link's programs.
+    pub fn is_attached(&self) -> Result<bool, Error> {
+        match self.attached {
+            None => Ok(false),
+            Some(Hook::Filter) => Ok(true),
+            Some(Hook::Tcx) => attach::has_tcx(self.program()?, &self.options.interface),
+        }
     }
 
     fn program_mut(&mut self) -> Result<&mut SchedClassifier, Error> {
@@ -203,11 +240,14 @@ impl Dataplane {
         self.maps.config.set(0, &Config { layout: LAYOUT, mac, pad: 0, tunnel });
     }
 
-    /// Answers ARP requests and neighbour solicitations for the VIPs of this lease until then: a time
-    /// since the start of the kernel, with suspended time. [`Duration::ZERO`] ends the lease,
-    /// [`Duration::MAX`] never ends it. Returns whether there is such a lease.
-    pub fn set_lease(&self, lease: u32, until: Duration) -> bool {
-        self.maps.leases.set(lease, &u64::try_from(until.as_nanos()).unwrap_or(u64::MAX))
+    /// The leases of VIPs.
+    pub fn leases(&self) -> Leases {
+        Leases::new(Arc::clone(&self.maps))
+    }
+
+    /// What the program has counted.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     /// All established flows, of both families.
@@ -216,33 +256,6 @@ impl Dataplane {
     /// If the kernel refuses to list them.
     pub fn flows(&self) -> Result<Vec<(FlowKey<V6>, Flow)>, Error> {
         flows::read(&self.maps)
-    }
-
-    /// What was counted of a listener; zeros if there is none.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn listener_counters(&self, listener: &ListenerKey) -> Result<Counters, Error> {
-        let number = self.writer.as_ref().and_then(|writer| writer.services.get(listener));
-        number.map_or(Ok(Counters::default()), |number| {
-            counters::read(&self.maps.service_counters, number, self.cpus)
-        })
-    }
-
-    /// What was counted of a target.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn target_counters(&self, target: u32) -> Result<Counters, Error> {
-        counters::read(&self.maps.target_counters, target, self.cpus)
-    }
-
-    /// What else was counted.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn events(&self) -> Result<BTreeMap<Event, u64>, Error> {
-        counters::events(&self.maps, self.cpus)
     }
 }
 
@@ -255,6 +268,7 @@ fn open(options: &Options, pins: Option<&Path>) -> Result<(Ebpf, Maps), Error> {
         ("SERVICE_COUNTERS", sizes.services),
         ("LISTENERS", sizes.services),
         ("MEMBERS", sizes.members),
+        ("PREFIXES", sizes.prefixes),
         ("SLOTS", elements),
         ("TARGETS", sizes.targets),
         ("TARGET_COUNTERS", sizes.targets),
@@ -285,6 +299,25 @@ fn remove_pins(pins: &Path) -> Result<(), Error> {
         if pin.exists() {
             fs::remove_file(&pin).map_err(Error::io("remove", pin.display().to_string()))?;
         }
+    }
+    Ok(())
+}
+
+/// The folder of the maps of this layout, among the pins of a link.
+fn maps_folder(pins: &Path) -> PathBuf {
+    pins.join(format!("{MAPS}{LAYOUT}"))
+}
+
+/// Once no program uses them.
+fn remove_other_layouts(pins: &Path) -> Result<(), Error> {
+    let own = maps_folder(pins);
+    let entries = fs::read_dir(pins).map_err(Error::io("list", pins.display().to_string()))?;
+    let is_other = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        *path != own && name.is_some_and(|name| name.starts_with(MAPS))
+    };
+    for path in entries.flatten().map(|entry| entry.path()).filter(is_other) {
+        fs::remove_dir_all(&path).map_err(Error::io("remove", path.display().to_string()))?;
     }
     Ok(())
 }

@@ -44,6 +44,11 @@ pub fn size(current: Option<u32>, members: &[Member]) -> u32 {
     found.unwrap_or(SIZES[SIZES.len() - 1])
 }
 
+/// The largest size that has no more slots than `most`; the smallest one if all have more.
+pub fn largest_size(most: u64) -> u32 {
+    SIZES.into_iter().rev().find(|size| u64::from(*size) <= most).unwrap_or(SIZES[0])
+}
+
 fn needed(members: &[Member]) -> u64 {
     let weights = || members.iter().map(|member| u64::from(weight(member)));
     let lowest = weights().min().unwrap_or(1);

@@ -58,9 +58,18 @@ impl KernelMap {
         syscall::lookup(self.fd(), key, cpus).map_err(Error::io("read", self.name))
     }
 
+    /// Writes this value for each CPU.
+    pub(crate) fn reset<K: Pod, V: Pod>(&self, key: &K, value: V, cpus: usize) -> Result<(), Error> {
+        syscall::replace(self.fd(), key, &vec![value; cpus]).map_err(Error::io("write to", self.name))
+    }
+
+    /// Elements that it has room for.
+    pub(crate) fn size(&self) -> Result<u32, Error> {
+        Ok(self.data.info()?.max_entries())
+    }
+
     fn share<T: Pod>(&self) -> Result<SharedArray<T>, Error> {
-        let count = self.data.info()?.max_entries();
-        let count = usize::try_from(count).unwrap_or(0);
+        let count = usize::try_from(self.size()?).unwrap_or(0);
         SharedArray::open(self.fd(), count).map_err(Error::io("map into memory", self.name))
     }
 }
@@ -68,6 +77,8 @@ impl KernelMap {
 /// All maps.
 #[derive(Debug)]
 pub(crate) struct Maps {
+    /// Values of each element of the counters.
+    pub(crate) cpus: usize,
     pub(crate) config: SharedArray<Config>,
     pub(crate) gate: SharedArray<u64>,
     pub(crate) leases: SharedArray<u64>,
@@ -111,8 +122,10 @@ pub(crate) const NAMES: [&str; 19] = [
 
 impl Maps {
     pub(crate) fn take(program: &mut Ebpf) -> Result<Self, Error> {
+        let cpus = aya::util::nr_cpus().map_err(|(path, error)| Error::io("read", path)(error))?;
         let mut take = |name| KernelMap::take(program, name);
         Ok(Self {
+            cpus,
             config: take("CONFIG")?.share()?,
             gate: take("GATE")?.share()?,
             leases: take("LEASES")?.share()?,

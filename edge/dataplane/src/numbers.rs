@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers for things that the maps know by number. Pure, used by `writer`.
+//! Numbers for things that the maps know by number. Pure; `writer` and the plan use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of each key: the lowest free one, from one.
 #[derive(Clone, Debug)]
-pub(crate) struct Numbers<K> {
+pub struct Numbers<K> {
     by_key: BTreeMap<K, u32>,
     free: BTreeSet<u32>,
     /// All from here on are free.
@@ -15,16 +15,17 @@ pub(crate) struct Numbers<K> {
 
 impl<K: Ord + Clone> Numbers<K> {
     /// Numbers below `limit`.
-    pub(crate) fn new(limit: u32) -> Self {
+    pub fn new(limit: u32) -> Self {
         Self { by_key: BTreeMap::new(), free: BTreeSet::new(), next: 1, limit }
     }
 
-    pub(crate) fn get(&self, key: &K) -> Option<u32> {
+    /// The key's number, if it has one.
+    pub fn get(&self, key: &K) -> Option<u32> {
         self.by_key.get(key).copied()
     }
 
     /// Numbers that are in use already.
-    pub(crate) fn adopt(limit: u32, used: impl IntoIterator<Item = (K, u32)>) -> Self {
+    pub fn adopt(limit: u32, used: impl IntoIterator<Item = (K, u32)>) -> Self {
         let by_key: BTreeMap<K, u32> = used.into_iter().collect();
         let mut numbers: Vec<_> = by_key.values().copied().collect();
         numbers.sort_unstable();
@@ -38,7 +39,7 @@ impl<K: Ord + Clone> Numbers<K> {
     }
 
     /// The key's number, a new one if it has none, or `None` if all are used.
-    pub(crate) fn assign(&mut self, key: &K) -> Option<u32> {
+    pub fn assign(&mut self, key: &K) -> Option<u32> {
         if let Some(number) = self.by_key.get(key) {
             return Some(*number);
         }
@@ -54,7 +55,8 @@ impl<K: Ord + Clone> Numbers<K> {
         Some(number)
     }
 
-    pub(crate) fn remove(&mut self, key: &K) -> Option<u32> {
+    /// Frees the key's number, and returns it.
+    pub fn remove(&mut self, key: &K) -> Option<u32> {
         let number = self.by_key.remove(key)?;
         self.free.insert(number);
         Some(number)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands of bpf(2) for many elements at once, which aya does not have. Used by `maps` alone.
+//! The commands of bpf(2) for many elements at once, which aya does not have, and a query without its needs. Used by `maps` and
+//! `attach`.
 //!
 //! Kernels without a batch for a type of map get one element after the other.
 
@@ -8,11 +9,18 @@
     reason = "bpf(2) has no safe wrapper for batches; pointers go no further than the call"
 )]
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use aya::Pod;
 
+/// `BPF_TCX_INGRESS`.
+const TCX_INGRESS: u32 = 46;
+/// Programs on one link.
+const PROGRAMS: usize = 64;
+
+const PROGRAM_QUERY: i64 = 16;
 const LOOKUP: i64 = 1;
 const UPDATE: i64 = 2;
 const DELETE: i64 = 3;
@@ -47,6 +55,50 @@ struct ElementAttr {
     key: u64,
     value: u64,
     flags: u64,
+}
+
+/// `union bpf_attr` of queries.
+#[repr(C)]
+struct QueryAttr {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_cnt: u32,
+    padding: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+/// The ids of the programs at tcx ingress of an interface. aya's own function also opens them, for which the kernel wants
+/// `CAP_SYS_ADMIN`.
+pub(crate) fn tcx_programs(interface: &str) -> io::Result<Vec<u32>> {
+    let name = CString::new(interface)?;
+    // SAFETY: the name is a C string that lives during the call.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    if index == 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut ids = vec![0_u32; PROGRAMS];
+    let mut attr = QueryAttr {
+        target_ifindex: index,
+        attach_type: TCX_INGRESS,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: ids.as_mut_ptr().expose_provenance() as u64,
+        prog_cnt: u32::try_from(PROGRAMS).unwrap_or(0),
+        padding: 0,
+        prog_attach_flags: 0,
+        link_ids: 0,
+        link_attach_flags: 0,
+        revision: 0,
+    };
+    bpf(PROGRAM_QUERY, &mut attr)?;
+    ids.truncate(usize::try_from(attr.prog_cnt).unwrap_or(0));
+    Ok(ids)
 }
 
 fn bpf<T>(command: i64, attr: &mut T) -> io::Result<()> {
@@ -158,6 +210,11 @@ pub(crate) fn lookup<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, width: usize)
     let mut values = zeroed::<V>(width);
     element(LOOKUP, map, key, values.as_mut_ptr().expose_provenance() as u64)?;
     Ok(values)
+}
+
+/// Writes the values of one element, one for each CPU in maps that are per CPU.
+pub(crate) fn replace<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
+    element(UPDATE, map, key, address(values))
 }
 
 fn element<K: Pod>(command: i64, map: BorrowedFd<'_>, key: &K, value: u64) -> io::Result<()> {

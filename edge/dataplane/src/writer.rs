@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use steerage_edge_packet::V6;
 use steerage_edge_packet::maps::{
-    AFFINITY, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Slots, Target, Vip,
+    AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Slots, Target, Vip,
 };
 
 use crate::difference::each_difference;
@@ -88,7 +88,7 @@ impl Writer {
         self.write_listeners(maps, &wanted, &moved, &mut left)?;
         self.write_vips(maps, &wanted)?;
         self.delete(maps, &left)?;
-        self.delete_targets(maps, &wanted);
+        self.delete_targets(maps, &wanted)?;
         self.written = wanted;
         Ok(())
     }
@@ -267,6 +267,8 @@ impl Writer {
         if is_full {
             return Err(Error::Full("PREFIXES"));
         }
+        // First, so that their places are free for others.
+        self.delete_listeners(maps, &left.listeners)?;
         // Only now, so that no other set has got the number before its prefixes are deleted.
         for set in released {
             if let Some(number) = self.range_sets.remove(set) {
@@ -324,14 +326,19 @@ impl Writer {
         maps.vips.delete(&gone)
     }
 
-    fn delete(&mut self, maps: &Maps, left: &Leftovers) -> Result<(), Error> {
-        maps.listeners.delete(&left.listeners)?;
-        for key in &left.listeners {
+    fn delete_listeners(&mut self, maps: &Maps, listeners: &[ListenerKey]) -> Result<(), Error> {
+        maps.listeners.delete(listeners)?;
+        for key in listeners {
             if let Some(number) = self.services.remove(key) {
                 let version = maps.services.get(number).unwrap_or_default().version.wrapping_add(1);
                 maps.services.set(number, &Service { version, ..Service::default() });
+                maps.service_counters.reset(&number, Counters::default(), maps.cpus)?;
             }
         }
+        Ok(())
+    }
+
+    fn delete(&mut self, maps: &Maps, left: &Leftovers) -> Result<(), Error> {
         maps.prefixes.delete(&left.prefixes)?;
         maps.members.delete(&left.members)?;
         // Exchanges of datagrams with these targets are checked again.
@@ -347,12 +354,16 @@ impl Writer {
         Ok(())
     }
 
-    fn delete_targets(&self, maps: &Maps, wanted: &State) {
+    fn delete_targets(&self, maps: &Maps, wanted: &State) -> Result<(), Error> {
+        let mut result = Ok(());
         each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
             if new.is_none() {
                 let version = maps.targets.get(*number).unwrap_or_default().version.wrapping_add(1);
                 maps.targets.set(*number, &Target { version, ..Target::default() });
+                let reset = maps.target_counters.reset(number, Counters::default(), maps.cpus);
+                result = std::mem::replace(&mut result, Ok(())).and(reset);
             }
         });
+        result
     }
 }

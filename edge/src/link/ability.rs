@@ -8,7 +8,7 @@ const REPORT_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ability {
-    /// Whether the host knows what to serve, its kernel has the rules for that, and its engine runs.
+    /// Whether the host knows what to serve, its kernel's maps hold that, and its engine runs.
     pub(crate) can_serve: bool,
     /// The number of VIPs with a healthy target. No share: a host whose own list is empty or old would have all of it.
     pub(crate) healthy_vips: u32,
@@ -42,7 +42,7 @@ pub(crate) struct AbilityReport {
     pub(crate) at: Instant,
     /// Whether the API has been listed.
     pub(crate) has_synced: bool,
-    /// Whether the kernel has the rules of the last plan.
+    /// Whether the kernel's maps hold the last plan.
     pub(crate) is_programmed: bool,
     /// The number of VIPs with a healthy target.
     pub(crate) healthy_vips: u32,
@@ -61,7 +61,7 @@ impl AbilityReport {
         } else if !self.has_synced {
             Some("the edge's objects are not listed")
         } else if !self.is_programmed {
-            Some("the ruleset is not written")
+            Some("the kernel's maps are not written")
         } else {
             None
         }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::frames;
 use super::membership::Membership;
 use super::packet::PacketSocket;
-use crate::forward::Mac;
+use crate::link::mac::Mac;
 
 /// The times between the announcements of an added VIP.
 const REPEATS: [Duration; 5] = [

@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, watch};
 use super::frames::{self, ARP};
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
-use crate::forward::Mac;
 use crate::host::EdgePeer;
+use crate::link::mac::Mac;
 
 /// The RFCs wait longer between probes, for links that take seconds to come up.
 const PROBES: u32 = 3;

@@ -16,7 +16,7 @@ use super::damping::Damping;
 use super::heartbeat::Heartbeat;
 use crate::cluster::Cluster;
 use crate::engine::REFRESH_INTERVAL;
-use crate::forward::Mac;
+use crate::link::mac::Mac;
 
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
 const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);

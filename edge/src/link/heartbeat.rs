@@ -10,8 +10,8 @@
 use std::net::IpAddr;
 
 use super::ability::Ability;
-use crate::forward::Mac;
 use crate::hash;
+use crate::link::mac::Mac;
 
 /// IEEE 802's "local experimental ethertype 1".
 pub(crate) const ETHERTYPE: u16 = 0x88b5;

@@ -17,8 +17,8 @@ use super::heartbeat;
 use super::packet::PacketSocket;
 use crate::channel::send_if_changed;
 use crate::cluster::Cluster;
-use crate::forward::{Mac, display_mac};
 use crate::host::EdgePeer;
+use crate::link::mac::{Mac, display_mac};
 use crate::metrics::Metrics;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.

@@ -8,8 +8,8 @@ use std::os::fd::AsRawFd;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::unix::AsyncFd;
 
-use crate::forward::Mac;
 use crate::link::frames::{IPV6, NEIGHBOUR_ADVERTISEMENT};
+use crate::link::mac::Mac;
 
 /// Longer frames are truncated; the edge's own are shorter.
 const MAX_FRAME: usize = 2048;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, and adds and removes VIPs.
+//! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, and lets the interface receive the neighbour
+//! solicitations for VIPs. Calls are synchronous.
 //!
-//! A VIP is an address of the interface whose protocol (`IFA_PROTO`) is [`VIP_PROTOCOL`]. The kernel answers ARP and neighbour
-//! discovery for it until its lifetime ends, also while no process runs, and the next process knows which addresses are VIPs. Calls are synchronous.
+//! The interface joins multicast groups by addresses with `autojoin`: the kernel keeps them without this process, and reports them
+//! to switches.
 //! Written by hand: six requests do not outweigh three more crates (netlink-packet-route, netlink-packet-core, netlink-sys).
 
 use std::io::{self, IoSlice};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -16,10 +16,10 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendmsg, socket,
 };
 
-use crate::forward::Mac;
+use crate::link::mac::Mac;
 
-/// Marks an address as a VIP of the edge. The kernel itself uses only numbers below 4 (`IFAPROT_*` in `linux/if_addr.h`).
-const VIP_PROTOCOL: u8 = 0x53;
+/// Marks an address as the edge's (`IFA_PROTO`). The kernel itself uses only numbers below 4 (`IFAPROT_*` in `linux/if_addr.h`).
+const EDGE_PROTOCOL: u8 = 0x53;
 
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
@@ -39,6 +39,8 @@ const NEWNEIGH: u16 = 28;
 const GETNEIGH: u16 = 30;
 const HEADER: usize = 16;
 const IFF_UP: u32 = 1;
+/// Receives frames to all multicast addresses (`linux/if.h`).
+const IFF_ALLMULTI: u32 = 0x200;
 
 /// A failed rtnetlink request.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,14 @@ const IFF_UP: u32 = 1;
 pub(crate) struct RouteError {
     what: String,
     source: io::Error,
+}
+
+impl RouteError {
+    /// Whether the kernel has no room for another group: it has a limit for all that are joined by addresses
+    /// (`net.core.optmem_max`).
+    pub(crate) fn is_lack_of_room(&self) -> bool {
+        matches!(self.source.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,35 +139,38 @@ impl Rtnetlink {
         }
     }
 
-    /// The addresses of an interface: its own with their networks, and the VIPs.
-    pub(crate) fn addresses(&mut self, index: u32) -> Result<(Vec<IpNet>, Vec<IpAddr>), RouteError> {
-        let (mut own, mut vips) = (Vec::new(), Vec::new());
+    /// The addresses of an interface: its own with their networks, and the multicast groups that it joins by addresses. What an
+    /// earlier version of the edge has marked as VIPs is neither.
+    pub(crate) fn addresses(&mut self, index: u32) -> Result<(Vec<IpNet>, Vec<Ipv6Addr>), RouteError> {
+        let (mut own, mut groups) = (Vec::new(), Vec::new());
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             if kind != NEWADDR || u32_at(body, 4) != Some(index) {
                 return;
             }
             let attributes = Attributes(body.get(8..).unwrap_or_default());
-            let Some(address) = attributes.find(2).or(attributes.find(1)).and_then(address) else { return };
-            if attributes.find(11) == Some(&[VIP_PROTOCOL]) {
-                vips.push(address);
-            } else if let Ok(net) = IpNet::new(address, body[1]) {
-                own.push(net);
+            match attributes.find(2).or(attributes.find(1)).and_then(address) {
+                Some(IpAddr::V6(group)) if group.is_multicast() => groups.push(group),
+                Some(address) if attributes.find(11) != Some(&[EDGE_PROTOCOL]) => {
+                    own.extend(IpNet::new(address, body[1]));
+                }
+                _ => {}
             }
         })?;
-        Ok((own, vips))
+        Ok((own, groups))
     }
 
-    /// The VIPs on all interfaces, with the interface's index.
-    pub(crate) fn vips(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
-        let mut vips = Vec::new();
+    /// All addresses that carry the edge's mark, with the interface's index: groups, and VIPs of versions before the data plane in
+    /// eBPF.
+    pub(crate) fn marked(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
+        let mut marked = Vec::new();
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             let attributes = Attributes(body.get(8..).unwrap_or_default());
-            if kind == NEWADDR && attributes.find(11) == Some(&[VIP_PROTOCOL]) {
-                let vip = attributes.find(2).or(attributes.find(1)).and_then(address);
-                vips.extend(u32_at(body, 4).zip(vip));
+            if kind == NEWADDR && attributes.find(11) == Some(&[EDGE_PROTOCOL]) {
+                let address = attributes.find(2).or(attributes.find(1)).and_then(address);
+                marked.extend(u32_at(body, 4).zip(address));
             }
         })?;
-        Ok(vips)
+        Ok(marked)
     }
 
     /// The unicast routes of the main table.
@@ -201,34 +214,28 @@ impl Rtnetlink {
         Ok(neighbours)
     }
 
-    /// Adds a VIP to an interface, or gives one that is there another lifetime: the kernel removes it then, unless it is added
-    /// again; `None` for never.
-    pub(crate) fn add_vip(
-        &mut self,
-        index: u32,
-        vip: IpAddr,
-        lifetime: Option<Duration>,
-    ) -> Result<(), RouteError> {
+    /// Lets an interface join a multicast group, also without this process.
+    pub(crate) fn join(&mut self, index: u32, group: Ipv6Addr) -> Result<(), RouteError> {
         const NODAD: u32 = 0x02;
         const NO_PREFIX_ROUTE: u32 = 0x200;
-        const FOREVER: u32 = u32::MAX;
-        let mut body = vip_body(index, vip);
-        attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE).to_ne_bytes());
-        attribute(&mut body, 11, &[VIP_PROTOCOL]);
-        let valid = lifetime.map_or(FOREVER, |lifetime| {
-            u32::try_from(lifetime.as_secs()).unwrap_or(FOREVER).clamp(1, FOREVER)
-        });
-        // Deprecated (RFC 4862): connections that this host opens must not use it as source. IPv4 has no such rule.
-        let preferred = if vip.is_ipv6() { 0 } else { valid };
-        // `struct ifa_cacheinfo`.
-        attribute(&mut body, 6, &[preferred, valid, 0, 0].map(u32::to_ne_bytes).concat());
-        self.request(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("add the address {vip}"), |_, _| {})
+        const AUTOJOIN: u32 = 0x400;
+        let mut body = address_body(index, group.into());
+        attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE | AUTOJOIN).to_ne_bytes());
+        attribute(&mut body, 11, &[EDGE_PROTOCOL]);
+        self.request(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("join the group {group}"), |_, _| {})
     }
 
-    /// Removes a VIP from an interface; none is success.
-    pub(crate) fn remove_vip(&mut self, index: u32, vip: IpAddr) -> Result<(), RouteError> {
-        let body = vip_body(index, vip);
-        match self.request(DELADDR, ACK, &body, &format!("remove the address {vip}"), |_, _| {}) {
+    /// Lets an interface receive the frames of all multicast groups, also without this process.
+    pub(crate) fn receive_all_multicast(&mut self, index: u32) -> Result<(), RouteError> {
+        // `struct ifinfomsg`: family and type, index, flags, and which of them to change.
+        let body = [0, index, IFF_ALLMULTI, IFF_ALLMULTI].map(u32::to_ne_bytes).concat();
+        self.request(NEWLINK, ACK, &body, "receive all multicast frames", |_, _| {})
+    }
+
+    /// Removes an address from an interface; none is success.
+    pub(crate) fn remove(&mut self, index: u32, address: IpAddr) -> Result<(), RouteError> {
+        let body = address_body(index, address);
+        match self.request(DELADDR, ACK, &body, &format!("remove the address {address}"), |_, _| {}) {
             Err(error) if error.source.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
             other => other,
         }
@@ -292,10 +299,10 @@ fn failed(what: &str) -> impl Fn(io::Error) -> RouteError {
     move |source| RouteError { what: what.clone(), source }
 }
 
-fn vip_body(index: u32, vip: IpAddr) -> Vec<u8> {
-    let (family, length, octets) = match vip {
-        IpAddr::V4(vip) => (libc::AF_INET, 32, vip.octets().to_vec()),
-        IpAddr::V6(vip) => (libc::AF_INET6, 128, vip.octets().to_vec()),
+fn address_body(index: u32, address: IpAddr) -> Vec<u8> {
+    let (family, length, octets) = match address {
+        IpAddr::V4(address) => (libc::AF_INET, 32, address.octets().to_vec()),
+        IpAddr::V6(address) => (libc::AF_INET6, 128, address.octets().to_vec()),
     };
     let mut body = vec![u8::try_from(family).unwrap_or(0), length, 0, 0];
     body.extend_from_slice(&index.to_ne_bytes());
@@ -367,41 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn vips_leave_the_interface_at_the_end_of_their_lifetime() {
-        requires!(NetworkNamespace, Program("ip"));
-        in_new_netns(|| {
-            ip("link add eth7 type veth peer name other");
-            ip("link set eth7 up");
-            ip("link set other up");
-            let mut netlink = Rtnetlink::open().expect("open");
-            let index = netlink.link("eth7").expect("list").expect("link").index;
-            let vip = |number: u8| {
-                [[10, 0, 0, number].into(), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, number.into()])]
-            };
-            let second = Some(Duration::from_secs(1));
-            let begun = std::time::Instant::now();
-            for (number, lifetimes) in [(1, [second, None]), (2, [None, second]), (3, [second, second])] {
-                for vip in vip(number) {
-                    for lifetime in lifetimes {
-                        netlink.add_vip(index, vip, lifetime).expect("add");
-                    }
-                }
-            }
-            let mut left = || -> std::collections::BTreeSet<_> {
-                netlink.addresses(index).expect("list").1.into_iter().collect()
-            };
-            let found = left();
-            // On a busy machine the second may be over.
-            assert!(found.len() == 6 || begun.elapsed() > Duration::from_secs(1), "{found:?}");
-            while left() != vip(1).into() {
-                assert!(begun.elapsed() < Duration::from_mins(1), "{:?}", left());
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        });
-    }
-
-    #[test]
-    fn network_is_read_and_vips_are_distinguished() {
+    fn network_is_read_and_groups_are_joined() {
         requires!(NetworkNamespace, Program("ip"));
         in_new_netns(|| {
             ip("link add eth7 address 02:00:00:00:00:07 type veth peer name other");
@@ -425,14 +398,27 @@ mod tests {
             assert!(connected.has_carrier);
             assert_eq!(connected.carrier_changes, link.carrier_changes + 2);
 
-            let vips: [IpAddr; 2] = ["10.0.0.100".parse().expect("ip"), "fd00::100".parse().expect("ip")];
-            for vip in vips.into_iter().chain(vips) {
-                netlink.add_vip(link.index, vip, None).expect("add, also twice");
+            let group: Ipv6Addr = "ff02::1:ff00:100".parse().expect("group");
+            for _ in 0..2 {
+                netlink.join(link.index, group).expect("join, also twice");
             }
-            let (own, mut ours) = netlink.addresses(link.index).expect("list");
-            ours.sort();
-            assert_eq!(ours, vips);
+            ip("address add 10.0.0.100/32 dev eth7");
+            let (own, groups) = netlink.addresses(link.index).expect("list");
+            assert_eq!(groups, [group]);
             assert!(own.contains(&"10.0.0.7/24".parse().expect("net")), "{own:?}");
+            assert_eq!(netlink.marked().expect("list"), [(link.index, IpAddr::from(group))]);
+            // As versions did that had VIPs as addresses.
+            let vip: IpAddr = "10.0.0.200".parse().expect("ip");
+            let mut body = address_body(link.index, vip);
+            attribute(&mut body, 11, &[EDGE_PROTOCOL]);
+            netlink.request(NEWADDR, CREATE | ACK, &body, "add a VIP", |_, _| {}).expect("add");
+            let own = netlink.addresses(link.index).expect("list").0;
+            assert!(!own.iter().any(|net| net.addr() == vip), "{own:?}");
+            crate::leftovers::remove(&mut netlink).expect("remove");
+            assert_eq!(netlink.marked().expect("list"), [(link.index, IpAddr::from(group))]);
+            let joined = Command::new("ip").args(["maddress", "show", "dev", "eth7"]).output().expect("ip");
+            let joined = String::from_utf8_lossy(&joined.stdout).into_owned();
+            assert!(joined.contains("33:33:ff:00:01:00") && joined.contains("ff02::1:ff00:100"), "{joined}");
             let routes = netlink.routes().expect("list");
             let find =
                 |net: &str| routes.iter().find(|route| route.net == net.parse().expect("net")).cloned();
@@ -441,10 +427,13 @@ mod tests {
             assert_eq!(find("fd00::/64").and_then(|route| route.device), Some(link.index));
             let neighbour = ("10.0.0.1".parse().expect("ip"), [2, 0, 0, 0, 0, 1]);
             assert!(netlink.neighbours(link.index).expect("list").contains(&neighbour));
-            for vip in vips.into_iter().chain(vips) {
-                netlink.remove_vip(link.index, vip).expect("remove, also twice");
+            for _ in 0..2 {
+                netlink.remove(link.index, group.into()).expect("remove, also twice");
             }
-            assert_eq!(netlink.addresses(link.index).expect("list").1, Vec::<IpAddr>::new());
+            assert_eq!(netlink.addresses(link.index).expect("list").1, Vec::<Ipv6Addr>::new());
+            netlink.receive_all_multicast(link.index).expect("set the flag");
+            let shown = Command::new("ip").args(["-d", "link", "show", "dev", "eth7"]).output().expect("ip");
+            assert!(String::from_utf8_lossy(&shown.stdout).contains("allmulti 1"), "{shown:?}");
         });
     }
 }

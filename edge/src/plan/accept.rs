@@ -8,10 +8,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::PlanInputs;
+use super::room::refuse_what_is_too_much;
 use super::targets::Targets;
-use crate::forward::display_mac;
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
+use crate::link::mac::display_mac;
 
 /// A load balancer, as far as it can be served.
 pub(super) struct Accepted<'a> {
@@ -19,7 +20,6 @@ pub(super) struct Accepted<'a> {
     /// Its own targets, or those of its node set, if that exists.
     pub(super) targets: Option<Targets>,
     pub(super) vips: Vec<IpAddr>,
-    /// Disjoint.
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
 }
@@ -31,7 +31,10 @@ pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>) -> Vec<Accepted<'a>> {
             owners.entry(*vip).or_insert(object.name.as_str());
         }
     }
-    inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect()
+    let mut accepted: Vec<_> =
+        inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect();
+    refuse_what_is_too_much(&mut accepted, inputs.room);
+    accepted
 }
 
 fn accept<'a>(
@@ -63,7 +66,7 @@ fn accept<'a>(
         }
         problems.extend(inputs.host.conflicts.get(&vip).map(|mac| {
             format!(
-                "Address {vip} is in use on the link by {}. This host does not add it. Free it there, or remove it from the address pool.",
+                "Address {vip} is in use on the link by {}. This host does not answer for it. Free it there, or remove it from the address pool.",
                 display_mac(*mac)
             )
         }));
@@ -96,7 +99,7 @@ fn parse_ranges(texts: &[String]) -> (Vec<IpNet>, Option<String>) {
     let bad: Vec<_> = parsed.iter().filter(|(_, net)| net.is_err()).map(|(text, _)| text.as_str()).collect();
     let problem = (!bad.is_empty())
         .then(|| format!("Source ranges {} are invalid. They are ignored. Write CIDRs.", bad.join(", ")));
-    // The kernel's interval sets refuse ranges that overlap.
+    // Fewer ranges cost less memory in the kernel.
     let merged =
         IpNet::aggregate(&parsed.into_iter().filter_map(|(_, net)| Some(net.ok()?.trunc())).collect());
     (merged, problem)

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::PlanInputs;
 use super::accept::Accepted;
-use super::targets::{SlotTableKey, TargetGroup, Targets};
+use super::targets::{TableKey, TargetGroup, Targets};
 use crate::index::LoadBalancer;
 
 /// A probe that hangs must not keep a VIP on nodes that may be gone.
@@ -29,7 +29,7 @@ pub(super) type TargetsInUse = HashMap<IpAddr, Arc<InUse>>;
 pub(super) struct InUse {
     /// The name and the UID of its load balancer: another one never gets these targets.
     owner: (String, String),
-    key: SlotTableKey,
+    key: TableKey,
     targets: Targets,
     /// Since when the VIP waits for probes of other targets.
     waiting_since: Option<Instant>,
@@ -64,12 +64,12 @@ pub(super) struct Selection<'a> {
 struct Groups<'a> {
     inputs: &'a PlanInputs<'a>,
     list: Vec<TargetGroup>,
-    positions: HashMap<SlotTableKey, usize>,
+    positions: HashMap<TableKey, usize>,
 }
 
 impl Groups<'_> {
     /// The position of the group with this key, which has these targets unless it exists.
-    fn position(&mut self, key: &SlotTableKey, targets: &Targets, vip: IpAddr) -> usize {
+    fn position(&mut self, key: &TableKey, targets: &Targets, vip: IpAddr) -> usize {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
@@ -108,7 +108,7 @@ pub(super) fn select<'a>(
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {
         for vip in load_balancer.vips.iter().copied() {
-            let key = SlotTableKey::new(load_balancer.object, vip);
+            let key = TableKey::new(load_balancer.object, vip);
             let named = load_balancer.targets.as_ref().map(|targets| groups.position(&key, targets, vip));
             vips.push((load_balancer, vip, key, named));
         }
@@ -177,7 +177,7 @@ fn in_use(
 }
 
 /// Whether a VIP may keep its last targets, although its load balancer names others.
-fn may_wait(groups: &Groups<'_>, named: usize, key: &SlotTableKey, last: &InUse, now: Instant) -> bool {
+fn may_wait(groups: &Groups<'_>, named: usize, key: &TableKey, last: &InUse, now: Instant) -> bool {
     let named = groups.list.get(named);
     let is_known = named.is_none_or(TargetGroup::is_health_known);
     let is_served = named.is_some_and(TargetGroup::has_healthy);

@@ -6,24 +6,27 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus};
+use steerage_edge_dataplane::maglev::{self, Member};
 
 use super::{PlanInputs, is_same_family};
-use crate::forward::Mac;
 use crate::hash;
 use crate::health::{Probe, TargetHealth};
 use crate::host::HostNetwork;
-use crate::ids::TargetIds;
 use crate::index::LoadBalancer;
-use crate::slot_table::WeightedTarget;
+use crate::link::mac::Mac;
+use crate::numbers::TargetNumbers;
 
-/// Load balancers with the same targets, check and kind of hash share a slot table.
+/// Load balancers with the same targets and check share a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct SlotTableKey {
+pub(super) struct TableKey {
     owner: Owner,
     check: HealthCheck,
     v6: bool,
-    pub(super) affinity: bool,
 }
+
+/// The largest table of a group without a healthy target. Under `health-check` steering all nodes are targets of each Service: those
+/// without endpoints would need more memory than all others.
+const MAX_FAIL_OPEN_SIZE: u32 = 1021;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Owner {
@@ -31,14 +34,20 @@ enum Owner {
     NodeSet(String),
 }
 
-impl SlotTableKey {
+impl TableKey {
     pub(super) fn new(object: &LoadBalancer, vip: IpAddr) -> Self {
         let owner = match &object.spec.node_set {
             Some(set) => Owner::NodeSet(set.clone()),
             None => Owner::LoadBalancer(object.name.clone()),
         };
         let check = object.spec.health_check.clone();
-        Self { owner, check, v6: vip.is_ipv6(), affinity: object.spec.affinity.is_some() }
+        Self { owner, check, v6: vip.is_ipv6() }
+    }
+
+    /// The same on all hosts.
+    fn hash(&self) -> u64 {
+        let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
+        hash::bytes(name.as_bytes())
     }
 }
 
@@ -68,7 +77,7 @@ impl Targets {
 }
 
 pub(super) struct TargetGroup {
-    pub(super) key: SlotTableKey,
+    pub(super) key: TableKey,
     pub(super) targets: Targets,
     /// The first VIP that it serves.
     pub(super) vip: IpAddr,
@@ -88,7 +97,6 @@ pub(super) struct Candidate {
     state: TargetState,
     /// Whether its first probe has ended, answered or not.
     is_tried: bool,
-    is_local: bool,
 }
 
 impl Candidate {
@@ -98,7 +106,7 @@ impl Candidate {
 }
 
 impl TargetGroup {
-    pub(super) fn new(inputs: &PlanInputs<'_>, key: SlotTableKey, targets: &Targets, vip: IpAddr) -> Self {
+    pub(super) fn new(inputs: &PlanInputs<'_>, key: TableKey, targets: &Targets, vip: IpAddr) -> Self {
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,
@@ -134,15 +142,11 @@ impl TargetGroup {
             group.sources.extend(sources(inputs.host, target, address));
             statuses.push(status(state, reason, weight));
             let name_hash = hash::bytes(target.node.as_bytes());
-            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried, is_local });
+            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried });
         }
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
         group.statuses = Arc::new(statuses);
         group
-    }
-
-    pub(super) fn has_local_target(&self) -> bool {
-        self.candidates.iter().any(|candidate| candidate.is_local)
     }
 
     pub(super) fn has_healthy(&self) -> bool {
@@ -157,20 +161,32 @@ impl TargetGroup {
             && (self.has_healthy() || self.candidates.iter().all(is_decided))
     }
 
-    /// The healthy targets, or all where none is healthy (fail open). Every target gets an id, also an unhealthy one.
-    pub(super) fn members(&self, ids: &mut TargetIds) -> Vec<WeightedTarget> {
+    /// The healthy targets, or all where none is healthy (fail open), and the size of their table. Every target gets a number, also
+    /// an unhealthy one. The size follows from these members alone, and not from an earlier size: all hosts must have the same.
+    pub(super) fn members(&self, numbers: &mut TargetNumbers) -> (Vec<Member>, u32) {
         let any_healthy = self.has_healthy();
         let member = |candidate: &Candidate| {
-            let id = ids.assign(candidate.address, candidate.is_local);
-            (!any_healthy || candidate.is_healthy()).then_some(WeightedTarget {
-                id,
-                hash: candidate.name_hash,
+            let target = numbers.assign(candidate.address);
+            (!any_healthy || candidate.is_healthy()).then_some(Member {
+                target,
+                seed: candidate.name_hash,
                 weight: candidate.weight,
             })
         };
         let mut members: Vec<_> = self.candidates.iter().filter_map(member).collect();
-        members.sort_by_key(|member| (member.hash, member.id));
-        members
+        members.sort_by_key(|member| (member.seed, member.target));
+        let size = maglev::size(None, &members);
+        (members, if any_healthy { size } else { size.min(MAX_FAIL_OPEN_SIZE) })
+    }
+
+    /// Keeps so many of the members. Groups keep different ones.
+    pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
+        if members.len() > most {
+            let own = self.key.hash();
+            members.sort_by_key(|member| (hash::mix64(member.seed ^ own), member.target));
+            members.truncate(most);
+            members.sort_by_key(|member| (member.seed, member.target));
+        }
     }
 }
 

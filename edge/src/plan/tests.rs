@@ -2,7 +2,6 @@
 //! Plans from objects, a host and the health of targets.
 
 use super::*;
-use crate::forward::LOCAL_TARGET;
 use crate::health::TargetHealth;
 use crate::host::EdgePeer;
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
@@ -12,6 +11,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
+use steerage_edge_dataplane::Path;
 use steerage_watch::Event;
 
 mod kept_targets;
@@ -66,6 +66,8 @@ fn host() -> HostNetwork {
     }
 }
 
+const ROOM: Room = Room { listeners: 1 << 16, prefixes: 1 << 20, slots: 5 << 20, members: 1 << 20 };
+
 fn plan(load_balancers: &[Value], host: &HostNetwork, health: &HealthByProbe) -> Plan {
     plan_next(&index(load_balancers), host, health, Instant::now(), &Assignments::default())
 }
@@ -77,15 +79,24 @@ fn plan_next(
     now: Instant,
     previous: &Assignments,
 ) -> Plan {
-    super::plan(&PlanInputs { index, host, health, now }, previous)
+    super::plan(&PlanInputs { index, host, health, room: ROOM, now }, previous)
+}
+
+/// The listener and its table.
+fn listener<'a>(plan: &'a Plan, vip: &str, protocol: u8, port: u16) -> (&'a Listener, &'a Table) {
+    let listener = &plan.state.listeners[&ListenerKey::new(ip(vip), protocol, port)];
+    (listener, &plan.state.tables[&listener.table])
+}
+
+/// The target of each slot of a listener.
+fn slots(plan: &Plan, vip: &str, protocol: u8, port: u16) -> Vec<IpAddr> {
+    let (_, table) = listener(plan, vip, protocol, port);
+    table.slots.iter().map(|number| plan.state.targets[number].address).collect()
 }
 
 /// The targets of a listener.
 fn reached(plan: &Plan, vip: &str, protocol: u8, port: u16) -> BTreeSet<IpAddr> {
-    let table = &plan.forwarding.listeners[&(ip(vip), protocol, port)];
-    let own = ip("10.0.0.5");
-    let address = |id: &u32| if *id == LOCAL_TARGET { own } else { plan.forwarding.targets[id] };
-    plan.forwarding.slot_tables[table].slots.iter().map(address).collect()
+    slots(plan, vip, protocol, port).into_iter().collect()
 }
 
 fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
@@ -122,15 +133,13 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
     for (protocol, port) in [(6, 80), (17, 53)] {
         assert_eq!(reached(&plan, "10.0.0.100", protocol, port), [ip("10.0.0.1"), ip("10.0.0.2")].into());
     }
-    assert_eq!(plan.vips, [ip("10.0.0.100")].into());
-    assert_eq!(plan.forwarding.fragments.len(), 1);
-    assert_eq!(
-        plan.forwarding.nodes,
-        [[2, 0, 0, 0, 0, 1]].into(),
-        "the link-layer address of node2 is unknown"
-    );
-    let sources = &plan.forwarding.sources[&[2, 0, 0, 0, 0, 1]];
-    assert!(sources.contains(&"10.244.1.0/24".parse().expect("net")), "{sources:?}");
+    assert_eq!(plan.state.vips, [(ip("10.0.0.100"), SERVED)].into());
+    let senders: Vec<_> = plan.state.senders.iter().collect();
+    let [(mac, nets)] = senders.as_slice() else {
+        panic!("the link-layer address of node2 is unknown: {senders:?}");
+    };
+    assert_eq!(**mac, [2, 0, 0, 0, 0, 1]);
+    assert!(nets.contains(&"10.244.1.0/24".parse().expect("net")), "{nets:?}");
     let status = &plan.statuses["a"];
     assert_eq!((status.generation, status.problem.as_str()), (7, ""));
     assert_eq!(status.targets[0][0].state, TargetState::Initial);
@@ -143,7 +152,7 @@ fn only_healthy_targets_are_used_unless_all_fail() {
     let some = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1"]));
     assert_eq!(reached(&some, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.3")].into());
     let none = plan(&load_balancers, &host(), &health(&first, &["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
-    assert_eq!(none.forwarding.slot_tables, first.forwarding.slot_tables, "fail open");
+    assert_eq!(none.state.tables, first.state.tables, "fail open");
 }
 
 #[test]
@@ -154,35 +163,27 @@ fn removed_target_keeps_its_address_for_a_day() {
     let health = HealthByProbe::default();
     let before = plan_next(&two, &host(), &health, now, &Assignments::default());
     let after = plan_next(&one, &host(), &health, now, &before.assignments);
-    assert_eq!(before.forwarding.targets, after.forwarding.targets);
+    assert_eq!(before.state.targets, after.state.targets);
     assert_eq!(reached(&after, "10.0.0.100", 6, 80), [ip("10.0.0.2")].into());
     let later = now + std::time::Duration::from_hours(25);
     let long_after = plan_next(&one, &host(), &health, later, &after.assignments);
-    assert_eq!(long_after.forwarding.targets.len(), 1);
+    assert_eq!(long_after.state.targets.len(), 1);
 }
 
 #[test]
 fn local_host_as_a_target_accepts() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(5, 1), target(2, 1)])];
     let plan = plan(&load_balancers, &host(), &HealthByProbe::default());
-    assert_eq!(plan.forwarding.local, [ip("10.0.0.100")].into());
-    assert!(plan.forwarding.slot_tables.values().any(|table| table.usable.contains(&LOCAL_TARGET)));
-    assert!(!plan.forwarding.targets.contains_key(&LOCAL_TARGET));
+    let paths: BTreeMap<_, _> =
+        plan.state.targets.values().map(|target| (target.address, target.path)).collect();
+    assert_eq!(paths, [(ip("10.0.0.2"), Path::Neighbour), (ip("10.0.0.5"), Path::Local)].into());
+    assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.5")].into());
 }
 
 #[test]
 fn weights_come_from_the_spec_or_else_from_probes() {
     let share = |plan: &Plan, address: &str| {
-        let (id, _) = plan.forwarding.targets.iter().find(|(_, of)| **of == ip(address)).expect("target");
-        plan.forwarding
-            .slot_tables
-            .values()
-            .next()
-            .expect("table")
-            .slots
-            .iter()
-            .filter(|slot| *slot == id)
-            .count()
+        slots(plan, "10.0.0.100", 6, 80).into_iter().filter(|target| *target == ip(address)).count()
     };
     let own = plan(
         &[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 9)])],
@@ -202,13 +203,15 @@ fn weights_come_from_the_spec_or_else_from_probes() {
 }
 
 #[test]
-fn load_balancers_of_one_node_set_share_a_slot_table() {
+fn load_balancers_of_one_node_set_share_a_table() {
     let shared = |name: &str, vip: &str| {
         let mut load_balancer = load_balancer(name, vip, &[]);
         load_balancer["spec"]["nodeSet"] = json!("eligible");
         load_balancer
     };
-    let mut index = index(&[shared("a", "10.0.0.100"), shared("b", "10.0.0.101")]);
+    let mut affine = shared("b", "10.0.0.101");
+    affine["spec"]["affinity"] = json!({"timeoutSeconds": 10_800});
+    let mut index = index(&[shared("a", "10.0.0.100"), affine]);
     let missing =
         plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
@@ -217,8 +220,10 @@ fn load_balancers_of_one_node_set_share_a_slot_table() {
     let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
-    assert_eq!(plan.forwarding.slot_tables.len(), 1);
-    assert_eq!(plan.forwarding.listeners.len(), 4);
+    assert_eq!(plan.state.tables.len(), 1);
+    assert_eq!(plan.state.listeners.len(), 4);
+    let has_affinity = |vip| listener(&plan, vip, 6, 80).0.has_affinity;
+    assert_eq!([has_affinity("10.0.0.100"), has_affinity("10.0.0.101")], [false, true]);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
 }
 
@@ -248,13 +253,14 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.1")].into());
     assert!(problem("b").contains("belongs to the load balancer a"), "{}", problem("b"));
     assert!(problem("c").contains("Source ranges nonsense are invalid"), "{}", problem("c"));
-    assert_eq!(plan.forwarding.ranges[&ip("10.0.0.102")], ["10.1.0.0/16".parse().expect("net")].into());
+    let ranges = listener(&plan, "10.0.0.102", 6, 80).0.ranges.as_deref();
+    assert_eq!(ranges, Some(&["10.1.0.0/16".parse().expect("net")].into()));
     assert!(problem("d").contains("own address of an edge host"), "{}", problem("d"));
     assert!(problem("e").contains("own address of an edge host"), "{}", problem("e"));
     assert!(problem("g").contains("Write CIDRs. Address 10.0.0.5 belongs"), "sentences: {}", problem("g"));
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
-    assert_eq!(plan.vips, [ip("10.0.0.100"), ip("10.0.0.102")].into());
-    assert!(plan.monitored_vips.contains(&ip("10.0.0.103")), "it is probed again");
+    let leases = [("10.0.0.100", SERVED), ("10.0.0.102", SERVED), ("10.0.0.103", WITHHELD)];
+    assert_eq!(plan.state.vips, leases.map(|(vip, lease)| (ip(vip), lease)).into());
 }
 
 /// Also of an object that has more than the controller writes: fewer would cut clients.
@@ -267,13 +273,14 @@ fn source_ranges_are_merged() {
     for (step, count) in [(1, 7), (2, 1500)] {
         many["spec"]["sourceRanges"] = ranges(step).collect();
         let plan = plan(std::slice::from_ref(&many), &host(), &HealthByProbe::default());
-        assert_eq!(plan.forwarding.ranges[&ip("10.0.0.100")].len(), count);
+        let ranges = listener(&plan, "10.0.0.100", 6, 80).0.ranges.as_ref();
+        assert_eq!(ranges.map(|ranges| ranges.len()), Some(count));
         assert_eq!(plan.statuses["a"].problem, "");
     }
 }
 
 #[test]
-fn new_process_adopts_the_kernels_ids() {
+fn new_process_adopts_the_kernels_numbers() {
     let index = index(&[
         load_balancer("b", "10.0.0.100", &[target(1, 1), target(2, 1)]),
         load_balancer("c", "10.0.0.101", &[target(2, 1), target(3, 1)]),
@@ -281,9 +288,88 @@ fn new_process_adopts_the_kernels_ids() {
     let (health, now) = (HealthByProbe::default(), Instant::now());
     let first = plan_next(&index_of_one(), &host(), &health, now, &Assignments::default());
     let old = plan_next(&index, &host(), &health, now, &first.assignments);
-    let adopted = Assignments::adopt(&old.forwarding);
+    let adopted = Assignments::adopt(&old.state);
     let new = plan_next(&index, &host(), &health, now, &adopted);
-    assert_eq!(new.forwarding, old.forwarding);
+    assert_eq!(new.state, old.state);
+}
+
+fn size(plan: &Plan, vip: &str) -> usize {
+    listener(plan, vip, 6, 80).1.slots.len()
+}
+
+#[test]
+fn table_without_a_healthy_target_stays_small() {
+    let targets: Vec<_> = (1..=100).map(|number| target(number, 1)).collect();
+    let load_balancers = [load_balancer("a", "10.0.0.100", &targets)];
+    let open = plan(&load_balancers, &host(), &HealthByProbe::default());
+    assert_eq!((size(&open, "10.0.0.100"), reached(&open, "10.0.0.100", 6, 80).len()), (1021, 100));
+    let healthy = plan(&load_balancers, &host(), &health(&open, &[]));
+    assert_eq!(size(&healthy, "10.0.0.100"), 8191);
+    let all_but_two: Vec<_> = (3..=100).map(|number| format!("10.0.0.{number}")).collect();
+    let all_but_two: Vec<_> = all_but_two.iter().map(String::as_str).collect();
+    let two = plan(&load_balancers, &host(), &health(&open, &all_but_two));
+    assert_eq!((size(&two, "10.0.0.100"), reached(&two, "10.0.0.100", 6, 80).len()), (251, 2));
+}
+
+fn plan_in(room: Room, load_balancers: &[Value]) -> Plan {
+    let (index, health) = (index(load_balancers), HealthByProbe::default());
+    let inputs = PlanInputs { index: &index, host: &host(), health: &health, room, now: Instant::now() };
+    super::plan(&inputs, &Assignments::default())
+}
+
+#[test]
+fn largest_tables_get_less_if_there_is_no_room_for_all() {
+    let many: Vec<_> = (1..=100).map(|number| target(number, 1)).collect();
+    let load_balancers = [
+        load_balancer("a", "10.0.0.100", &many),
+        load_balancer("b", "10.0.0.101", &many[..50]),
+        load_balancer("c", "10.0.0.102", &many[..2]),
+    ];
+    let sizes = |room| {
+        let plan = plan_in(room, &load_balancers);
+        ["10.0.0.100", "10.0.0.101", "10.0.0.102"]
+            .map(|vip| (size(&plan, vip), reached(&plan, vip, 6, 80).len()))
+    };
+    assert_eq!(sizes(ROOM), [(1021, 100), (1021, 50), (251, 2)]);
+    assert_eq!(sizes(Room { slots: 1500, ..ROOM }), [(509, 100), (509, 50), (251, 2)]);
+    assert_eq!(sizes(Room { members: 62, ..ROOM }), [(1021, 30), (1021, 30), (251, 2)]);
+    assert_eq!(sizes(Room { members: 1, ..ROOM }), [(1021, 1), (1021, 1), (251, 1)], "each has one");
+}
+
+#[test]
+fn namespace_above_its_share_is_refused_and_no_other_one() {
+    let of = |namespace: &str, name: &str, last: u8, ports: u16| {
+        let mut load_balancer = load_balancer(name, &format!("10.0.0.{last}"), &[target(1, 1)]);
+        load_balancer["spec"]["service"]["namespace"] = json!(namespace);
+        load_balancer["spec"]["listeners"] =
+            (1..=ports).map(|port| json!({"protocol": "TCP", "port": port})).collect();
+        load_balancer["spec"]["sourceRanges"] =
+            (1..=ports).map(|number| json!(format!("10.{}.0.0/16", 2 * number))).collect();
+        load_balancer
+    };
+    let load_balancers = [
+        of("greedy", "a", 100, 40),
+        of("greedy", "b", 101, 40),
+        of("modest", "c", 102, 10),
+        of("greedy", "d", 103, 5),
+    ];
+    for (room, what) in [
+        (Room { listeners: 60, ..ROOM }, "listeners"),
+        (Room { prefixes: 60, ..ROOM }, "source ranges"),
+        (Room { slots: 800, ..ROOM }, "VIPs"),
+    ] {
+        let plan = plan_in(room, &load_balancers);
+        let served: Vec<_> = plan.state.vips.keys().map(ToString::to_string).collect();
+        let wanted: &[&str] = if what == "VIPs" {
+            &["10.0.0.100", "10.0.0.101", "10.0.0.102"]
+        } else {
+            &["10.0.0.100", "10.0.0.102", "10.0.0.103"]
+        };
+        assert_eq!(served, wanted, "{what}");
+        let refused = if what == "VIPs" { "d" } else { "b" };
+        let problem = &plan.statuses[refused].problem;
+        assert!(problem.contains(&format!("no room for more {what} of the namespace greedy")), "{problem}");
+    }
 }
 
 fn index_of_one() -> Index {
@@ -299,10 +385,7 @@ proptest! {
         let bad = format!("10.0.0.{bad}");
         let table = |load_balancers: &[Value]| {
             let health = health(&plan(load_balancers, &host(), &HealthByProbe::default()), &[&bad]);
-            let plan = plan(load_balancers, &host(), &health);
-            let table = &plan.forwarding.slot_tables[&plan.forwarding.listeners[&(ip("10.0.0.100"), 6, 80)]];
-            let address = |id: &u32| if *id == LOCAL_TARGET { ip("10.0.0.5") } else { plan.forwarding.targets[id] };
-            table.slots.iter().map(address).collect::<Vec<_>>()
+            slots(&plan(load_balancers, &host(), &health), "10.0.0.100", 6, 80)
         };
         prop_assert_eq!(table(&straight), table(&mixed));
     }

@@ -43,7 +43,7 @@ fn assert_announced_soon(testbed: &TestBed, mac: &str) {
 
 #[test]
 fn restarted_host_announces_the_vips_that_it_adopts() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = serving_host();
     testbed.kill(0);
     mislead_router(&testbed);
@@ -53,7 +53,7 @@ fn restarted_host_announces_the_vips_that_it_adopts() {
 
 #[test]
 fn reconnected_host_announces_its_vips() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let testbed = serving_host();
     let switch = testbed.netns("switch");
     sh(&format!("ip -n {switch} link set p11 down"));
@@ -65,7 +65,7 @@ fn reconnected_host_announces_its_vips() {
 
 #[test]
 fn host_with_another_ethernet_address_announces_it_and_stays_active() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(2, 3);
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
     testbed.start_ready(0);

@@ -23,7 +23,7 @@ fn serving() -> TestBed {
 
 #[test]
 fn client_address_is_kept_and_all_nodes_are_used() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let testbed = serving();
     within(&testbed.client(), || {
         for vip in [VIP4, VIP6] {
@@ -43,16 +43,18 @@ fn client_address_is_kept_and_all_nodes_are_used() {
     for vip in [VIP4, VIP6] {
         sh(&format!("ip netns exec {client} ping -c 1 -W 2 {vip}"));
     }
-    // The whole ruleset can be listed while it works, with its flows.
-    let edge = testbed.netns("edge1");
-    let listed =
-        sh(&format!("ip netns exec {edge} nft list ruleset; ip netns exec {edge} nft -j list ruleset"));
-    assert!(listed.contains("map flows4"), "{listed}");
+    let text = testbed.get(0, "/metrics");
+    for vip in [VIP4, VIP6] {
+        let flows = format!("steerage_edge_vip_flows_total{{vip=\"{vip}\"}} ");
+        let flows = text.lines().find_map(|line| line.strip_prefix(&flows)?.parse::<u32>().ok());
+        assert!(flows.is_some_and(|flows| flows >= 41), "{flows:?} flows to {vip}: {text}");
+    }
+    assert!(text.contains("steerage_edge_requests_total{kind=\"echo\"} 2"), "{text}");
 }
 
 #[test]
 fn traffic_to_other_ports_is_dropped() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 1);
     testbed
         .apply_load_balancer(&[0], |lb| lb["spec"]["listeners"] = json!([{"protocol": "TCP", "port": PORT}]));
@@ -72,7 +74,7 @@ fn traffic_to_other_ports_is_dropped() {
 
 #[test]
 fn source_ranges_restrict_clients() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 1);
     testbed.apply_load_balancer(&[0], |lb| lb["spec"]["sourceRanges"] = json!(["10.1.0.2/32", "fd99::/64"]));
     testbed.start_ready(0);
@@ -89,7 +91,7 @@ fn source_ranges_restrict_clients() {
 
 #[test]
 fn client_with_affinity_stays_on_its_node() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     testbed.apply_load_balancer(&[0, 1, 2], |lb| lb["spec"]["affinity"] = json!({"timeoutSeconds": 10_800}));
     testbed.start_ready(0);
@@ -107,7 +109,7 @@ fn client_with_affinity_stays_on_its_node() {
 
 #[test]
 fn fragmented_datagrams_arrive_whole() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let testbed = serving();
     within(&testbed.client(), || {
         for vip in [VIP4, VIP6] {
@@ -120,7 +122,7 @@ fn fragmented_datagrams_arrive_whole() {
 
 #[test]
 fn unhealthy_targets_are_avoided_until_all_fail() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     testbed.nodes[2].healthy.store(false, Ordering::Relaxed);
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
@@ -157,7 +159,7 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
 
 #[test]
 fn target_that_is_ready_late_does_not_wait_for_its_interval() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     for node in &testbed.nodes {
         node.healthy.store(false, Ordering::Relaxed);
@@ -174,7 +176,7 @@ fn target_that_is_ready_late_does_not_wait_for_its_interval() {
 /// A flip from `api` to `health-check` steering, on nodes that open the health-check port late.
 #[test]
 fn last_targets_are_kept_while_no_new_one_answers() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     testbed.apply_load_balancer(&[0], |_| {});
     testbed.start_ready(0);
@@ -199,7 +201,7 @@ fn last_targets_are_kept_while_no_new_one_answers() {
 
 #[test]
 fn refusing_target_does_not_delay_a_restart() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(2, 2);
     testbed.apply_load_balancer(&[0, 1], |lb| {
         // The second edge host, on which no program runs.
@@ -230,7 +232,7 @@ fn refusing_target_does_not_delay_a_restart() {
 
 #[test]
 fn long_connections_survive_target_changes() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     testbed.apply_load_balancer(&[0, 1], |_| {});
     testbed.start_ready(0);
@@ -246,7 +248,7 @@ fn long_connections_survive_target_changes() {
 
 #[test]
 fn kill_and_restart_lose_no_connection() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 3);
     testbed.nodes[2].healthy.store(false, Ordering::Relaxed);
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
@@ -265,14 +267,46 @@ fn kill_and_restart_lose_no_connection() {
     assert!(testbed.has_vips(0), "no host takes over, so the VIPs stay");
     load.stop("three kills and restarts, one graceful end");
     let edge = testbed.netns("edge1");
-    sh(&format!("ip netns exec {edge} {} cleanup", env!("CARGO_BIN_EXE_steerage-edge")));
-    assert!(!testbed.has_vips(0));
-    assert_eq!(sh(&format!("ip netns exec {edge} nft list ruleset")), "");
+    assert!(sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:100"));
+    let bpf = testbed.bpf_dir(0);
+    let program = env!("CARGO_BIN_EXE_steerage-edge");
+    sh(&format!("ip netns exec {edge} {program} --bpf-dir {} cleanup", bpf.display()));
+    assert!(!bpf.exists());
+    assert!(!sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:100"));
+    within(&testbed.client(), || {
+        assert!(Connection::open_within(VIP4, Duration::from_millis(300)).is_err(), "nothing forwards");
+    });
+}
+
+#[test]
+fn removed_program_is_attached_again() {
+    requires!(NetworkNamespace, Program("ip"));
+    let testbed = serving();
+    // The pin is all that holds the program at the link.
+    let link = testbed.bpf_dir(0).join("eth0/link");
+    std::fs::remove_file(&link).expect("remove");
+    eventually("the program is pinned again", || link.exists());
+    testbed.wait_until_served_by(&[0, 1, 2]);
+}
+
+#[test]
+fn rules_of_an_earlier_version_are_removed_once_the_program_forwards() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let mut testbed = TestBed::new(1, 3);
+    let edge = testbed.netns("edge1");
+    sh(&format!(
+        "ip netns exec {edge} nft 'table netdev steerage-edge {{ chain ingress {{ type filter hook ingress device eth0 priority 0; \
+         ip daddr {VIP4} drop; }}; }}'"
+    ));
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    assert_eq!(sh(&format!("ip netns exec {edge} nft list tables")), "");
 }
 
 #[test]
 fn packet_returned_by_a_node_is_not_forwarded_again() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 1);
     testbed.apply_load_balancer(&[0], |_| {});
     testbed.start_ready(0);
@@ -305,7 +339,7 @@ fn packet_returned_by_a_node_is_not_forwarded_again() {
 
 #[test]
 fn off_link_targets_and_address_conflicts_are_reported() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let mut testbed = TestBed::new(1, 2);
     // Another host has the IPv4 address already.
     let other = testbed.netns(&testbed.nodes[1].name);
@@ -326,18 +360,18 @@ fn off_link_targets_and_address_conflicts_are_reported() {
     let far = far.expect("far");
     assert_eq!(far["state"], "Refused");
     assert!(far["reason"].as_str().expect("reason").contains("behind a gateway"), "{far}");
-    assert!(!testbed.has_vips(0), "a VIP in conflict is not added");
+    assert!(!testbed.has_vips(0), "a VIP in conflict is not answered for");
     within(&testbed.client(), || drop(Connection::open(VIP6).expect("the other address is served")));
-    // Once the address is free, the edge adds it.
+    // Once the address is free, the edge answers for it.
     sh(&format!("ip -n {other} addr del {VIP4}/32 dev eth0"));
     sh(&format!("ip netns exec {other} sysctl -qw net.ipv4.conf.all.arp_ignore=1"));
-    eventually("the VIP is added", || testbed.has_vips(0));
+    eventually("the VIP is served", || testbed.has_vips(0));
     testbed.wait_until_served_by(&[0]);
 }
 
 #[test]
 fn icmp_errors_reach_the_node_of_their_connection() {
-    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    requires!(NetworkNamespace, Program("ip"));
     let testbed = serving();
     // The path behind the router has a smaller MTU: the router reports it by ICMP to the sender, which is the VIP.
     let router = testbed.netns("router");

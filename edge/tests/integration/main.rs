@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The edge with real packets, in network namespaces. Needs root and the commands `ip` and `nft`.
+//! The edge with real packets, in network namespaces. Needs root and the command `ip`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod announcements;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use aya::{TestRun as _, TestRunOptions};
 use steerage_edge_dataplane::maglev::Member;
 use steerage_edge_dataplane::packet::hash::mix64;
-use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
+use steerage_edge_dataplane::packet::maps::{Counters, Event, ListenerKey};
 use steerage_edge_dataplane::packet::model::{self, Model, Verdict};
 use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, Table, TargetState};
 
@@ -108,8 +108,15 @@ pub(crate) fn state() -> State {
 }
 
 pub(crate) fn options() -> Options {
-    let sizes =
-        Sizes { services: 1024, slots: 1 << 16, members: 1024, targets: 64, flows: 4096, recent_flows: 4096 };
+    let sizes = Sizes {
+        services: 1024,
+        slots: 1 << 16,
+        members: 1024,
+        prefixes: 1 << 16,
+        targets: 64,
+        flows: 4096,
+        recent_flows: 4096,
+    };
     Options { interface: "lo".to_owned(), mac: MAC, tunnel: None, pins: None, sizes, hook: None }
 }
 
@@ -126,8 +133,8 @@ impl Bed {
     pub(crate) fn with(options: Options, state: State) -> Self {
         let mut dataplane = Dataplane::load(options).expect("load");
         dataplane.write(state.clone()).expect("write");
-        assert!(dataplane.set_lease(FRESH, Duration::MAX));
-        assert!(dataplane.set_lease(ENDED, Duration::from_nanos(1)));
+        assert!(dataplane.leases().set(FRESH, Duration::MAX));
+        assert!(dataplane.leases().set(ENDED, Duration::from_nanos(1)));
         Self { dataplane, state }
     }
 
@@ -170,12 +177,17 @@ impl Bed {
         (verdict, out)
     }
 
+    /// What was counted of a listener.
+    pub(crate) fn counted(&self, listener: ListenerKey) -> Counters {
+        self.dataplane.counts().listeners().expect("counters")[&listener]
+    }
+
     fn events(&self) -> BTreeMap<Event, u64> {
-        self.dataplane.events().expect("events")
+        self.dataplane.counts().events().expect("events")
     }
 
     fn targets(&self) -> BTreeMap<u32, u64> {
-        let packets = |target| self.dataplane.target_counters(target).expect("counters").packets;
+        let packets = |target| self.dataplane.counts().target(target).expect("counters").packets;
         (0..8).map(|target| (target, packets(target))).collect()
     }
 }

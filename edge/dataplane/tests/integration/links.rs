@@ -65,7 +65,9 @@ impl Link {
         for node in ["node1", "node2"] {
             let netns = link.netns(node);
             for vip in VIPS {
-                sh(&format!("ip -n {netns} addr add {vip} dev lo"));
+                // Others cannot be bound until the kernel has checked them.
+                let unchecked = if vip.contains(':') { "nodad" } else { "" };
+                sh(&format!("ip -n {netns} addr add {vip} dev lo {unchecked}"));
             }
             serve(&netns, node);
         }
@@ -189,8 +191,10 @@ fn start(options: Options, state: &State) -> Dataplane {
     let hook = options.hook;
     let mut dataplane = Dataplane::load(options).expect("load");
     dataplane.write(state.clone()).expect("write");
-    dataplane.set_lease(FRESH, Duration::MAX);
+    dataplane.leases().set(FRESH, Duration::MAX);
+    assert!(!dataplane.is_attached().expect("not yet"));
     assert_eq!(Some(dataplane.attach().expect("attach")), hook);
+    assert!(dataplane.is_attached().expect("attached"));
     dataplane
 }
 
@@ -210,13 +214,15 @@ fn clients_reach_both_nodes_through_the_link() {
             });
             assert_eq!(nodes, ["node1", "node2"].map(str::to_owned).into(), "{vip} by {hook:?}");
             let key = ListenerKey::new(address(vip), 6, PORT);
-            assert_eq!(dataplane.listener_counters(&key).expect("counters").flows, 30);
+            assert_eq!(dataplane.counts().listeners().expect("counters")[&key].flows, 30);
         }
         let pings =
             link.within("client", || sh("ping -c 3 -i 0.1 -W 2 10.0.0.100; ping -c 3 -i 0.1 -W 2 fd00::100"));
         assert_eq!(pings.matches(" 0% packet loss").count(), 2, "{pings}");
-        assert_eq!(dataplane.events().expect("events").get(&Event::Echo), Some(&6));
+        assert_eq!(dataplane.counts().events().expect("events").get(&Event::Echo), Some(&6));
         link.within("edge", || remove("eth0", &link.pins.join("eth0")).expect("remove"));
+        let is_attached = link.within("edge", || dataplane.is_attached().expect("list"));
+        assert_eq!(is_attached, hook == Hook::Filter, "of a filter it is not found out");
         let lost = link.within("client", || Connection::open(VIPS[0]).is_err());
         assert!(lost, "nothing of it stays");
     }
@@ -298,7 +304,11 @@ fn other_hook_takes_over() {
     let dataplane = link.within("edge", || start(link.options(Hook::Tcx), &wanted));
     link.within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
     let key = ListenerKey::new(address(VIPS[0]), 6, PORT);
-    assert_eq!(dataplane.listener_counters(&key).expect("counters").flows, 1, "one program has the packet");
+    assert_eq!(
+        dataplane.counts().listeners().expect("counters")[&key].flows,
+        1,
+        "one program has the packet"
+    );
 }
 
 #[test]
@@ -316,8 +326,11 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
         Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
     });
     dataplane.write(state(&[1])).expect("write");
-    dataplane.set_lease(FRESH, Duration::MAX);
+    dataplane.leases().set(FRESH, Duration::MAX);
+    let other = pins.join("maps-0");
+    std::fs::create_dir(&other).expect("folder");
     link.within("edge", || dataplane.attach().expect("attach"));
+    assert!(!other.exists(), "the program of that layout is no longer attached");
     for _ in 0..10 {
         let node = link
             .within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
@@ -367,7 +380,7 @@ fn clients_reach_nodes_through_the_tunnel() {
             sent.join().expect("sender").expect("sent");
         });
     }
-    assert!(dataplane.events().expect("events")[&Event::TooBig] >= 2);
+    assert!(dataplane.counts().events().expect("events")[&Event::TooBig] >= 2);
 }
 
 #[test]
@@ -381,12 +394,12 @@ fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
             forget();
             assert!(Connection::open(vip).is_ok());
         });
-        dataplane.set_lease(FRESH, Duration::ZERO);
+        dataplane.leases().set(FRESH, Duration::ZERO);
         link.within("client", || {
             forget();
             assert!(Connection::open(vip).is_err(), "nobody has {vip}");
         });
-        dataplane.set_lease(FRESH, Duration::MAX);
+        dataplane.leases().set(FRESH, Duration::MAX);
         let deadline = Instant::now() + Duration::from_secs(30);
         while link.within("client", || Connection::open(vip).is_err()) {
             assert!(Instant::now() < deadline, "one write brings {vip} back");

@@ -161,7 +161,7 @@ fn measure_writes() {
             let start = Instant::now();
             dataplane.write(state.clone()).expect("write");
             write.push(milliseconds(start));
-            used = dataplane.slots();
+            used = (dataplane.used_slots(), dataplane.sizes().expect("sizes").slots);
             let mut changed = state.clone();
             for number in 1..=20 {
                 let table = table(251, &[number, 2 + number % 50 + 1]);

@@ -38,7 +38,7 @@ fn vip_is_answered_for_while_its_lease_lasts() {
         assert_eq!(bed.verdict(&request(family.stale)), Verdict::LeaseEnded);
         assert_eq!(bed.verdict(&request(family.node)), Verdict::Pass);
         for (until, answers) in [(Duration::ZERO, false), (Duration::MAX, true)] {
-            bed.dataplane.set_lease(FRESH, until);
+            bed.dataplane.leases().set(FRESH, until);
             let verdict = bed.verdict(&request(family.vip));
             assert_eq!(matches!(verdict, Verdict::Answer(..)), answers, "{verdict:?}");
         }
@@ -52,7 +52,7 @@ fn lease_ends_by_itself() {
     let bed = Bed::new();
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).expect("clock");
     let until = Duration::from(now) + Duration::from_millis(500);
-    bed.dataplane.set_lease(FRESH, until);
+    bed.dataplane.leases().set(FRESH, until);
     let answers = || matches!(bed.verdict(&request(families()[0].vip)), Verdict::Answer(..));
     let boot =
         || Duration::from(nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).expect("clock"));

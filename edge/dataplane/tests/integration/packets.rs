@@ -33,8 +33,7 @@ fn packet_to_a_listener_is_forwarded_with_one_hop_less() {
             expected.hop_limit -= 1;
             assert_eq!(out, expected.bytes(), "only the hop limit and its checksum change");
         }
-        let counters =
-            bed.dataplane.listener_counters(&ListenerKey::new(family.vip, 6, TCP)).expect("counters");
+        let counters = bed.counted(ListenerKey::new(family.vip, 6, TCP));
         assert_eq!((counters.packets, counters.flows, counters.drops), (1, 1, 0));
         assert_eq!(counters.bytes, u64::try_from(syn(&family, TCP).bytes().len()).unwrap());
     }
@@ -86,7 +85,7 @@ fn client_outside_the_source_ranges_gets_nothing() {
             assert!(is_forwarded(&bed.verdict(&from(family.client, flags))));
         }
         let key = ListenerKey::new(family.vip, 6, RANGED);
-        assert_eq!(bed.dataplane.listener_counters(&key).expect("counters").drops, 2);
+        assert_eq!(bed.counted(key).drops, 2);
     }
     // Established connections end, too, when the ranges change.
     bed.change(|state| {
@@ -377,7 +376,7 @@ fn client_learns_the_longest_packet_for_the_tunnel() {
             frame
         };
         assert_eq!(bed.run(&datagram(1450).bytes()).0, 7);
-        assert_eq!(bed.dataplane.events().expect("events")[&Event::TooBig], 0, "fits");
+        assert_eq!(bed.dataplane.counts().events().expect("events")[&Event::TooBig], 0, "fits");
         let long = datagram(1451);
         let (action, out) = bed.run(&long.bytes());
         let mut quoted = long.clone();
@@ -387,7 +386,7 @@ fn client_learns_the_longest_packet_for_the_tunnel() {
         let mut expected = Frame::icmp(family.vip, family.client, kind, code, &body);
         (expected.to, expected.from) = (long.from, long.to);
         assert_eq!((action, out), (7, expected.bytes()));
-        assert_eq!(bed.dataplane.events().expect("events")[&Event::TooBig], 1);
+        assert_eq!(bed.dataplane.counts().events().expect("events")[&Event::TooBig], 1);
         let mut divisible = long.clone();
         divisible.fragment = [0; 4];
         let (action, out) = bed.run(&divisible.bytes());

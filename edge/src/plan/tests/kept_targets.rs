@@ -195,11 +195,11 @@ fn change_that_is_taken_back_before_it_is_probed_changes_nothing() {
 #[test]
 fn deleted_node_set_keeps_its_last_targets_probed_and_guarded() {
     let (mut planner, mut index) = steered_by_health_checks();
-    let nodes = planner.plan.forwarding.nodes.clone();
+    let nodes = planner.plan.state.senders.clone();
     delete_nodes(&mut index);
     planner.plan(&index);
     assert_eq!(planner.reached(), [1]);
-    assert_eq!(planner.plan.forwarding.nodes, nodes, "frames of the nodes to the VIP are dropped");
+    assert_eq!(planner.plan.state.senders, nodes, "frames of the nodes to the VIP are dropped");
     assert!(planner.plan.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     planner.probed(&index, 31000, &[2], &[1]);
     assert_eq!(planner.reached(), [2], "still probed");

@@ -14,7 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use aya::maps::{Array, HashMap, Map, MapData};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
+use steerage_edge_dataplane::packet::V6;
+use steerage_edge_dataplane::packet::maps::Vip;
 
 pub(crate) const VIP4: &str = "10.0.0.100";
 pub(crate) const VIP6: &str = "fd00::100";
@@ -70,6 +75,9 @@ impl TestBed {
         let prefix = format!("se{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(&prefix);
         fs::create_dir_all(folder.join("status")).expect("folder");
+        let bpf = folder.join("bpf");
+        fs::create_dir_all(&bpf).expect("folder");
+        mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
         let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
@@ -194,6 +202,8 @@ impl TestBed {
             .args(["netns", "exec", &self.netns(&name), env!("CARGO_BIN_EXE_steerage-edge")])
             .args(["--host-name", &name, "--log-level", "debug", "--admin-address", "127.0.0.1:10359"])
             .args(["--group", "test"])
+            .arg("--bpf-dir")
+            .arg(self.bpf_dir(edge))
             .stderr(Stdio::from(log));
         change(&mut command);
         self.edges[edge].1 = Some(command.spawn().expect("edge"));
@@ -242,27 +252,51 @@ impl TestBed {
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(' ')?.to_owned()))
     }
 
-    /// Whether an edge host has the VIPs on its interface.
+    /// Where an edge host keeps its program and maps.
+    pub(crate) fn bpf_dir(&self, edge: usize) -> PathBuf {
+        self.folder.join("bpf").join(&self.edges[edge].0)
+    }
+
+    /// Whether the kernel of an edge host answers for both VIPs.
     pub(crate) fn has_vips(&self, edge: usize) -> bool {
-        self.vip_lifetimes(edge).len() == 2
+        self.answered_vips(edge) == 2
     }
 
     pub(crate) fn has_any_vip(&self, edge: usize) -> bool {
-        !self.vip_lifetimes(edge).is_empty()
+        self.answered_vips(edge) > 0
     }
 
-    /// Whether the kernel of an edge host never removes its VIPs.
+    /// Whether the kernel of an edge host answers for its VIPs without end.
     pub(crate) fn keeps_vips_forever(&self, edge: usize) -> bool {
-        let lifetimes = self.vip_lifetimes(edge);
-        lifetimes.len() == 2 && lifetimes.iter().all(|lifetime| lifetime == "forever")
+        self.has_vips(edge) && self.lease(edge) == u64::MAX
     }
 
-    /// How long the kernel of an edge host keeps each VIP that is on its interface.
-    fn vip_lifetimes(&self, edge: usize) -> Vec<String> {
-        let shown = sh(&format!("ip -o -n {} addr show dev eth0", self.netns(&self.edges[edge].0)));
-        let is_vip = |line: &&str| [VIP4, VIP6].iter().any(|vip| line.contains(&format!(" {vip}/")));
-        let lifetime = |line: &str| line.split("valid_lft ").nth(1)?.split(' ').next().map(str::to_owned);
-        shown.lines().filter(is_vip).filter_map(lifetime).collect()
+    fn answered_vips(&self, edge: usize) -> usize {
+        let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("time"));
+        if u128::from(self.lease(edge)) < now.as_nanos() {
+            return 0;
+        }
+        let Some(vips) = self.map(edge, "VIPS") else { return 0 };
+        let vips = HashMap::<_, V6, Vip>::try_from(Map::HashMap(vips)).expect("VIPs");
+        let is_served = |vip: &&'static str| {
+            let vip: IpAddr = vip.parse().expect("address");
+            vips.get(&vip.into(), 0).is_ok_and(|vip| vip.lease == 0)
+        };
+        [VIP4, VIP6].into_iter().filter(is_served).count()
+    }
+
+    /// Until when the program answers: nanoseconds since the start of the kernel; zero without a program.
+    fn lease(&self, edge: usize) -> u64 {
+        let Some(leases) = self.map(edge, "LEASES") else { return 0 };
+        let leases = Array::<_, u64>::try_from(Map::Array(leases)).expect("leases");
+        leases.get(&0, 0).expect("a lease")
+    }
+
+    /// A pinned map of an edge host.
+    fn map(&self, edge: usize, name: &str) -> Option<MapData> {
+        let layouts = fs::read_dir(self.bpf_dir(edge).join("eth0")).ok()?.flatten().map(|entry| entry.path());
+        let pin = layouts.map(|layout| layout.join(name)).find(|pin| pin.exists())?;
+        Some(MapData::from_pin(pin).expect("a map"))
     }
 
     /// The EdgeTargetHealth of an edge host for the load balancer `lb`.
@@ -307,6 +341,7 @@ impl Drop for TestBed {
                 let _ = Command::new("ip").args(["netns", "del", netns]).status();
             }
         }
+        let _ = umount2(&self.folder.join("bpf"), MntFlags::MNT_DETACH);
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The packets that the kernel's program has forwarded, dropped and answered, read from its counters at each scrape.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use steerage_edge_dataplane::packet::maps::{Counters, Event};
+use steerage_edge_dataplane::{Counts, Error};
+use steerage_process::prometheus_client::collector::Collector;
+use steerage_process::prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use steerage_process::prometheus_client::metrics::MetricType;
+use steerage_process::prometheus_client::metrics::counter::ConstCounter;
+use steerage_process::prometheus_client::registry::Registry;
+
+/// What was counted.
+#[derive(Clone, Debug, Default)]
+struct Traffic {
+    vips: BTreeMap<IpAddr, Counters>,
+    targets: BTreeMap<IpAddr, Counters>,
+    events: BTreeMap<Event, u64>,
+}
+
+impl Traffic {
+    fn read(counts: &Counts) -> Result<Self, Error> {
+        let mut vips = BTreeMap::<IpAddr, Counters>::new();
+        for (listener, counted) in counts.listeners()? {
+            let sum = vips.entry(listener.vip.into()).or_default();
+            sum.packets += counted.packets;
+            sum.bytes += counted.bytes;
+            sum.flows += counted.flows;
+            sum.drops += counted.drops;
+        }
+        Ok(Self { vips, targets: counts.targets()?, events: counts.events()? })
+    }
+}
+
+/// One of the counters.
+type Value = fn(&Counters) -> u64;
+type Read = Box<dyn Fn() -> Result<Traffic, Error> + Send + Sync>;
+
+/// Registers the metrics of a data plane.
+pub(crate) fn register_traffic(registry: &mut Registry, counts: Counts) {
+    register(registry, Box::new(move || Traffic::read(&counts)));
+}
+
+/// Registers the metrics with a sample each: the reference page shows them without a kernel.
+#[cfg(test)]
+pub(crate) fn register_sample_traffic(registry: &mut Registry) {
+    register(registry, Box::new(|| Ok(sample())));
+}
+
+#[cfg(test)]
+fn sample() -> Traffic {
+    let counted = Counters { packets: 3, bytes: 180, flows: 2, drops: 1 };
+    Traffic {
+        vips: [(IpAddr::from([10, 0, 0, 100]), counted)].into(),
+        targets: [(IpAddr::from([10, 0, 0, 1]), counted)].into(),
+        events: Event::ALL.map(|event| (event, 7)).into(),
+    }
+}
+
+fn register(registry: &mut Registry, read: Read) {
+    registry.register_collector(Box::new(TrafficCollector { read }));
+}
+
+struct TrafficCollector {
+    read: Read,
+}
+
+impl fmt::Debug for TrafficCollector {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("TrafficCollector").finish_non_exhaustive()
+    }
+}
+
+impl Collector for TrafficCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let traffic = (self.read)().unwrap_or_else(|error| {
+            let error = steerage_model::chain(&error);
+            tracing::warn!(error, "counters of packets not read; leaving them out of the metrics");
+            Traffic::default()
+        });
+        encode_counters(&mut encoder, "vip", "to the VIP", &traffic.vips)?;
+        encode_counters(&mut encoder, "target", "to the target", &traffic.targets)?;
+        let (dropped, answered): (Vec<_>, Vec<_>) =
+            traffic.events.into_iter().partition(|(event, _)| event.is_drop());
+        let help = "Packets to VIPs that this host dropped, by reason";
+        encode_events(&mut encoder, "dropped_packets", help, "reason", &dropped)?;
+        let help = "Requests for VIPs that this host answered, by kind, and those that it left to another host (lease_ended)";
+        encode_events(&mut encoder, "requests", help, "kind", &answered)
+    }
+}
+
+fn encode_counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    label: &'static str,
+    of: &str,
+    counted: &BTreeMap<IpAddr, Counters>,
+) -> fmt::Result {
+    let mut metrics: Vec<(&str, String, Value)> = vec![
+        ("packets", format!("Packets {of} that were forwarded"), |counters| counters.packets),
+        ("bytes", format!("Bytes {of} that were forwarded, with link-layer headers"), |counters| {
+            counters.bytes
+        }),
+        ("flows", format!("Connections and exchanges of datagrams {of} that began"), |counters| {
+            counters.flows
+        }),
+    ];
+    if label == "vip" {
+        let help = format!("Packets {of} that were dropped although it has the listener");
+        metrics.push(("drops", help, |counters| counters.drops));
+    }
+    // A descriptor without a value is no metric.
+    if counted.is_empty() {
+        return Ok(());
+    }
+    for (name, help, value) in metrics {
+        let name = format!("{label}_{name}");
+        let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+        for (address, counters) in counted {
+            let labels = [(label, address.to_string())];
+            ConstCounter::new(value(counters)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+fn encode_events(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &'static str,
+    events: &[(Event, u64)],
+) -> fmt::Result {
+    if events.is_empty() {
+        return Ok(());
+    }
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    for (event, count) in events {
+        ConstCounter::new(*count).encode(family.encode_family(&[(label, event_name(*event))])?)?;
+    }
+    Ok(())
+}
+
+fn event_name(event: Event) -> &'static str {
+    match event {
+        Event::Malformed => "malformed",
+        Event::NoListener => "no_listener",
+        Event::OutsideSourceRanges => "outside_source_ranges",
+        Event::NoTarget => "no_target",
+        Event::ForeignSource => "foreign_source",
+        Event::UnknownFragment => "unknown_fragment",
+        Event::HopLimit => "hop_limit",
+        Event::TooBig => "too_big",
+        Event::UnknownIcmp => "unknown_icmp",
+        Event::Arp => "arp",
+        Event::Neighbour => "neighbour_solicitation",
+        Event::Echo => "echo",
+        Event::LeaseEnded => "lease_ended",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steerage_process::prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn vips_targets_and_reasons_have_counters_and_errors_none() {
+        let text = |read: Read| {
+            let mut registry = Registry::default();
+            register(&mut registry, read);
+            let mut text = String::new();
+            encode(&mut text, &registry).expect("writable");
+            text
+        };
+        let shown = text(Box::new(|| Ok(sample())));
+        for line in [
+            "vip_packets_total{vip=\"10.0.0.100\"} 3",
+            "vip_bytes_total{vip=\"10.0.0.100\"} 180",
+            "vip_drops_total{vip=\"10.0.0.100\"} 1",
+            "target_flows_total{target=\"10.0.0.1\"} 2",
+            "dropped_packets_total{reason=\"no_listener\"} 7",
+            "requests_total{kind=\"arp\"} 7",
+            "requests_total{kind=\"lease_ended\"} 7",
+        ] {
+            assert!(shown.contains(line), "{line} in {shown}");
+        }
+        assert!(!text(Box::new(|| Err(Error::Missing("map")))).contains("total"));
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How long the kernel's program answers for the VIPs without this process: for some seconds while another host could take over, else
+//! without limit.
+//!
+//! A dead process cannot stop it, and it would answer ARP beside the host that took over, with the targets that were healthy then.
+//! The task here waits for neither the maps nor the API, so that a long write ends no lease, and an engine that is stuck leaves the
+//! VIPs to another host.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use steerage_edge_dataplane::Leases;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use super::{SERVED, VipRole};
+use crate::link::election::HeartbeatTiming;
+use crate::link::membership::Membership;
+
+/// How often the lease is renewed.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+/// A lease lasts so long, so that the renewals of a host without time for this process may be late.
+const SLACK: Duration = Duration::from_secs(5);
+/// And so many times longer in which a host is found dead: another host first waits for that, and then for its turn.
+const TIMEOUTS: u32 = 2;
+
+fn term(timing: HeartbeatTiming) -> Duration {
+    SLACK + timing.timeout().saturating_mul(TIMEOUTS)
+}
+
+/// What becomes of the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Renewal {
+    /// It goes on as it is.
+    Unchanged,
+    /// It ends now.
+    End,
+    /// It lasts for [`term`], from now on.
+    Limited,
+    /// It never ends.
+    Unlimited,
+}
+
+impl Renewal {
+    /// `lasts`: whether the lease lasts now; `has_standby`: whether another host could take over.
+    fn new(role: VipRole, lasts: bool, has_standby: bool) -> Self {
+        match (role, lasts, has_standby) {
+            // A process that has just started does not know whether another host has the VIPs.
+            (VipRole::Undecided, ..) | (VipRole::Keeper, false, _) => Self::Unchanged,
+            (VipRole::Standby, ..) => Self::End,
+            (VipRole::Active, _, true) | (VipRole::Keeper, true, true) => Self::Limited,
+            (VipRole::Active, _, false) | (VipRole::Keeper, true, false) => Self::Unlimited,
+        }
+    }
+}
+
+/// The lease of the VIPs. Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct VipLease(Arc<Mutex<Lease>>);
+
+#[derive(Debug)]
+struct Lease {
+    leases: Leases,
+    term: Duration,
+    /// The process ends and has decided what becomes of the lease.
+    is_left: bool,
+}
+
+impl VipLease {
+    pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
+        Self(Arc::new(Mutex::new(Lease { leases, term: term(timing), is_left: false })))
+    }
+
+    /// Whether this host answers for its VIPs.
+    pub(crate) fn lasts(&self) -> bool {
+        self.lock().lasts()
+    }
+
+    fn renew(&self, membership: &Membership, is_leaving: bool) {
+        let lease = self.lock();
+        if lease.is_left {
+            return;
+        }
+        let lasts = lease.lasts();
+        let role = VipRole::new(membership, is_leaving);
+        match Renewal::new(role, lasts, membership.has_standby) {
+            Renewal::Unchanged => return,
+            Renewal::End => lease.set(Duration::ZERO),
+            Renewal::Limited => lease.set(now() + lease.term),
+            Renewal::Unlimited => lease.set(Duration::MAX),
+        }
+        if lasts && role == VipRole::Standby {
+            tracing::info!("this host no longer answers for the VIPs; another edge host does");
+        } else if !lasts && role != VipRole::Standby {
+            tracing::info!("this host answers for the VIPs");
+        }
+    }
+
+    /// The process ends: another host has the VIPs, or the kernel keeps them.
+    pub(crate) fn leave(&self, other_active: bool) {
+        let mut lease = self.lock();
+        lease.is_left = true;
+        if other_active {
+            lease.set(Duration::ZERO);
+        } else if lease.lasts() {
+            lease.set(Duration::MAX);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lease> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lease {
+    fn lasts(&self) -> bool {
+        self.leases.get(SERVED) >= now()
+    }
+
+    fn set(&self, until: Duration) {
+        self.leases.set(SERVED, until);
+    }
+}
+
+/// The time since the start of the kernel, as its program has it. Every kernel has this clock.
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+/// The task that renews and ends the lease while this process runs.
+#[derive(Debug)]
+pub(crate) struct LeaseKeeper {
+    pub(crate) lease: VipLease,
+    pub(crate) membership: watch::Receiver<Membership>,
+    /// Of the engine.
+    pub(crate) leaving: watch::Receiver<bool>,
+}
+
+impl LeaseKeeper {
+    /// Runs until the engine is gone: the heartbeats go on for as long as anybody receives the membership.
+    pub(crate) async fn run(mut self) -> anyhow::Result<()> {
+        let mut ticks = tokio::time::interval(RENEWAL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        loop {
+            tokio::select! {
+                changed = self.membership.changed() => if changed.is_err() { return Ok(()) },
+                changed = self.leaving.changed() => if changed.is_err() { return Ok(()) },
+                _ = ticks.tick() => {}
+            }
+            self.lease.renew(&self.membership.borrow_and_update(), *self.leaving.borrow());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vips_of_a_dead_host_stay_until_another_host_has_them() {
+        for (milliseconds, misses) in [(20, 2), (200, 3), (1_000, 30), (10_000, 100)] {
+            let timing = HeartbeatTiming { interval: Duration::from_millis(milliseconds), misses };
+            // The host may die just before a renewal. The next one takes over once it is found dead, at the latest after as long again.
+            let needed = RENEWAL_INTERVAL + timing.timeout() * 2;
+            assert!(term(timing) > needed, "{timing:?}");
+        }
+        let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
+        assert_eq!(term(default), Duration::from_millis(6_200));
+    }
+
+    #[test]
+    fn lease_is_limited_while_another_host_could_take_over() {
+        use Renewal::{End, Limited, Unchanged, Unlimited};
+        use VipRole::{Active, Keeper, Standby, Undecided};
+        for (role, lasts, has_standby, wanted) in [
+            (Active, false, true, Limited),
+            (Active, true, true, Limited),
+            (Active, false, false, Unlimited),
+            (Keeper, true, true, Limited),
+            (Keeper, true, false, Unlimited),
+            (Keeper, false, true, Unchanged),
+            (Keeper, false, false, Unchanged),
+            (Standby, true, true, End),
+            (Standby, true, false, End),
+            (Undecided, true, true, Unchanged),
+            (Undecided, false, false, Unchanged),
+        ] {
+            assert_eq!(Renewal::new(role, lasts, has_standby), wanted, "{role:?}, {lasts}, {has_standby}");
+        }
+    }
+}
