@@ -97,8 +97,9 @@ pub(crate) struct AppliedState {
     pub(crate) frozen_until: Option<Instant>,
     /// When the provider may accept refused targets.
     pub(crate) retry_refused_at: Option<Instant>,
-    /// The wait for room in a quota, while the provider rejects the load balancer for it.
+    /// The wait for room in a quota, while the provider rejects the load balancer for it, and when it ends.
     quota_wait: Option<Duration>,
+    quota_due: Option<Instant>,
     /// The last read of the targets' health that succeeded.
     pub(crate) last_health_read: Option<HealthRead>,
     /// Why the first read after it failed; `None` if the last one succeeded.
@@ -237,19 +238,25 @@ impl AppliedState {
     pub(crate) fn note_rejection(&mut self, lb: LoadBalancer, why: ReasonMessage) {
         let next = self.quota_wait.map_or(FIRST_QUOTA_WAIT, |wait| (wait * 2).min(LONGEST_QUOTA_WAIT));
         self.quota_wait = (why.0 == QUOTA_EXCEEDED).then_some(next);
+        self.quota_due = self.quota_wait.map(|wait| Instant::now() + wait);
         self.rejected = Some((lb, why));
     }
 
     /// No quota keeps the load balancer from being as it is wanted.
     pub(crate) fn end_quota_wait(&mut self) {
-        self.quota_wait = None;
+        (self.quota_wait, self.quota_due) = (None, None);
     }
 
-    /// A quota may have room although nothing of the Service changes: it is tried again, unless the provider has said when.
+    /// The load balancer is tried now: what it finds says whether and when a quota is tried again.
+    pub(crate) fn begin_try(&mut self) {
+        (self.in_place, self.rejected, self.retry_refused_at, self.quota_due) = (None, None, None, None);
+    }
+
+    /// A quota may have room although nothing of the Service changes: it is tried again when its wait ends, however often targets change
+    /// meanwhile, or when the provider says so before.
     pub(crate) fn retry_for_quota(&mut self) {
-        if let Some(wait) = self.quota_wait {
-            self.retry_refused_at.get_or_insert_with(|| Instant::now() + wait);
-        }
+        let due = [self.retry_refused_at, self.quota_due];
+        self.retry_refused_at = due.into_iter().flatten().min();
     }
 
     /// Why the provider rejects this load balancer, if it is the one that it rejected last. A quota may have room, and targets may be
@@ -287,7 +294,7 @@ impl AppliedState {
     pub(crate) fn forget_load_balancer(&mut self) {
         (self.in_place, self.accepted, self.accepted_pods) = (None, None, None);
         (self.rejected, self.targets, self.retry_refused_at, self.restricted) = (None, None, None, None);
-        self.quota_wait = None;
+        self.end_quota_wait();
         (self.health, self.health_read_at, self.health_due_at) = (None, None, None);
         (self.last_health_read, self.health_failure) = (None, None);
         (self.last_sources, self.restriction_failure, self.incomplete) = (None, None, None);

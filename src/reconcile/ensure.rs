@@ -70,15 +70,17 @@ impl Reconciler {
             // The next try resolves most: not worth an event or a condition.
             return result;
         }
-        let (result, sources) = match &rejected {
-            Some((reason, _)) if *reason != ADOPTION_REFUSED => {
-                self.restrict_sources(service, applied, request, result).await
-            }
-            _ => {
-                let is_in_place = rejected.is_none() && matches!(result, Ok(Progress::Done));
-                self.note_accepted_sources(service, applied, is_in_place);
-                (result, None)
-            }
+        let is_refused = match &rejected {
+            Some((reason, _)) => *reason != ADOPTION_REFUSED,
+            // Of what is denied, the provider may not have come to the sources.
+            None => matches!(result, Err(ReconcileError::Provider(Error::Denied(_)))),
+        };
+        let (result, sources) = if is_refused {
+            self.restrict_sources(service, applied, request, result).await
+        } else {
+            let is_in_place = rejected.is_none() && matches!(result, Ok(Progress::Done));
+            self.note_accepted_sources(service, applied, is_in_place);
+            (result, None)
         };
         let PlannedTargets { plan: targets, frozen, .. } = planned;
         let mut degraded: Vec<ReasonMessage> =
@@ -95,9 +97,10 @@ impl Reconciler {
         if let Err(ReconcileError::Provider(error @ Error::Denied(_))) = &result
             && is_published
         {
+            let told = sources.as_ref().map(|told| format!(" {told}")).unwrap_or_default();
             degraded.push((
                 reasons::PARTLY_PROGRAMMED,
-                format!("A change of the Service is not in place. {error}"),
+                format!("A change of the Service is not in place. {error}{told}"),
             ));
         }
         let rejected = rejected.map(|(reason, message)| {
@@ -251,6 +254,7 @@ impl Reconciler {
             targets: targets.targets().count().max(usize::from(has_newer)),
             has_pod_targets: targets.pods.is_some(),
             fails_closed: !self.config.capabilities.fails_open,
+            reports_no_health: !self.provider.reports_health(),
             health: applied.health.clone(),
             outdated_health: applied.outdated_health(),
             degraded,

@@ -110,7 +110,7 @@ impl Reconciler {
                 self.events(service).normal("Ensure", ensuring.0, &ensuring.1);
             }
         }
-        (applied.in_place, applied.rejected, applied.retry_refused_at) = (None, None, None);
+        applied.begin_try();
         let accepted = applied.accepted.take();
         let requested = AcceptedCheck::of(steering, service);
         let result = self.provider.apply(lb, compare(request)).await;

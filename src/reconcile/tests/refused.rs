@@ -101,6 +101,45 @@ async fn service_that_a_quota_or_its_targets_reject_is_tried_again() {
     }
 }
 
+/// Each change of targets passes the provider a call, which does not begin the wait anew.
+#[tokio::test(start_paused = true)]
+async fn quota_is_tried_again_in_time_while_endpoints_move() {
+    let provider = Arc::new(Polled::default());
+    let reconciler = reconciler(Arc::<Polled>::clone(&provider), accepting());
+    add_nodes(&reconciler, "ab");
+    reconciler.cluster.on_service(Event::Apply(local_service()));
+    let reconcile = async |nodes: &str| {
+        set_endpoints(&reconciler, nodes);
+        reconciler.reconcile(&owner_of(&service()), &ReconcileRequest::default()).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        provider.applied_count()
+    };
+    provider.set_rejecting(true);
+    assert_eq!([reconcile("a").await, reconcile("b").await], [1, 1]);
+    assert_eq!(reconcile("a").await, 2, "after half a minute");
+    assert_eq!([reconcile("b").await, reconcile("a").await, reconcile("b").await], [2, 2, 3], "after one");
+}
+
+/// The provider may deny a change before it looks at source ranges.
+#[tokio::test(start_paused = true)]
+async fn source_ranges_of_a_service_whose_change_is_denied_leave_at_once() {
+    let provider = Arc::new(Polled::default());
+    let (reconciler, mut service, bodies) = local_service_on_a(&provider);
+    reconciler.reconcile(&owner_of(&service), &ReconcileRequest::FULL).await;
+    provider.denies.store(true, Ordering::Release);
+    let only = steerage_provider_api::AdmittedSources::Only(["192.0.2.0/24".to_owned()].into());
+    *provider.restrictions.lock().expect("lock") = vec![Ok(Some(only))].into_iter();
+    for _ in 0..3 {
+        service.source_ranges = vec!["192.0.2.0/24".parse().expect("range")];
+        reconciler.cluster.on_service(Event::Apply(service.clone()));
+        let outcome = reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
+        assert!(matches!(outcome, ReconcileOutcome::Failed(..)), "{outcome:?}");
+        assert_eq!(*provider.restricted.lock().expect("lock"), ["192.0.2.0/24"]);
+    }
+    let written = json!(*bodies.lock().expect("lock")).to_string();
+    assert!(written.contains("source ranges that the Service no longer has are removed"), "{written}");
+}
+
 /// A reconciler under `health-check` steering, with three nodes, of which the first one has an endpoint.
 fn with_health_checks_on_abc(provider: &Arc<Polled>) -> Reconciler {
     let mut reconciler = reconciler(Arc::<Polled>::clone(provider), accepting());
