@@ -16,6 +16,7 @@ use crate::args::{EdgeArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::index::IndexEvent;
+use crate::kernel::Kernel;
 use crate::leftovers;
 use crate::link::ability::AbilityReport;
 use crate::link::announce::Announcer;
@@ -151,7 +152,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims: claims_rx,
         shutdown: process.shutdown().clone(),
     };
-    let engine = Engine::new(link, dataplane, vips, prober, metrics, outputs, gates)?;
+    let kernel = Kernel::new(dataplane, metrics.clone())?;
+    let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())

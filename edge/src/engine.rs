@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
 use steerage_edge_api::TargetState;
-use steerage_edge_dataplane::{Dataplane, State};
+use steerage_edge_dataplane::State;
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -20,13 +19,12 @@ use crate::channel::send_if_changed;
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::host::{EdgePeer, HostNetwork};
 use crate::index::{Index, IndexEvent};
-use crate::leftovers;
+use crate::kernel::Kernel;
 use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
-use crate::link::groups::Groups;
 use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
-use crate::link::route::{Link, Rtnetlink};
+use crate::link::route::Link;
 use crate::metrics::Metrics;
 use crate::plan::{Assignments, LoadBalancerStatus, Plan, PlanInputs, Room, plan};
 use crate::prober::Prober;
@@ -87,16 +85,8 @@ pub(crate) struct ReadinessGates {
 #[derive(Debug)]
 pub(crate) struct Engine {
     link: Link,
-    netlink: Rtnetlink,
-    dataplane: Dataplane,
+    kernel: Kernel,
     room: Room,
-    /// Whether packets pass by this process's program.
-    is_attached: bool,
-    /// The maps hold what the program needs.
-    may_attach: bool,
-    /// The VIPs of the last plan.
-    planned_vips: Option<BTreeSet<IpAddr>>,
-    groups: Groups,
     vips: ServedVips,
     prober: Prober,
     metrics: Metrics,
@@ -112,12 +102,8 @@ pub(crate) struct Engine {
     warmed_up: bool,
     /// A VIP waits for probes of its new targets, for a limited time.
     is_waiting: bool,
-    /// Whether the kernel's maps hold the last plan, and its program runs.
-    is_programmed: bool,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
-    /// Why the kernel does not hold the plan.
-    kernel_error: Option<String>,
     /// The process is ending.
     is_leaving: bool,
 }
@@ -126,33 +112,21 @@ impl Engine {
     /// Reads the state of the host, and changes nothing.
     pub(crate) fn new(
         link: Link,
-        dataplane: Dataplane,
+        kernel: Kernel,
         vips: ServedVips,
         prober: Prober,
         metrics: Metrics,
         outputs: Outputs,
         gates: ReadinessGates,
     ) -> anyhow::Result<Self> {
-        let adopted = dataplane.written().cloned().unwrap_or_default();
+        let adopted = kernel.adopted();
         let listeners = adopted.listeners.len();
-        let sizes = dataplane.sizes()?;
-        let room = Room {
-            listeners: sizes.services.saturating_sub(1).into(),
-            prefixes: (sizes.prefixes / 2).into(),
-            slots: (sizes.slots / 2).into(),
-            members: (sizes.members / 2).into(),
-        };
         let mut engine = Self {
             host: HostNetwork { interface: link.name.clone(), index: link.index, ..HostNetwork::default() },
             assignments: Assignments::adopt(&adopted),
             link,
-            netlink: Rtnetlink::open()?,
-            dataplane,
-            room,
-            is_attached: false,
-            may_attach: listeners > 0,
-            planned_vips: None,
-            groups: Groups::default(),
+            room: kernel.room()?,
+            kernel,
             vips,
             prober,
             metrics,
@@ -165,15 +139,12 @@ impl Engine {
             synced_at: None,
             warmed_up: listeners == 0,
             is_waiting: false,
-            is_programmed: false,
             healthy_vips: 0,
-            kernel_error: None,
             is_leaving: false,
         };
         engine.refresh()?;
         tracing::info!(
             interface = engine.link.name,
-            adopted = engine.dataplane.is_adopted(),
             vips = adopted.vips.len(),
             listeners,
             "read the host's network and the kernel's maps"
@@ -243,7 +214,7 @@ impl Engine {
         self.outputs.abilities.send_replace(AbilityReport {
             at: Instant::now(),
             has_synced: self.index.has_synced(),
-            is_programmed: self.is_programmed,
+            is_programmed: self.kernel.is_programmed(),
             healthy_vips: self.healthy_vips,
         });
     }
@@ -274,7 +245,7 @@ impl Engine {
             }
         }
         if active && (!before.active || departures != before.departures) {
-            if self.is_programmed {
+            if self.kernel.is_programmed() {
                 self.vips.announce_all();
             } else {
                 // Those of an earlier process: the load balancer of one may be gone, which the first plan shows.
@@ -293,72 +264,18 @@ impl Engine {
     fn refresh(&mut self) -> anyhow::Result<bool> {
         self.refresh_link()?;
         self.vips.tick(Instant::now());
-        let index = self.link.index;
-        let (own, groups) = self.netlink.addresses(index)?;
-        self.groups.observe(groups);
-        let host = HostNetwork {
-            addresses: own,
-            routes: self.netlink.routes()?,
-            neighbours: self.netlink.neighbours(index)?.into_iter().collect(),
-            ..self.host.clone()
-        };
+        let host = self.kernel.network(&self.host)?;
         send_if_changed(&self.outputs.addresses, host.own_addresses());
         let host_changed = host != self.host;
         self.host = host;
-        if let Some(vips) = &self.planned_vips
-            && !self.groups.sync(&mut self.netlink, index, vips.iter())
-        {
-            self.metrics.failures.inc();
-        }
-        if self.is_attached && !self.dataplane.is_attached()? {
-            tracing::warn!(
-                interface = self.link.name,
-                "another program has removed the edge's eBPF program; attaching it again"
-            );
-            self.is_attached = false;
-        }
-        if self.may_attach && !self.is_attached {
-            self.attach();
-        }
-        Ok(host_changed || self.kernel_error.is_some())
-    }
-
-    /// Lets packets pass by this process's program.
-    fn attach(&mut self) {
-        match self.dataplane.attach() {
-            Ok(hook) => {
-                self.is_attached = true;
-                tracing::info!(interface = self.link.name, ?hook, "the eBPF program is attached");
-                if let Err(error) = leftovers::remove(&mut self.netlink) {
-                    tracing::debug!(
-                        error = format!("{error:#}"),
-                        "nothing removed that an earlier version left"
-                    );
-                }
-            }
-            Err(error) => self.on_kernel_error(&error, "the eBPF program is not attached; retrying"),
-        }
-    }
-
-    fn on_kernel_error(&mut self, error: &steerage_edge_dataplane::Error, message: &str) {
-        let error = steerage_model::chain(error);
-        self.metrics.failures.inc();
-        if self.kernel_error.as_ref() != Some(&error) {
-            tracing::error!(error, "{message}");
-        }
-        self.kernel_error = Some(error);
-        self.is_programmed = false;
+        let must_write = self.kernel.repair(&self.link);
+        Ok(host_changed || must_write)
     }
 
     /// Announces the VIPs again if the interface was disconnected or has another Ethernet address: it may lead to another port of
     /// the switch, and clients' routers know the old address.
     fn refresh_link(&mut self) -> anyhow::Result<()> {
-        let name = &self.link.name;
-        let link = match self.netlink.link(name)? {
-            Some(link) if link.index == self.link.index => link,
-            Some(_) => bail!("the interface {name} was replaced while the edge was running"),
-            None => bail!("the interface {name} is gone"),
-        };
+        let link = self.kernel.link(&self.link)?;
         let was_disconnected = link.carrier_changes != self.link.carrier_changes;
         if link.mac != self.link.mac && link.mac != NO_MAC {
             tracing::warn!(
@@ -367,7 +284,7 @@ impl Engine {
                 new = %display_mac(link.mac),
                 "the interface's Ethernet address has changed; announcing the VIPs if this host is active"
             );
-            self.dataplane.set_mac(link.mac);
+            self.kernel.set_mac(link.mac);
             self.outputs.mac.send_replace(link.mac);
             self.link = link;
             self.vips.announce_all();
@@ -408,7 +325,7 @@ impl Engine {
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
         // All, also those in conflict: the detection checks each.
         send_if_changed(&self.outputs.monitored_vips, vips.clone());
-        self.planned_vips = Some(vips);
+        self.kernel.set_planned_vips(vips);
         let synced_at = *self.synced_at.get_or_insert(now);
         // A target counts once its first probe has ended, answered or not: one that refuses must not delay all VIPs.
         self.warmed_up |= self.health.len() == probes.len() || now.duration_since(synced_at) >= WARM_UP_LIMIT;
@@ -429,22 +346,14 @@ impl Engine {
             }
         }
         let held = state.vips.iter().filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
-        if let Err(error) = self.dataplane.write(state) {
-            self.on_kernel_error(&error, "maps not written; the kernel forwards by the last ones; retrying");
+        let was_programmed = self.kernel.is_programmed();
+        if !self.kernel.write(&self.link, state) {
             return;
         }
-        self.kernel_error = None;
-        self.may_attach = true;
         self.vips.set_held(self.role(), held);
-        if !self.is_attached {
-            self.attach();
-        }
-        if self.is_attached {
-            let was_programmed = std::mem::replace(&mut self.is_programmed, true);
-            done(&mut self.gates.programmed);
-            if !was_programmed {
-                self.vips.announce_pending();
-            }
+        done(&mut self.gates.programmed);
+        if !was_programmed {
+            self.vips.announce_pending();
         }
     }
 
@@ -454,7 +363,7 @@ impl Engine {
         self.metrics.load_balancers.set(number(statuses.len()));
         self.metrics.problems.set(number(with_problem));
         self.metrics.healthy.set(number(healthy));
-        if let Some(error) = &self.kernel_error {
+        if let Some(error) = self.kernel.error() {
             for status in statuses.values_mut() {
                 status.problem = format!(
                     "The kernel does not have the last change: {error}. It forwards as before. The edge host retries."

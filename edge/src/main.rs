@@ -11,6 +11,7 @@ mod hash;
 mod health;
 mod host;
 mod index;
+mod kernel;
 mod leftovers;
 mod link;
 mod metrics;

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's side of the engine: writes the maps, keeps the program attached and the multicast groups joined, and knows what of it
+//! has failed. `engine` owns the one [`Kernel`] and decides what the maps should hold.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use anyhow::bail;
+use steerage_edge_dataplane::{Dataplane, Error, State};
+use steerage_model::chain;
+
+use crate::host::HostNetwork;
+use crate::leftovers;
+use crate::link::groups::Groups;
+use crate::link::mac::Mac;
+use crate::link::route::{Link, Rtnetlink};
+use crate::metrics::Metrics;
+use crate::plan::Room;
+
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    netlink: Rtnetlink,
+    dataplane: Dataplane,
+    groups: Groups,
+    metrics: Metrics,
+    /// The VIPs of the last plan.
+    planned_vips: Option<BTreeSet<IpAddr>>,
+    /// The maps hold what the program needs.
+    may_attach: bool,
+    /// Whether packets pass by this process's program.
+    is_attached: bool,
+    /// Whether the maps hold the last state, and the program runs.
+    is_programmed: bool,
+    /// Why not, if a write has failed.
+    error: Option<String>,
+}
+
+impl Kernel {
+    /// Reads, and changes nothing.
+    pub(crate) fn new(dataplane: Dataplane, metrics: Metrics) -> anyhow::Result<Self> {
+        Ok(Self {
+            netlink: Rtnetlink::open()?,
+            may_attach: dataplane.written().is_some_and(|written| !written.listeners.is_empty()),
+            dataplane,
+            groups: Groups::default(),
+            metrics,
+            planned_vips: None,
+            is_attached: false,
+            is_programmed: false,
+            error: None,
+        })
+    }
+
+    /// What an earlier process has left in the maps.
+    pub(crate) fn adopted(&self) -> State {
+        self.dataplane.written().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn room(&self) -> anyhow::Result<Room> {
+        let sizes = self.dataplane.sizes()?;
+        Ok(Room {
+            listeners: sizes.services.saturating_sub(1).into(),
+            prefixes: (sizes.prefixes / 2).into(),
+            slots: (sizes.slots / 2).into(),
+            members: (sizes.members / 2).into(),
+        })
+    }
+
+    pub(crate) fn is_programmed(&self) -> bool {
+        self.is_programmed
+    }
+
+    /// Why the kernel does not have the last change.
+    pub(crate) fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// The interface as it is now.
+    pub(crate) fn link(&mut self, known: &Link) -> anyhow::Result<Link> {
+        match self.netlink.link(&known.name)? {
+            Some(link) if link.index == known.index => Ok(link),
+            Some(_) => bail!("the interface {} was replaced while the edge was running", known.name),
+            None => bail!("the interface {} is gone", known.name),
+        }
+    }
+
+    /// The link's own address, with which the program answers.
+    pub(crate) fn set_mac(&mut self, mac: Mac) {
+        self.dataplane.set_mac(mac);
+    }
+
+    /// Reads the host's network.
+    pub(crate) fn network(&mut self, known: &HostNetwork) -> anyhow::Result<HostNetwork> {
+        let (own, groups) = self.netlink.addresses(known.index)?;
+        self.groups.observe(groups);
+        Ok(HostNetwork {
+            addresses: own,
+            routes: self.netlink.routes()?,
+            neighbours: self.netlink.neighbours(known.index)?.into_iter().collect(),
+            ..known.clone()
+        })
+    }
+
+    /// The VIPs whose neighbour solicitations the interface has to receive.
+    pub(crate) fn set_planned_vips(&mut self, vips: BTreeSet<IpAddr>) {
+        self.planned_vips = Some(vips);
+    }
+
+    /// Repairs what is not as it should be. Whether the maps must be written again.
+    pub(crate) fn repair(&mut self, link: &Link) -> bool {
+        if let Some(vips) = &self.planned_vips
+            && !self.groups.sync(&mut self.netlink, link.index, vips.iter())
+        {
+            self.metrics.failures.inc();
+        }
+        if self.is_attached {
+            match self.dataplane.is_attached() {
+                Ok(is_attached) => self.is_attached = is_attached,
+                Err(error) => {
+                    self.on_error(&error, "not known whether the eBPF program is attached; retrying");
+                }
+            }
+            if !self.is_attached {
+                tracing::warn!(
+                    interface = link.name,
+                    "another program has removed the edge's eBPF program; attaching it again"
+                );
+            }
+        }
+        if self.may_attach && !self.is_attached {
+            self.attach(link);
+        }
+        self.error.is_some()
+    }
+
+    /// Writes the maps. Whether the kernel has all of it, by this process's program.
+    pub(crate) fn write(&mut self, link: &Link, state: State) -> bool {
+        if let Err(error) = self.dataplane.write(state) {
+            self.on_error(&error, "maps not written; the kernel forwards by the last ones; retrying");
+            return false;
+        }
+        self.may_attach = true;
+        self.is_programmed = self.is_attached || self.attach(link);
+        if self.is_programmed {
+            self.error = None;
+        }
+        self.is_programmed
+    }
+
+    /// Lets packets pass by this process's program.
+    fn attach(&mut self, link: &Link) -> bool {
+        match self.dataplane.attach() {
+            Ok(hook) => {
+                self.is_attached = true;
+                tracing::info!(interface = link.name, ?hook, "the eBPF program is attached");
+                if let Err(error) = leftovers::remove(&mut self.netlink) {
+                    tracing::debug!(
+                        error = format!("{error:#}"),
+                        "nothing removed that an earlier version left"
+                    );
+                }
+            }
+            Err(error) => self.on_error(&error, "the eBPF program is not attached; retrying"),
+        }
+        self.is_attached
+    }
+
+    /// Logs an error when it is new: what failed is repeated every second.
+    fn on_error(&mut self, error: &Error, message: &str) {
+        let error = chain(error);
+        self.metrics.failures.inc();
+        if self.error.as_ref() != Some(&error) {
+            tracing::error!(error, "{message}");
+        }
+        self.error = Some(error);
+        self.is_programmed = false;
+    }
+}
