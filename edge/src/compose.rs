@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::Context as _;
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use nix::sys::statfs::{BPF_FS_MAGIC, Statfs, statfs};
 use steerage_edge_dataplane::{Dataplane, Options, Sizes};
 use steerage_process::Process;
 use steerage_watch::{ClientArgs, Timing, Watches};
@@ -180,9 +180,8 @@ async fn watch_cluster(
 
 /// Loads the program, and adopts what an earlier process has left for the link.
 fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
-    fs::create_dir_all(bpf_dir).with_context(|| format!("cannot make {}", bpf_dir.display()))?;
-    let file_system = statfs(bpf_dir).with_context(|| format!("cannot read {}", bpf_dir.display()))?;
-    if file_system.filesystem_type() != BPF_FS_MAGIC {
+    let is_bpf = |found: Statfs| found.filesystem_type() == BPF_FS_MAGIC;
+    if fs::create_dir_all(bpf_dir).is_err() || !statfs(bpf_dir).is_ok_and(is_bpf) {
         anyhow::bail!(
             "{} is not on a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
             bpf_dir.display()
