@@ -14,7 +14,7 @@ use crate::annotations;
 pub const PREFIX: &str = "service.beta.kubernetes.io/";
 /// All annotations of AWS's other controllers.
 const PEERS: PeerAnnotations =
-    PeerAnnotations { prefix: PREFIX, own: "aws-load-balancer-", unread: PEER_ANNOTATIONS };
+    PeerAnnotations { prefix: PREFIX, own: Some("aws-load-balancer-"), unread: PEER_ANNOTATIONS };
 
 const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'static str) -> PeerAnnotation {
     PeerAnnotation { suffix, accepted, why }

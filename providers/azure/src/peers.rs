@@ -75,7 +75,8 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
 ];
 
-const VENDOR: PeerAnnotations = PeerAnnotations { prefix: PREFIX, own: "azure-", unread: PEER_ANNOTATIONS };
+const VENDOR: PeerAnnotations =
+    PeerAnnotations { prefix: PREFIX, own: Some("azure-"), unread: PEER_ANNOTATIONS };
 
 /// `port_80_no_lb_rule` and the like: of a port, as the number says.
 const OF_PORTS: &str = "port_";

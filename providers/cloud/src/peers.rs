@@ -25,9 +25,9 @@ pub struct PeerAnnotation {
 pub struct PeerAnnotations {
     /// All names start with it.
     pub prefix: &'static str,
-    /// What follows where an annotation certainly concerns a load balancer of the cloud, so that an unknown name is an error. Nothing if
-    /// no annotation does.
-    pub own: &'static str,
+    /// What follows where an annotation certainly concerns a load balancer of the cloud, so that an unknown name is an error: `""` if all
+    /// with the prefix do, `None` if none does.
+    pub own: Option<&'static str>,
     /// Those that the provider does not read.
     pub unread: &'static [PeerAnnotation],
 }
@@ -63,7 +63,7 @@ impl PeerAnnotations {
             match self.unread.iter().find(is_it) {
                 Some(peer) if peer.accepted.contains(&value.trim()) => {}
                 Some(peer) => return Err(refused(name, peer)),
-                None if !self.own.is_empty() && suffix.starts_with(self.own) => {
+                None if self.own.is_some_and(|own| suffix.starts_with(own)) => {
                     return Err(self.unknown(name, read));
                 }
                 None if compared >= MAX_COMPARED => {}
@@ -85,13 +85,14 @@ impl PeerAnnotations {
             return false;
         };
         let mut known = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
-        let is_own = !self.own.is_empty() && last.starts_with(self.own);
+        let is_own = self.own.is_some_and(|own| last.starts_with(own));
         is_own || known.any(|known| known == last) || self.unread.iter().any(|peer| peer.suffix == last)
     }
 
     /// Whether the name is almost a known one: nothing else would tell its author that it has no effect.
     fn is_typo(&self, suffix: &str, read: &[&'static str]) -> bool {
-        let (written, own) = (letters(suffix), letters(self.own));
+        let written = letters(suffix);
+        let is_own = self.own.is_some_and(|own| written.starts_with(&letters(own)));
         let read = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
         // What follows a dot is not known.
         let unread = self.unread.iter().map(|peer| peer.suffix).filter(|suffix| !suffix.ends_with('.'));
@@ -100,7 +101,7 @@ impl PeerAnnotations {
             known.len().abs_diff(written.len()) <= MAX_TYPOS
                 && strsim::levenshtein(&written, &known) <= MAX_TYPOS
         };
-        !own.is_empty() && written.starts_with(&own) || known.any(is_near)
+        is_own || known.any(is_near)
     }
 
     fn unknown(&self, name: &str, read: &[&'static str]) -> Error {
@@ -133,7 +134,7 @@ mod tests {
 
     const PEERS: PeerAnnotations = PeerAnnotations {
         prefix: "service.beta.kubernetes.io/",
-        own: "aws-load-balancer-",
+        own: Some("aws-load-balancer-"),
         unread: &[
             PeerAnnotation { suffix: "actions.", accepted: &[], why: "No." },
             PeerAnnotation {

@@ -14,7 +14,7 @@ const NOBODY: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6A
 
 /// The annotations that the edge reads, and their typing errors, which would leave a Service open to all clients.
 const ANNOTATIONS: PeerAnnotations =
-    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "", unread: &[] };
+    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: None, unread: &[] };
 /// The annotations that say who may connect.
 pub(crate) const READ: &[&str] = &[annotation::SOURCE_RANGES];
 

@@ -49,11 +49,11 @@ pub const PEER_ANNOTATIONS: [Peers; 3] = [
 pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
     let read: Vec<&'static str> = annotations::ALL.iter().map(|known| known.name).collect();
     for (prefix, unread) in PEER_ANNOTATIONS {
-        PeerAnnotations { prefix, own: "", unread }.check(of_service, &read)?;
+        PeerAnnotations { prefix, own: None, unread }.check(of_service, &read)?;
     }
     // The one under Kubernetes' own prefix.
     let read = [annotations::SOURCE_RANGES];
-    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "", unread: &[] }.check(of_service, &read)
+    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: None, unread: &[] }.check(of_service, &read)
 }
 
 #[cfg(test)]

@@ -55,11 +55,11 @@ pub const PEER_ANNOTATIONS: &[PeerAnnotation] = &[
     ),
 ];
 
-const VENDOR: PeerAnnotations = PeerAnnotations { prefix: PREFIX, own: "", unread: PEER_ANNOTATIONS };
+const VENDOR: PeerAnnotations = PeerAnnotations { prefix: PREFIX, own: Some(""), unread: PEER_ANNOTATIONS };
 
 /// Those under Kubernetes' own prefix.
 const KUBERNETES: PeerAnnotations =
-    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: "openstack-", unread: &[] };
+    PeerAnnotations { prefix: "service.beta.kubernetes.io/", own: Some("openstack-"), unread: &[] };
 
 /// Refuses an annotation that cloud-provider-openstack would obey, or whose name nobody knows.
 pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
@@ -96,6 +96,11 @@ mod tests {
                 reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")),
                 "{message}"
             );
+        }
+        // Far from every known name: whoever writes one believes that it restricts the load balancer.
+        for name in ["allowed-cidrs", "x"] {
+            let (reason, message) = checked(&format!("{PREFIX}{name}"), "10.0.0.0/8").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation", "{message}");
         }
         assert_eq!(checked(annotations::SOURCE_RANGES, "10.0.0.0/8"), Ok(()));
         assert_eq!(checked("service.beta.kubernetes.io/external-traffic", "OnlyLocal"), Ok(()));
