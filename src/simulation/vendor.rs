@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    AtCloud, CarriedCall, Direct, Network, NoAnswer, SimulatedCloud,
+    AtCloud, CallFault, CarriedCall, Direct, Network, SimulatedCloud,
 };
 use tokio::time::{Duration, sleep};
 
@@ -60,7 +60,7 @@ pub(super) struct CloudLink {
 
 #[async_trait]
 impl Network for CloudLink {
-    async fn carry(&self, call: CarriedCall, at_cloud: AtCloud) -> Result<(), NoAnswer> {
+    async fn carry(&self, call: CarriedCall, at_cloud: AtCloud) -> Result<(), CallFault> {
         let process = self.process;
         let effect = move |world: &SharedWorld| {
             let world = &mut *world.lock();
@@ -77,8 +77,8 @@ impl Network for CloudLink {
             invariants::on_write(world, process, call.name, &before);
         };
         link::call(&self.world, process, Link::Cloud, effect).await.map_err(|failed| match failed {
-            Failed::Refused => NoAnswer::Refused,
-            Failed::Broken => NoAnswer::Broken,
+            Failed::Refused => CallFault::Throttled,
+            Failed::Broken => CallFault::Broken,
         })
     }
 }

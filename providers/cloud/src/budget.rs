@@ -45,6 +45,17 @@ const MAX_TIMER_DELAY: Duration = Duration::from_secs(2);
 pub struct UsedUp {
     /// After which time a call probably may be made.
     pub after: Duration,
+    /// What it would wait for.
+    pub limit: CallLimit,
+}
+
+/// A limit of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallLimit {
+    /// Calls per second.
+    Rate,
+    /// Calls without an answer.
+    InFlight,
 }
 
 /// The calls of one kind. Groups of callers take turns, and in each whoever asked first is first.
@@ -123,9 +134,10 @@ impl Budget {
         let waiting = WaitingCaller { budget: self, id };
         let expected = self.bucket().expected(before, Instant::now());
         if expected > MAX_BUDGET_WAIT {
-            return Err(UsedUp { after: expected });
+            return Err(UsedUp { after: expected, limit: CallLimit::Rate });
         }
         let asked = Instant::now();
+        let later = UsedUp { after: MAX_BUDGET_WAIT, limit: CallLimit::Rate };
         let turn = async {
             waiting.be_next().await;
             // A wait for turns or answers says nothing about the rate.
@@ -133,7 +145,7 @@ impl Budget {
             loop {
                 // Again after each wait: the rate may be another one by then.
                 if asked.elapsed() > MAX_BUDGET_WAIT + MAX_TIMER_DELAY {
-                    return Err(UsedUp { after: MAX_BUDGET_WAIT });
+                    return Err(later);
                 }
                 let Some(wait) = self.bucket().take(has_waited, Instant::now()) else {
                     self.turns().begin(group);
@@ -142,18 +154,22 @@ impl Budget {
                 let due = Instant::now() + wait;
                 tokio::time::sleep_until(due).await;
                 if due.elapsed() > MAX_TIMER_DELAY {
-                    return Err(UsedUp { after: MAX_BUDGET_WAIT });
+                    return Err(later);
                 }
                 has_waited = true;
             }
         };
         let in_time = tokio::time::timeout(MAX_BUDGET_WAIT, turn).await;
         in_time.unwrap_or_else(|_| {
-            // Where the answers to others were lacking, one may come at any time.
             let by_rate = self.bucket().expected(0, Instant::now());
-            let after =
-                if self.turns().limits_in_flight() { by_rate.max(AFTER_OTHERS) } else { MAX_BUDGET_WAIT };
-            Err(UsedUp { after })
+            let turns = self.turns();
+            if !turns.limits_in_flight() {
+                return Err(later);
+            }
+            let is_by_rate = turns.may_begin(group) && !by_rate.is_zero();
+            let limit = if is_by_rate { CallLimit::Rate } else { CallLimit::InFlight };
+            // Where the answers to others were lacking, one may come at any time.
+            Err(UsedUp { after: by_rate.max(AFTER_OTHERS), limit })
         })
     }
 
@@ -303,7 +319,7 @@ mod tests {
             let (budget, cloud, counts) = (Arc::clone(&budget), Arc::clone(&cloud), Arc::clone(&counts));
             tasks.spawn(async move {
                 loop {
-                    if let Err(UsedUp { after }) = budget.take("").await {
+                    if let Err(UsedUp { after, .. }) = budget.take("").await {
                         tokio::time::sleep(after).await;
                         continue;
                     }
@@ -384,7 +400,9 @@ mod tests {
         let all = tasks.join_all().await;
         let refused: Vec<_> = all.iter().filter_map(|(taken, _)| taken.err()).collect();
         assert!((15..=20).contains(&refused.len()), "{refused:?}");
-        assert!(refused.iter().all(|used_up| used_up.after > MAX_BUDGET_WAIT), "{refused:?}");
+        let is_by_rate =
+            |used_up: &UsedUp| used_up.after > MAX_BUDGET_WAIT && used_up.limit == CallLimit::Rate;
+        assert!(refused.iter().all(is_by_rate), "{refused:?}");
         assert!(all.iter().all(|(_, at)| *at <= start + MAX_BUDGET_WAIT));
         assert!(budget.turns().is_empty());
     }
@@ -398,7 +416,7 @@ mod tests {
             let budget = Arc::clone(&budget);
             tasks.spawn(async move {
                 loop {
-                    if let Err(UsedUp { after }) = budget.take("many").await {
+                    if let Err(UsedUp { after, .. }) = budget.take("many").await {
                         tokio::time::sleep(after).await;
                     }
                 }
@@ -452,8 +470,8 @@ mod tests {
                             running.fetch_sub(1, Ordering::Relaxed);
                         }
                         // The rate is not what it waits for.
-                        Err(UsedUp { after }) => {
-                            assert_eq!(after, SECOND);
+                        Err(UsedUp { after, limit }) => {
+                            assert_eq!((after, limit), (SECOND, CallLimit::InFlight));
                             tokio::time::sleep(after).await;
                         }
                     }
@@ -476,6 +494,23 @@ mod tests {
         );
         tasks.shutdown().await;
         assert!(budget.turns().is_empty(), "nothing is kept");
+    }
+
+    /// The rate gets slower while two callers wait, and the second one has no time left. Nothing else is without an answer.
+    #[tokio::test(start_paused = true)]
+    async fn waiting_for_the_rate_is_told_although_calls_in_flight_are_limited() {
+        let budget = Budget::new(Rate { burst: 1, per_second: 2.0 }).with_max_in_flight(8);
+        {
+            let mut bucket = budget.bucket();
+            (bucket.rate, bucket.tokens) = (0.25, 0.0);
+        }
+        let slow_down = async {
+            tokio::time::sleep(SECOND).await;
+            budget.throttled();
+        };
+        let (first, second, ()) = tokio::join!(budget.take("one"), budget.take("one"), slow_down);
+        assert!(first.is_ok(), "{first:?}");
+        assert_eq!(second.unwrap_err().limit, CallLimit::Rate);
     }
 
     proptest! {

@@ -36,16 +36,16 @@ pub struct CertificatesError {
     pub problem: String,
 }
 
-/// Why there is no answer. Nothing of the request is in it.
+/// Why a request has no answer. Nothing of the request is in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum TransportError {
     /// No answer came in time.
     Timeout,
     /// No connection, or one that broke.
     Connection(String),
 }
 
-impl fmt::Display for NoAnswer {
+impl fmt::Display for TransportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Timeout => "no answer in time",
@@ -84,16 +84,16 @@ impl Http {
     /// # Errors
     ///
     /// If there is no answer.
-    pub async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, NoAnswer> {
+    pub async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, TransportError> {
         let exchange = async {
             let answer = self.client.request(request.map(Full::new)).await;
-            let answer = answer.map_err(|error| NoAnswer::Connection(chain(&error)))?;
+            let answer = answer.map_err(|error| TransportError::Connection(chain(&error)))?;
             let (parts, body) = answer.into_parts();
             let body = Limited::new(body, LONGEST_ANSWER).collect().await;
-            let body = body.map_err(|error| NoAnswer::Connection(chain(&*error)))?;
+            let body = body.map_err(|error| TransportError::Connection(chain(&*error)))?;
             Ok(Response::from_parts(parts, body.to_bytes()))
         };
-        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or(Err(NoAnswer::Timeout))
+        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or(Err(TransportError::Timeout))
     }
 }
 
@@ -123,11 +123,11 @@ fn tls(ca_file: Option<&Path>) -> Result<ClientConfig, CertificatesError> {
 }
 
 /// How a request ended, for the metrics.
-pub fn result(answer: &Result<Response<Bytes>, NoAnswer>) -> RequestResult<'static> {
+pub fn result(answer: &Result<Response<Bytes>, TransportError>) -> RequestResult<'static> {
     match answer {
         Ok(answer) if answer.status().is_success() => RequestResult::Done,
         Ok(answer) => RequestResult::Refused(None, answer.status().as_u16()),
-        Err(NoAnswer::Timeout) => RequestResult::Timeout,
-        Err(NoAnswer::Connection(_)) => RequestResult::Connection,
+        Err(TransportError::Timeout) => RequestResult::Timeout,
+        Err(TransportError::Connection(_)) => RequestResult::Connection,
     }
 }

@@ -30,7 +30,7 @@ mod to_reconcile;
 
 pub use address_owners::AddressOwners;
 pub use api_metrics::{Api, ApiMetrics, RequestResult};
-pub use budget::{Budget, MeteredBudget, Rate, UsedUp};
+pub use budget::{Budget, CallLimit, MeteredBudget, Rate, UsedUp};
 pub use joined::Joined;
 pub use keyed::Keyed;
 pub use last_attempt::LastAttempt;

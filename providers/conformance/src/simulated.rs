@@ -13,11 +13,11 @@ use steerage_provider_api::{Capabilities, Owner, Provider};
 
 use crate::Snapshot;
 
-/// Why a call has no answer.
+/// What went wrong with a call on its way to the cloud and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoAnswer {
+pub enum CallFault {
     /// The cloud refused it: too many calls. It had no effect.
-    Refused,
+    Throttled,
     /// The connection broke. The call may have had its effect.
     Broken,
 }
@@ -38,7 +38,7 @@ pub type AtCloud = Box<dyn Fn() + Send>;
 #[async_trait]
 pub trait Network: Send + Sync + 'static {
     /// Makes a call.
-    async fn carry(&self, call: CarriedCall, at_cloud: AtCloud) -> Result<(), NoAnswer>;
+    async fn carry(&self, call: CarriedCall, at_cloud: AtCloud) -> Result<(), CallFault>;
 }
 
 /// Makes a call whose effect returns something: the last answer, if it happens twice.
@@ -46,7 +46,7 @@ pub async fn carry<T: Send + 'static>(
     network: &dyn Network,
     call: CarriedCall,
     at_cloud: impl Fn() -> T + Send + 'static,
-) -> Result<T, NoAnswer> {
+) -> Result<T, CallFault> {
     let answer = Arc::new(Mutex::new(None));
     let slot = Arc::clone(&answer);
     let effect = Box::new(move || {
@@ -55,7 +55,7 @@ pub async fn carry<T: Send + 'static>(
     });
     network.carry(call, effect).await?;
     let value = answer.lock().unwrap_or_else(PoisonError::into_inner).take();
-    value.ok_or(NoAnswer::Broken)
+    value.ok_or(CallFault::Broken)
 }
 
 /// A network without faults and without time.
@@ -64,7 +64,7 @@ pub struct Direct;
 
 #[async_trait]
 impl Network for Direct {
-    async fn carry(&self, _: CarriedCall, at_cloud: AtCloud) -> Result<(), NoAnswer> {
+    async fn carry(&self, _: CarriedCall, at_cloud: AtCloud) -> Result<(), CallFault> {
         at_cloud();
         Ok(())
     }

@@ -9,7 +9,7 @@ use steerage_model::shortened;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
-use steerage_provider_cloud::http::NoAnswer;
+use steerage_provider_cloud::http::TransportError;
 
 use crate::{GCE, reasons};
 
@@ -54,7 +54,7 @@ impl CallError {
     }
 
     /// There is no answer.
-    pub(crate) fn unanswered(action: &'static str, why: &NoAnswer) -> Self {
+    pub(crate) fn unanswered(action: &'static str, why: &TransportError) -> Self {
         Self::unusable(action, why.to_string())
     }
 
@@ -78,9 +78,9 @@ impl CallError {
     }
 
     /// A request that was not sent, because Google would refuse it.
-    pub(crate) fn used_up(action: &'static str, UsedUp { after }: UsedUp) -> Self {
-        let message = "The rate of requests to GCE is reached; the request was not sent. Steerage retries. If this lasts, look at \
-                       steerage_controller_gce_api_budget_rate.";
+    pub(crate) fn used_up(action: &'static str, UsedUp { after, .. }: UsedUp) -> Self {
+        let message = "Steerage's rate of requests to GCE is reached; the request was not sent. Steerage retries. If this lasts, look at \
+                       steerage_controller_gce_api_budget_rate (below 20: Google throttles; otherwise many Services changed at once).";
         Self { after: Some(after), is_used_up: true, ..Self::unusable(action, message) }
     }
 
@@ -238,6 +238,7 @@ fn text(body: &[u8]) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use steerage_provider_cloud::CallLimit;
 
     use super::*;
 
@@ -345,7 +346,7 @@ mod tests {
 
     #[test]
     fn request_that_was_not_sent_makes_nothing_unknown() {
-        let used_up = UsedUp { after: Duration::from_secs(1) };
+        let used_up = UsedUp { after: Duration::from_secs(1), limit: CallLimit::Rate };
         assert!(CallError::used_up("a.insert", used_up).is_unmade());
         assert!(answered("a.insert", 429, "rateLimitExceeded", "slow").is_unmade());
         assert!(!answered("a.insert", 503, "backendError", "oops").is_unmade());

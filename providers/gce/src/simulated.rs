@@ -11,11 +11,11 @@ use http::{Method, Response};
 use ipnet::IpNet;
 use serde_json::{Map, Value, json};
 use steerage_provider_api::{Owner, Provider};
-use steerage_provider_cloud::http::NoAnswer as Unanswered;
+use steerage_provider_cloud::http::TransportError;
 use steerage_provider_cloud::{ApiMetrics, ClusterId};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CallFault, CarriedCall, Network, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
@@ -66,10 +66,11 @@ impl Calls for Linked {
         let carried = CarriedCall { name: action, is_write: !is_read };
         match carry(&*self.network, carried, move || cloud.at_once(&call)).await {
             Ok(answer) => answer,
-            Err(NoAnswer::Broken) => {
-                Err(CallError::unanswered(action, &Unanswered::Connection("connection closed".to_owned())))
-            }
-            Err(NoAnswer::Refused) => {
+            Err(CallFault::Broken) => Err(CallError::unanswered(
+                action,
+                &TransportError::Connection("connection closed".to_owned()),
+            )),
+            Err(CallFault::Throttled) => {
                 let errors = json!([{ "reason": "rateLimitExceeded", "domain": "usageLimits" }]);
                 let mut refused =
                     Response::new(json!({ "error": { "code": 403, "errors": errors } }).to_string());

@@ -7,9 +7,9 @@ use http::{Response, StatusCode, header};
 use serde_json::Value;
 use steerage_model::shortened;
 use steerage_provider_api::Error;
-use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
-use steerage_provider_cloud::http::NoAnswer;
+use steerage_provider_cloud::http::TransportError;
+use steerage_provider_cloud::{CallLimit, UsedUp};
 
 use crate::OPENSTACK;
 use crate::client::KEYSTONE;
@@ -46,7 +46,7 @@ impl CallError {
     }
 
     /// There is no answer.
-    pub(crate) fn unanswered(call: String, why: &NoAnswer) -> Self {
+    pub(crate) fn unanswered(call: String, why: &TransportError) -> Self {
         Self::unusable(call, why.to_string())
     }
 
@@ -65,10 +65,17 @@ impl CallError {
     }
 
     /// A request that was not sent: its rate is reached, or too many requests are without an answer.
-    pub(crate) fn used_up(call: String, UsedUp { after }: UsedUp) -> Self {
-        let message = "The request was not sent: the rate of requests to OpenStack is reached, or too many requests are without an answer. \
-                       Steerage retries. If this lasts, look at steerage_controller_openstack_api_budget_rate (below 20: the cloud throttles) \
-                       and steerage_controller_openstack_api_request_duration_seconds (seconds: OpenStack is slow).";
+    pub(crate) fn used_up(call: String, UsedUp { after, limit }: UsedUp) -> Self {
+        let message = match limit {
+            CallLimit::Rate => {
+                "The request was not sent: Steerage's rate of requests to OpenStack is reached. Steerage retries. If this lasts, look at \
+                 steerage_controller_openstack_api_budget_rate (below 20: the cloud throttles; otherwise many Services changed at once)."
+            }
+            CallLimit::InFlight => {
+                "The request was not sent: too many requests are without an answer. Steerage retries. If this lasts, look at \
+                 steerage_controller_openstack_api_request_duration_seconds (seconds: OpenStack is slow)."
+            }
+        };
         Self { after: Some(after), is_used_up: true, ..Self::unusable(call, message) }
     }
 
@@ -217,6 +224,19 @@ fn text(body: &[u8]) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn request_that_was_not_sent_says_which_limit_it_waits_for() {
+        let told = |limit| {
+            let used_up = UsedUp { after: Duration::from_secs(1), limit };
+            Error::from(CallError::used_up("Octavia GET pools".to_owned(), used_up)).to_string()
+        };
+        let (rate, in_flight) = ("rate of requests to OpenStack", "too many requests are without an answer");
+        let by_rate = told(CallLimit::Rate);
+        assert!(by_rate.contains(rate) && !by_rate.contains(in_flight), "{by_rate}");
+        let by_answers = told(CallLimit::InFlight);
+        assert!(by_answers.contains(in_flight) && !by_answers.contains(rate), "{by_answers}");
+    }
 
     fn failure(status: u16, headers: &[(&str, &str)], body: &str) -> CallError {
         let mut answer = Response::builder().status(status);

@@ -14,7 +14,7 @@ use steerage_provider_api::{Owner, Provider};
 use steerage_provider_cloud::{ApiMetrics, ClusterId};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CallFault, CarriedCall, Network, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
@@ -84,8 +84,8 @@ impl Calls for Linked {
         let carried = CarriedCall { name: call.action, is_write: call.method != Method::GET };
         match carry(&*self.network, carried, move || cloud.at_once(&call)).await {
             Ok(answer) => answer,
-            Err(NoAnswer::Broken) => Err(CallError::unusable(name, "connection closed")),
-            Err(NoAnswer::Refused) => {
+            Err(CallFault::Broken) => Err(CallError::unusable(name, "connection closed")),
+            Err(CallFault::Throttled) => {
                 let mut refused = Response::new(json!({ "faultstring": "too many requests" }).to_string());
                 *refused.status_mut() = StatusCode::TOO_MANY_REQUESTS;
                 Err(CallError::answered(name, &refused))

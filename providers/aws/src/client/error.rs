@@ -42,7 +42,7 @@ const USED_UP: &str = "RateUsedUp";
 
 impl CallError {
     /// A call of this kind, such as `reads of ELBv2`, that was not made.
-    pub(crate) fn used_up(kind: &'static str, UsedUp { after }: UsedUp) -> Self {
+    pub(crate) fn used_up(kind: &'static str, UsedUp { after, .. }: UsedUp) -> Self {
         let message = format!(
             "AWS's rate for {kind} is reached; the call was not sent. Steerage retries. If this lasts, look at \
              steerage_controller_aws_api_budget_rate."
@@ -267,6 +267,7 @@ pub(super) fn empty(action: &'static str) -> CallError {
 
 #[cfg(test)]
 mod tests {
+    use steerage_provider_cloud::CallLimit;
     use steerage_provider_cloud::failure::is_unexpected_answer;
 
     use super::*;
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn call_that_was_not_sent_names_its_kind_and_no_times() {
-        let used_up = UsedUp { after: Duration::from_secs(12) };
+        let used_up = UsedUp { after: Duration::from_secs(12), limit: CallLimit::Rate };
         let error = Error::from(CallError::used_up("reads of ELBv2", used_up));
         assert!(matches!(&error, Error::Throttled { after: Some(after), .. } if after.as_secs() == 12));
         assert_eq!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::FutureExt as _;
-use steerage_provider_conformance::simulated::{CarriedCall, Network, NoAnswer, carry};
+use steerage_provider_conformance::simulated::{CallFault, CarriedCall, Network, carry};
 
 use super::{Kind, StandIn};
 use crate::attributes::Values;
@@ -45,8 +45,8 @@ impl Linked {
         let unanswered = || CallError::made_up(name, "", "connection closed");
         match carry(&*self.network, call, move || at_cloud(&cloud)).await {
             Ok(answer) => answer.unwrap_or_else(|| Err(unanswered())),
-            Err(NoAnswer::Refused) => Err(CallError::made_up(name, kind.throttled(), "Rate exceeded")),
-            Err(NoAnswer::Broken) => Err(unanswered()),
+            Err(CallFault::Throttled) => Err(CallError::made_up(name, kind.throttled(), "Rate exceeded")),
+            Err(CallFault::Broken) => Err(unanswered()),
         }
     }
 }

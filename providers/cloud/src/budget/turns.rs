@@ -37,7 +37,7 @@ impl CallTurns {
     }
 
     /// Whether the group may have another call without an answer.
-    fn may_begin(&self, group: &str) -> bool {
+    pub(super) fn may_begin(&self, group: &str) -> bool {
         let Some(max) = self.max_in_flight else { return true };
         let own = self.in_flight.get(group).copied().unwrap_or(0);
         own < max.saturating_sub(self.in_flight.values().sum())
