@@ -79,16 +79,16 @@ impl OpenStack {
                 }
                 Err(failure) if note_refused(&failure, &nodes, &mut entry.refused) => {}
                 Err(failure) => {
-                    let blamed: Vec<(IpAddr, bool)> = vips
+                    let asked: Vec<(IpAddr, bool)> = vips
                         .iter()
                         .filter_map(|vip| Some((vip.address?, vip.wanted.requested.is_some())))
                         .collect();
-                    let blamed = blamed_for(&failure, blamed);
+                    let conflicting = conflicting_vips(&failure, asked);
                     // Somebody else has it by now: another one is better than none.
-                    let other = blamed
+                    let other = conflicting
                         .iter()
                         .find(|(ip, is_required)| !is_required && !entry.refused_vips.contains(ip));
-                    match (other, blamed.iter().find(|(_, is_required)| *is_required)) {
+                    match (other, conflicting.iter().find(|(_, is_required)| *is_required)) {
                         (Some((vip, _)), _) => entry.refused_vips.push(*vip),
                         (None, Some((vip, _))) => return Err(taken(*vip, &failure)),
                         (None, None) => return Err(failure.into()),
@@ -212,7 +212,7 @@ struct NewVip<'a> {
 }
 
 /// The VIPs because of which a creation failed. Octavia shows Neutron's conflict as an error of its own.
-fn blamed_for(failure: &CallError, mut vips: Vec<(IpAddr, bool)>) -> Vec<(IpAddr, bool)> {
+fn conflicting_vips(failure: &CallError, mut vips: Vec<(IpAddr, bool)>) -> Vec<(IpAddr, bool)> {
     let named: Vec<IpAddr> = addresses(failure.message()).collect();
     if vips.iter().any(|(vip, _)| named.contains(vip)) {
         vips.retain(|(vip, _)| named.contains(vip));

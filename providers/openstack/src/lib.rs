@@ -2,14 +2,16 @@
 //! The OpenStack provider: load balancers of Octavia, whose members are nodes, and floating IPs of Neutron.
 //!
 //! [`OpenStackArgs`] holds the controller's flags, [`Config`] the validated settings, [`Credentials`] where to log in and as whom.
-//! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options`, `vips` and `peers` what is wanted, `diff`
-//! what is missing, `marks` whose a resource is. `client` makes and counts the requests with the tokens of `keystone`; `paced`
-//! keeps to the rate that the cloud takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place,
-//! one change at a time, `create` makes it, `adopt` takes over another controller's that `adoption` permits, `replacement` replaces one that
-//! failed, `floating` brings its address in place, which `address` plans, `node_rules_sync` makes the rules of the nodes' security group that
-//! `node_rules` names, `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. `shared_sync` has
-//! what differs for a shared load balancer, `shared_users` says which Services name which, and `port_waiters` which wait for a port there.
-//! `reads` makes one list of what several Services read. No other crate sees a type of OpenStack, and this crate uses nothing of Kubernetes.
+//! [`OpenStack`] is the provider. These decide and do no I/O: `desired` with `annotations`, `options`, `vips` and `peers` what is wanted,
+//! `sources` which ranges, `shared` which annotations of a shared load balancer; `diff` what is missing, `step` one change of it, `marks`
+//! whose a resource is. `client` makes and counts the requests with the tokens of `keystone`; `paced` keeps to the rate that the cloud
+//! takes. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place, one change at a time, `create`
+//! makes it, `adopt` takes over another controller's that `adoption` permits, `replacement` replaces one that failed, `floating` brings its
+//! address in place, which `address` plans, `node_rules_sync` makes the rules of the nodes' security group that `node_rules` names,
+//! `restrict` takes sources away, `health` reads the members' state, and `delete` removes everything. `shared_sync` has what differs for a
+//! shared load balancer, `shared_users` says which Services name which, and `port_waiters` which wait for a port there. `reads` makes one
+//! list of what several Services read, `insist` repeats a throttled request that completes a change, and `state` has what is remembered of
+//! a Service. No other crate sees a type of OpenStack, and this crate uses nothing of Kubernetes.
 
 mod address;
 mod adopt;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads what exists. By tags, never by names: names are for people, and Octavia's are not unique.
+//! Reads what exists: what is Steerage's by tags, never by names, because Octavia's are not unique. Candidates for an adoption, and a load
+//! balancer that lost its tags, are found by name, VIP or port, and judged by `adoption` and `adopt`.
 
 use http::Method;
 use steerage_model::Key;

@@ -50,11 +50,11 @@ pub(crate) struct Options {
     pub(crate) limits: Option<Limits>,
 }
 
-const ALGORITHMS: [&str; 4] = ["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", "SOURCE_IP_PORT"];
-/// The only one of OVN.
+const ALGORITHMS: [&str; 4] = ["ROUND_ROBIN", "LEAST_CONNECTIONS", "SOURCE_IP", BY_PORT];
+/// The only one of OVN, and of no other driver.
 const BY_PORT: &str = "SOURCE_IP_PORT";
-/// A day: Octavia's longest timeout, in milliseconds.
-const LONGEST_TIMEOUT: i64 = 86_400_000;
+/// A day in milliseconds, which is Octavia's longest timeout; also the most connections that Steerage takes.
+const LARGEST_LIMIT: i64 = 86_400_000;
 
 type Annotations = BTreeMap<String, String>;
 
@@ -145,7 +145,11 @@ fn algorithm(annotations: &Annotations, driver: Driver) -> Result<&'static str, 
         (Driver::Amphora, Some(Some(known))) => Ok(known),
         (_, Some(None)) => {
             let problem = format!("has the unknown value `{}`", shown(requested.unwrap_or_default()));
-            Err(invalid(name, &problem, &format!("Use one of {}.", ALGORITHMS.join(", "))))
+            let advice = match driver {
+                Driver::Amphora => "Use ROUND_ROBIN, LEAST_CONNECTIONS or SOURCE_IP.",
+                Driver::Ovn => "Use SOURCE_IP_PORT.",
+            };
+            Err(invalid(name, &problem, advice))
         }
     }
 }
@@ -154,13 +158,15 @@ fn limits(annotations: &Annotations, driver: Driver) -> Result<Option<Limits>, E
     let get = |name: &'static str, default: i64, least: i64| {
         let Some(text) = annotations.get(name).map(|value| value.trim()) else { return Ok(Some(default)) };
         if driver == Driver::Ovn {
-            return Err(lacks("limit of connections", name));
+            let option =
+                if name == annotations::CONNECTION_LIMIT { "limit of connections" } else { "timeout" };
+            return Err(lacks(option, name));
         }
         match text.parse() {
-            Ok(value) if (least..=LONGEST_TIMEOUT).contains(&value) => Ok(Some(value)),
+            Ok(value) if (least..=LARGEST_LIMIT).contains(&value) => Ok(Some(value)),
             _ => {
                 let problem = format!("has the value `{}`", shown(text));
-                Err(invalid(name, &problem, &format!("Use a number from {least} to {LONGEST_TIMEOUT}.")))
+                Err(invalid(name, &problem, &format!("Use a number from {least} to {LARGEST_LIMIT}.")))
             }
         }
     };
@@ -229,6 +235,30 @@ pub(crate) mod tests {
         assert_eq!(options.algorithm, "LEAST_CONNECTIONS");
         assert_eq!(options.limits.unwrap().connection_limit, Some(100));
         assert_eq!(options.member_subnet.as_deref(), Some("65cc378b-a47a-4e88-a0cd-248c7c4974fa"));
+    }
+
+    /// A value that a message names is accepted.
+    #[test]
+    fn refused_algorithm_names_those_of_the_driver() {
+        for driver in ["amphora", "ovn"] {
+            let (_, message) = read(driver, &[(annotations::LB_METHOD, "RANDOM")]).unwrap_err();
+            for algorithm in ALGORITHMS {
+                let is_named = message.split([' ', ',', '.']).any(|word| word == algorithm);
+                let is_accepted = read(driver, &[(annotations::LB_METHOD, algorithm)]).is_ok();
+                assert_eq!(is_named, is_accepted, "{driver} {algorithm}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn ovn_names_what_an_annotation_requests() {
+        for (name, part) in [
+            (annotations::CONNECTION_LIMIT, "ovn has no limit of connections"),
+            (annotations::TIMEOUT_CLIENT_DATA, "ovn has no timeout"),
+        ] {
+            let (_, message) = read("ovn", &[(name, "100")]).unwrap_err();
+            assert!(message.contains(part), "{message}");
+        }
     }
 
     #[test]

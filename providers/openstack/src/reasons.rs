@@ -30,7 +30,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         ADDRESS_NOT_AVAILABLE,
-        "The requested address is no floating IP of the project, is reserved for another namespace, or something else uses it; or the subnet of VIPs does not give it; or a floating IP that is not Steerage's is on the load balancer.",
+        "The requested address is no floating IP of the project, is reserved for another namespace, or something else uses it; or the subnet of VIPs does not give it; or a floating IP that is not Steerage's is on the load balancer; or the Service requests a floating IP and has no IPv4.",
         "As the message says: create the floating IP in the cluster's project, request another address, or detach the floating IP that the message names.",
     ),
     (
@@ -40,7 +40,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         DUAL_STACK_NOT_SUPPORTED,
-        "The Service has two IP families, and its load balancer has an address of one only: no subnet of the missing family is known, Octavia's API is older than version 2.26, or the load balancer is older than the second family. Clients of the family that it has are served.",
+        "The Service has two IP families, and its load balancer has an address of one only: no subnet of the missing family is known or in the network that the Service names, Octavia's API is older than version 2.26, or the load balancer is older than the second family. Clients of the family that it has are served.",
         "As the message says, or set `spec.ipFamilyPolicy: SingleStack`.",
     ),
     (

@@ -41,10 +41,11 @@ pub(crate) fn vips(lb: &LoadBalancer, options: &Options, config: &Config) -> Vec
     lb.families.iter().filter_map(|family| of(*family)).collect()
 }
 
-/// Why a load balancer lacks a VIP of one of the Service's families; `None` if it has all.
+/// Why a load balancer lacks a VIP of one of the Service's families; `None` if it has all. `network` is the one that the Service names.
 pub(crate) fn missing(
     families: &[Family],
     wanted: &[WantedVip],
+    network: Option<&str>,
     balancer: &Balancer,
     version: Option<(u32, u32)>,
 ) -> Option<(&'static str, String)> {
@@ -63,6 +64,13 @@ pub(crate) fn missing(
                 version.0, version.1, SEVERAL_VIPS.0, SEVERAL_VIPS.1
             ),
             "Upgrade Octavia and create the Service again.",
+        ),
+        _ if let Some(network) = network => (
+            format!(
+                "the network {network} had no {family} subnet when the load balancer was created, or the Service one family, and Octavia \
+                 adds no VIP to a load balancer that exists"
+            ),
+            "Add a subnet of the family to the network if it has none, and create the Service again.",
         ),
         _ => ("Octavia adds no VIP to a load balancer that exists".to_owned(), "Create the Service again."),
     };
@@ -124,14 +132,21 @@ mod tests {
         };
         let one = balancer(json!([]));
         let both = balancer(json!([{ "ip_address": "2001:db8::1", "port_id": "p", "subnet_id": "s6" }]));
-        assert_eq!(missing(&[V4, V6], &[vip(V4), vip(V6)], &both, None), None);
-        assert_eq!(missing(&[V4], &[vip(V4)], &one, None), None);
-        for (wanted, version, part) in [
-            (vec![vip(V4)], Some((2, 30)), "--openstack-ipv6-subnet-id"),
-            (vec![vip(V4), vip(V6)], Some((2, 25)), "version 2.25"),
-            (vec![vip(V4), vip(V6)], Some((2, 26)), "adds no VIP"),
+        assert_eq!(missing(&[V4, V6], &[vip(V4), vip(V6)], None, &both, None), None);
+        assert_eq!(missing(&[V4], &[vip(V4)], None, &one, None), None);
+        for (wanted, network, version, part) in [
+            (vec![vip(V4)], None, Some((2, 30)), "--openstack-ipv6-subnet-id"),
+            (vec![vip(V4), vip(V6)], None, Some((2, 25)), "version 2.25"),
+            (vec![vip(V4), vip(V6)], Some("n1"), Some((2, 25)), "version 2.25"),
+            (
+                vec![vip(V4), vip(V6)],
+                None,
+                Some((2, 26)),
+                "exists. It serves clients of the other family. Create",
+            ),
+            (vec![vip(V4), vip(V6)], Some("n1"), Some((2, 26)), "the network n1 had no IPv6 subnet"),
         ] {
-            let (reason, message) = missing(&[V4, V6], &wanted, &one, version).unwrap();
+            let (reason, message) = missing(&[V4, V6], &wanted, network, &one, version).unwrap();
             assert_eq!(reason, "DualStackNotSupported");
             assert!(message.contains(part) && message.contains("no IPv6 address"), "{message}");
         }
