@@ -28,6 +28,8 @@ pub enum AdmittedSources {
     WithOthers(BTreeSet<String>),
     /// Others decide, such as the owners of security groups that an annotation names.
     Foreign,
+    /// Steerage's own rules, which the credentials may not read or change: they may admit clients that the Service does not admit.
+    NotPermitted,
 }
 
 impl fmt::Display for AdmittedSources {
@@ -45,6 +47,9 @@ impl fmt::Display for AdmittedSources {
         match self {
             Self::Everybody => f.write_str("Every client may connect"),
             Self::Foreign => f.write_str("Rules that are not Steerage's decide which clients may connect"),
+            Self::NotPermitted => f.write_str(
+                "The credentials may not read or change the firewall rules of the Service, so clients that these admit may still connect",
+            ),
             Self::Only(sources) if sources.is_empty() => f.write_str("No client may connect"),
             Self::Only(sources) => write!(f, "Only clients from {} may connect", list(sources)),
             Self::Wider(sources) => {

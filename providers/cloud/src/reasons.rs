@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The reasons of errors that every cloud has. Stable, because alerts use them; each provider says in its table what they mean there.
+//! Reasons of errors that several clouds have, or whose name must be the same where another one gets them. Stable, because alerts use them;
+//! each provider says in its table what they mean there.
 
 /// An annotation with a value that cannot be right.
 pub const INVALID_ANNOTATION: &str = "InvalidAnnotation";

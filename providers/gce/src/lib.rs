@@ -5,12 +5,14 @@
 //! [`GceArgs`] holds the controller's flags, [`Config`] the validated settings, and `discover` fills flags that are not set from the
 //! metadata server. [`Gce`] is the provider. These decide and do no I/O: `desired` with `annotations`, `checks`, `options` and `peers` what
 //! is wanted, `instances` which VM is an endpoint of which group, `given` whether a requested address can be used, `diff` with `compare`
-//! and `tree` what is missing, `marks` whose a resource is. `client` makes and counts the requests, with the tokens of Google's own
-//! library; `paced` keeps to the rate that Google takes; `permissions` says which right each request needs. `provider` combines them:
-//! `observe` reads what exists, `apply` brings a load balancer in place, `send` makes changes, `operations` follows their
-//! operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps what Services share, `leaving` keeps the last
-//! endpoints, `restrict` takes sources away, `health` reads the state of
-//! endpoints, and `delete` removes everything. No other crate sees a type of GCE, and this crate uses nothing of Kubernetes.
+//! and `tree` what is missing, `step` one change of it, `object` where each kind of resource lies, `marks` whose a resource is. `client`
+//! makes and counts the requests, with the tokens of Google's own library; `paced` keeps to the rate that Google takes; `permissions` says
+//! which right each request needs. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place, `send`
+//! makes changes, `operations` follows their operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps
+//! what Services share, `leaving` keeps the last endpoints, `restrict` takes sources away, `health` reads the state of endpoints, and
+//! `delete` removes everything. `denied` remembers changes of firewall rules that the credentials may not make, `firewall_command` words
+//! them for an administrator, `leftovers` lists what deletions left, `unended` reports operations that do not end, and `state` has what is
+//! remembered of a Service. No other crate sees a type of GCE, and this crate uses nothing of Kubernetes.
 
 pub mod annotations;
 mod apply;

@@ -57,7 +57,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         OBJECT_NOT_OWNED,
         "A resource with a name that the Service needs exists, but its description is not that of the Service. The usual cause is a cluster that was set up again: its UID is another one.",
-        "As the message says: set another `--gce-cluster-name`, or correct the description if this cluster replaces the old one. Delete the resource only if nothing uses it.",
+        "As the message says: set another `--gce-cluster-name`; or correct the description if this cluster replaces the old one, and GCE can change it (not that of forwarding rules and addresses). Delete the resource only if nothing uses it.",
     ),
     (
         QUOTA_EXCEEDED,

@@ -39,7 +39,7 @@ impl Gce {
             let id = names.firewall(family);
             let found = match self.read(&id).await {
                 Err(failure) if failure.is_denied() => {
-                    return Ok(Restricted::To(Some(AdmittedSources::Foreign)));
+                    return Ok(Restricted::To(Some(AdmittedSources::NotPermitted)));
                 }
                 other => other?,
             };
@@ -69,7 +69,7 @@ impl Gce {
             entry.forget();
             sent?;
             if steps.iter().any(|step| entry.denied.has(step)) {
-                return Ok(Restricted::To(Some(AdmittedSources::Foreign)));
+                return Ok(Restricted::To(Some(AdmittedSources::NotPermitted)));
             }
             return Ok(Restricted::Again);
         }
