@@ -125,6 +125,11 @@ pub trait Provider: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether [`Provider::target_health`] reports targets. If not, it returns none.
+    fn reports_health(&self) -> bool {
+        true
+    }
+
     /// Reads the health of the targets.
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error>;
 

@@ -120,14 +120,14 @@ fn widest(ranges: &BTreeSet<IpNet>, family: Family) -> Option<BTreeSet<String>> 
 
 /// The network security group of the nodes.
 #[derive(Clone, Debug)]
-pub(crate) struct Guard {
+pub(crate) struct SecurityGroupDocument {
     pub(crate) config: Config,
     pub(crate) path: String,
     /// The namespaces of addresses, as far as this process knows.
     known: Arc<Mutex<BTreeMap<IpAddr, String>>>,
 }
 
-impl Guard {
+impl SecurityGroupDocument {
     pub(crate) fn new(config: Config, path: String) -> Self {
         Self { config, path, known: Arc::default() }
     }

@@ -31,8 +31,8 @@ steerage_model::annotations! {
     DISABLE_TCP_RESET = "service.beta.kubernetes.io/azure-load-balancer-disable-tcp-reset", "`true` or `false`";
     /// Service tags whose clients are admitted, besides those of source ranges. Needs `--azure-network-security-group`.
     ALLOWED_SERVICE_TAGS = "service.beta.kubernetes.io/azure-allowed-service-tags", "service tags, separated by commas";
-    /// Source ranges that are admitted. Not together with `spec.loadBalancerSourceRanges`.
+    /// Source ranges that are admitted. Not together with `spec.loadBalancerSourceRanges`, or with `service.beta.kubernetes.io/load-balancer-source-ranges`.
     ALLOWED_IP_RANGES = "service.beta.kubernetes.io/azure-allowed-ip-ranges", "ranges, separated by commas";
-    /// Source ranges that are admitted, as in `spec.loadBalancerSourceRanges`, which takes precedence.
+    /// Source ranges that are admitted, as in `spec.loadBalancerSourceRanges`, which takes precedence. Not together with `azure-allowed-ip-ranges`.
     SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "ranges, separated by commas";
 }

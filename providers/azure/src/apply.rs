@@ -65,7 +65,7 @@ impl Azure {
                 incomplete: complete.incomplete.clone(),
                 ..outcome
             };
-            return Ok(not_ready(&balancer.not_ready().await, &complete.used, outcome));
+            return Ok(with_trouble(balancer, &complete.used, outcome).await);
         }
         entry.complete = None;
         let (age, listed) = match compare {
@@ -147,7 +147,7 @@ impl Azure {
             complete.refused = balancer.refused(all_addresses(&set)).await.into_keys().collect();
         }
         let outcome = Outcome { ingress, incomplete, ..outcome };
-        Ok(not_ready(&balancer.not_ready().await, &addresses.used, outcome))
+        Ok(with_trouble(balancer, &addresses.used, outcome).await)
     }
 
     /// Brings the addresses of a Service in place. `Err` with a time if they are not yet.
@@ -234,9 +234,14 @@ impl Azure {
         age: Duration,
     ) -> Result<Option<Duration>, Error> {
         let (calls, [balancer, _]) = (&*self.calls, self.of_scheme(wanted.is_internal));
-        let Some(guard) = self.guard.as_ref().filter(|_| !wanted.sources.is_everybody()) else {
+        let Some(security_group) = self.security_group.as_ref().filter(|_| !wanted.sources.is_everybody())
+        else {
             return Ok(None);
         };
+        let intent = Intent::Present(fragment.clone());
+        if let Some(wait) = balancer.check_place(calls, &intent, age).await? {
+            return Ok(Some(wait));
+        }
         let mut vips = public.clone();
         if wanted.is_internal {
             let present = match self.balancer(balancer, age).await? {
@@ -261,7 +266,7 @@ impl Azure {
         let admission =
             Admission::new(both, &BTreeSet::new(), &wanted.rules, &wanted.sources, wanted.is_internal)
                 .of(wanted.service.namespace());
-        if let Written::Again(wait) = guard.write(calls, &fragment.service, admission, age).await? {
+        if let Written::Again(wait) = security_group.write(calls, &fragment.service, admission, age).await? {
             return Ok(Some(wait));
         }
         Ok(None)
@@ -391,6 +396,27 @@ fn not_kept(lost: &[String]) -> Option<(&'static str, String)> {
         );
         (reasons::OPERATION_NOT_PERMITTED, message)
     })
+}
+
+/// The same outcome, which says so if Azure takes no change because of one of these public IPs.
+async fn with_trouble(
+    balancer: &Shared<BalancerDocument>,
+    used: &BTreeSet<String>,
+    outcome: Outcome,
+) -> Outcome {
+    let outcome = not_ready(&balancer.not_ready().await, used, outcome);
+    forbidden(&balancer.forbidden().await, used, outcome)
+}
+
+fn forbidden(all: &BTreeMap<String, Error>, used: &BTreeSet<String>, outcome: Outcome) -> Outcome {
+    let Some((path, error)) = all.iter().find(|(path, _)| used.contains(*path)) else { return outcome };
+    let message = format!(
+        "The Service is served. Azure takes no change of the load balancer, for all Services, because of its public IP {}. Give the \
+         identity the right to use it, or exempt it from the policy. Deleting the Service frees the others, too. {error}",
+        path.rsplit('/').next().unwrap_or_default()
+    );
+    let incomplete = Some((error.reason(), message));
+    Outcome { incomplete, retry_refused: Some(UNKNOWN_WAIT), ..outcome }
 }
 
 /// The same outcome, which says so if Azure takes no change because one of these public IPs is not ready.

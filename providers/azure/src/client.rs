@@ -79,7 +79,7 @@ impl Call {
 
 /// An answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Answer {
+pub(crate) struct ApiAnswer {
     /// Null if there is none.
     pub(crate) body: Value,
     /// Where to ask whether the change is complete.
@@ -94,7 +94,7 @@ pub(crate) struct Answer {
 #[async_trait]
 pub(crate) trait Calls: Send + Sync {
     /// Sends a request.
-    async fn send(&self, call: Call) -> Result<Answer>;
+    async fn send(&self, call: Call) -> Result<ApiAnswer>;
 }
 
 /// Requests over HTTP.
@@ -137,7 +137,7 @@ impl Client {
         Ok(format!("{}{path}{version}", self.endpoint))
     }
 
-    async fn once(&self, call: &Call, token: Option<&str>) -> Result<Answer> {
+    async fn once(&self, call: &Call, token: Option<&str>) -> Result<ApiAnswer> {
         let (action, url) = (call.action, self.url(call)?);
         let mut request = http::Request::builder()
             .method(call.method.clone())
@@ -176,7 +176,12 @@ impl Client {
                 .map_err(|_| CallError::unusable(action, "the answer is not JSON"))?
         };
         let is_accepted = answer.status() == StatusCode::ACCEPTED;
-        Ok(Answer { body, operation: operation(answer.headers()), after: retry_after(&answer), is_accepted })
+        Ok(ApiAnswer {
+            body,
+            operation: operation(answer.headers()),
+            after: retry_after(&answer),
+            is_accepted,
+        })
     }
 }
 
@@ -188,7 +193,7 @@ fn operation(headers: &HeaderMap) -> Option<String> {
 
 #[async_trait]
 impl Calls for Client {
-    async fn send(&self, call: Call) -> Result<Answer> {
+    async fn send(&self, call: Call) -> Result<ApiAnswer> {
         let Some(session) = &self.session else { return self.once(&call, None).await };
         let token: Arc<str> = session.token(None).await?;
         match self.once(&call, Some(&token)).await {
@@ -257,12 +262,12 @@ mod tests {
     /// Three pages, the last of which says that the second one follows.
     #[async_trait]
     impl Calls for Pages {
-        async fn send(&self, call: Call) -> Result<Answer> {
+        async fn send(&self, call: Call) -> Result<ApiAnswer> {
             let mut seen = self.0.lock().unwrap();
             seen.push(call.path);
             assert!(seen.len() < 10, "it never ends");
             let next = ["/a?x=1", "/a?x=2"][(seen.len() - 1) % 2];
-            Ok(Answer { body: json!({ "value": [seen.len()], "nextLink": next }), ..Answer::default() })
+            Ok(ApiAnswer { body: json!({ "value": [seen.len()], "nextLink": next }), ..ApiAnswer::default() })
         }
     }
 

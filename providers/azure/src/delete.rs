@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use steerage_provider_api::{Error, Owner, Progress};
 
-use crate::admission::{Admission, Guard};
+use crate::admission::{Admission, SecurityGroupDocument};
 use crate::document::BalancerDocument;
 use crate::merge::Intent;
 use crate::provider::{Azure, RECENT};
@@ -27,8 +27,8 @@ impl Azure {
         }
         let (mut vips, mut present) = (BTreeSet::new(), Vec::new());
         let mut trouble = None;
-        if let Some(guard) = &self.guard {
-            match guard.withdraw(calls, &owner.service, RECENT).await {
+        if let Some(security_group) = &self.security_group {
+            match security_group.withdraw(calls, &owner.service, RECENT).await {
                 Ok(Some(wait)) => return Ok(Progress::Again(wait)),
                 Ok(None) => {}
                 Err(error) => trouble = Some(error),
@@ -60,10 +60,10 @@ impl Azure {
         let admitted = &self.address_owners.of(owner) - &vips;
         let is_known = !vips.is_empty();
         vips.extend(&admitted);
-        if let Some(guard) = self.guard.as_ref().filter(|_| !vips.is_empty()) {
+        if let Some(security_group) = self.security_group.as_ref().filter(|_| !vips.is_empty()) {
             let closed = match trouble {
                 Some(error) => Err(error),
-                None => self.close(guard, owner, &present, vips.clone()).await,
+                None => self.close(security_group, owner, &present, vips.clone()).await,
             };
             match closed {
                 Ok(Some(wait)) => return Ok(Progress::Again(wait)),
@@ -96,17 +96,17 @@ impl Azure {
     /// Takes away the rules that admit clients to these addresses. When to call again; `None` if they are gone.
     async fn close(
         &self,
-        guard: &Shared<Guard>,
+        security_group: &Shared<SecurityGroupDocument>,
         owner: &Owner,
         present: &[&Shared<BalancerDocument>],
         vips: BTreeSet<IpAddr>,
     ) -> Result<Option<Duration>, Error> {
         let calls = &*self.calls;
-        let group = match guard.look_past(calls, RECENT).await? {
+        let group = match security_group.look_past(calls, RECENT).await? {
             Written::Again(wait) => return Ok(Some(wait)),
             Written::Done(group) => group.unwrap_or_default(),
         };
-        if guard.document.present(&group, &vips).denies {
+        if security_group.document.present(&group, &vips).denies {
             // Nobody may connect whom the rules deny, also not for a moment.
             for balancer in present {
                 let withdrawn = Intent::Withdrawn(self.mark(owner));
@@ -117,7 +117,7 @@ impl Azure {
             }
         }
         let none = Admission::none(vips);
-        Ok(match guard.write(calls, &owner.service, none, Duration::MAX).await? {
+        Ok(match security_group.write(calls, &owner.service, none, Duration::MAX).await? {
             Written::Again(wait) => Some(wait),
             Written::Done(_) => None,
         })

@@ -11,12 +11,12 @@ use serde_json::Value;
 use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, SharedSet, TargetSet};
 
-use crate::admission::{Admission, Guard, Source};
-use crate::blame::Names;
+use crate::admission::{Admission, SecurityGroupDocument, Source};
 use crate::desired::{WantedPool, nodes};
 use crate::limits::check_namespace;
 use crate::marks::Mark;
 use crate::merge::{FrontendAddress, Intent, Layout, Sets, writable};
+use crate::named_in_refusal::Names;
 use crate::reasons;
 use crate::types::{Balancer, Provisioning, SecurityGroup};
 
@@ -286,7 +286,7 @@ impl Document for BalancerDocument {
     }
 }
 
-impl Document for Guard {
+impl Document for SecurityGroupDocument {
     type Body = SecurityGroup;
     type Wanted = Admission;
 
@@ -322,7 +322,7 @@ impl Document for Guard {
         _: IsRefused<'_>,
     ) -> Result<bool, Error> {
         match body {
-            Some(group) => Guard::apply(self, group, wanted),
+            Some(group) => SecurityGroupDocument::apply(self, group, wanted),
             // Nothing is left to remove.
             None if wanted.vips.is_empty() => Ok(false),
             None => {

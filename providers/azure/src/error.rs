@@ -9,7 +9,7 @@ use steerage_model::shortened;
 use steerage_provider_api::Error;
 use steerage_provider_cloud::UsedUp;
 use steerage_provider_cloud::failure::{Failure, Meaning};
-use steerage_provider_cloud::http::NoAnswer;
+use steerage_provider_cloud::http::TransportError;
 
 use crate::AZURE;
 
@@ -95,7 +95,7 @@ impl CallError {
     }
 
     /// There is no answer.
-    pub(crate) fn unanswered(action: &'static str, why: &NoAnswer) -> Self {
+    pub(crate) fn unanswered(action: &'static str, why: &TransportError) -> Self {
         Self::unusable(action, why.to_string())
     }
 
@@ -125,9 +125,10 @@ impl CallError {
     }
 
     /// A request that was not sent, because Azure would refuse it.
-    pub(crate) fn used_up(action: &'static str, UsedUp { after }: UsedUp) -> Self {
-        let message = "The rate of requests to Azure is reached; the request was not sent. Steerage retries. If this lasts, look at \
-                       steerage_controller_azure_api_budget_rate.";
+    pub(crate) fn used_up(action: &'static str, UsedUp { after, .. }: UsedUp) -> Self {
+        let message = "Steerage's rate of requests to Azure is reached; the request was not sent. Steerage retries. If this lasts, look at \
+                       steerage_controller_azure_api_budget_rate (reads below 20 or writes below 3: Azure throttles; otherwise many Services \
+                       changed at once).";
         Self { after: Some(after), kind: Kind::UsedUp, ..Self::unusable(action, message) }
     }
 
@@ -206,6 +207,10 @@ impl CallError {
         if is(&["ScopeLocked", "RequestDisallowedByPolicy", "ReadOnlyDisabledSubscription"]) {
             return Meaning::Forbidden;
         }
+        // Also of an operation, which has no status.
+        if is(&["LinkedAuthorizationFailed"]) {
+            return Meaning::Denied;
+        }
         let is_limit =
             ["Limit", "Quota"].iter().any(|part| self.code.contains(part)) && status.is_client_error();
         match status.as_u16() {
@@ -214,7 +219,7 @@ impl CallError {
             429 => Meaning::Throttled(self.after),
             503 if self.after.is_some() => Meaning::Throttled(self.after),
             401 => Meaning::BadCredentials,
-            403 if is(&["AuthorizationFailed", "LinkedAuthorizationFailed"]) => Meaning::Denied,
+            403 if is(&["AuthorizationFailed"]) => Meaning::Denied,
             _ if self.is_stale() => Meaning::Conflict,
             _ if is_limit => Meaning::QuotaExceeded,
             403 => Meaning::Denied,
@@ -271,6 +276,7 @@ mod tests {
             (401, "ExpiredAuthenticationToken", "ProviderDenied"),
             (403, "AuthorizationFailed", "ProviderDenied"),
             (403, "LinkedAuthorizationFailed", "ProviderDenied"),
+            (400, "LinkedAuthorizationFailed", "ProviderDenied"),
             (403, "RequestDisallowedByPolicy", "OperationNotPermitted"),
             (404, "ResourceNotFound", "ProviderConflict"),
             (404, "ResourceGroupNotFound", "RejectedByProvider"),

@@ -6,15 +6,15 @@
 //! provider. These decide and do no I/O: `desired` with `annotations`, `options` and `peers` what a Service needs, `merge` what that
 //! changes in a load balancer, `admission` what in a security group, `limits` how much a Service and a namespace may have, `marks` whose a
 //! part is, `types` which fields Azure has. `client` makes and counts the requests with the tokens of `token`; `paced` keeps to the rate
-//! that Azure takes. `shared` writes a resource for all Services at once, with what `document` knows of its kind and whom `blame` finds in
-//! a refusal; `operation` follows a change that Azure has accepted. `provider` combines them: `public_ips` brings addresses in place,
-//! `apply` a Service, `retire` removes the addresses that it had before, `release` gives up those that a refused one requested, and
-//! `delete` removes everything. No other crate sees a type of Azure, and this crate uses nothing of Kubernetes.
+//! that Azure takes. `shared` writes a resource for all Services at once, with what `document` knows of its kind and whom
+//! `named_in_refusal` finds in a refusal; `operation` follows a change that Azure has accepted. `provider` combines them: `public_ips`
+//! brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, `release` gives up those that a refused
+//! one requested, `kept` publishes the address of a refused one, `state` has what is remembered of a Service, and `delete` removes
+//! everything. No other crate sees a type of Azure, and this crate uses nothing of Kubernetes.
 
 mod admission;
 pub mod annotations;
 mod apply;
-mod blame;
 mod client;
 mod config;
 mod credentials;
@@ -26,6 +26,7 @@ mod kept;
 mod limits;
 mod marks;
 mod merge;
+mod named_in_refusal;
 mod operation;
 mod options;
 mod paced;

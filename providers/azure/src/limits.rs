@@ -133,13 +133,13 @@ pub(crate) mod tests {
         assert!(error.reason() == "TooManyPorts" && error.to_string().contains("251 ports"), "{error}");
         assert!(desired(&planned(&ports[1..], &[1]), &config()).is_ok());
         let mut lb = planned(&[80], &[1]);
-        let mut guarded = config();
-        guarded.security_group = Some("/nsg".to_owned());
+        let mut with_group = config();
+        with_group.security_group = Some("/nsg".to_owned());
         lb.source_ranges = (0..251).map(|i| format!("10.0.{i}.0/24").parse().unwrap()).collect();
-        assert_eq!(desired(&lb, &guarded).unwrap_err().reason(), "TooManySourceRanges");
+        assert_eq!(desired(&lb, &with_group).unwrap_err().reason(), "TooManySourceRanges");
         let tagged = |tags: &str| annotated(planned(&[80], &[1]), annotations::ALLOWED_SERVICE_TAGS, tags);
-        assert!(desired(&tagged("A,B,C,D,E"), &guarded).is_ok());
-        assert_eq!(desired(&tagged("A,B,C,D,E,F"), &guarded).unwrap_err().reason(), "TooManySourceRanges");
+        assert!(desired(&tagged("A,B,C,D,E"), &with_group).is_ok());
+        assert_eq!(desired(&tagged("A,B,C,D,E,F"), &with_group).unwrap_err().reason(), "TooManySourceRanges");
     }
 
     /// Old addresses count, too.

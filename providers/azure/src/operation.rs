@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::client::{Answer, Call, Calls};
+use crate::client::{ApiAnswer, Call, Calls};
 use crate::error::{CallError, Result};
 
 /// The longest time between two questions.
@@ -43,7 +43,7 @@ pub(crate) enum Running {
 
 impl Operation {
     /// The change that an answer began.
-    pub(crate) fn begun(action: &'static str, answer: &Answer, poll: Duration) -> Self {
+    pub(crate) fn begun(action: &'static str, answer: &ApiAnswer, poll: Duration) -> Self {
         let now = Instant::now();
         let next = now + answer.after.unwrap_or(poll);
         Self { path: answer.operation.clone(), action, began: now, next, failing: None }

@@ -27,23 +27,23 @@ impl Sources {
         self.ranges.is_empty() && self.tags.is_empty()
     }
 
-    /// Those that a Service requests: the field, or else an annotation, and service tags.
+    /// Those that a Service requests: the field, or else one of two annotations, and service tags.
     pub(crate) fn read(field: &[IpNet], annotations: &Annotations) -> Result<Self, Error> {
-        let of_annotation = ranges(annotations, annotations::ALLOWED_IP_RANGES)?;
-        if !field.is_empty() && !of_annotation.is_empty() {
-            return Err(conflict(
-                &format!(
-                    "spec.loadBalancerSourceRanges and the annotation {} both list ranges.",
-                    annotations::ALLOWED_IP_RANGES
-                ),
-                "Keep one of them.",
-            ));
+        let allowed = ranges(annotations, annotations::ALLOWED_IP_RANGES)?;
+        let (mut ranges, place) = if field.is_empty() {
+            (
+                annotation::source_ranges(annotations)?,
+                format!("the annotation {}", annotations::SOURCE_RANGES),
+            )
+        } else {
+            (field.to_vec(), "spec.loadBalancerSourceRanges".to_owned())
+        };
+        if !ranges.is_empty() && !allowed.is_empty() {
+            let name = annotations::ALLOWED_IP_RANGES;
+            let problem = format!("The annotation {name} and {place} both list ranges.");
+            return Err(conflict(&problem, "Keep one of them."));
         }
-        let mut ranges = field.to_vec();
-        ranges.extend(of_annotation);
-        if ranges.is_empty() {
-            ranges = annotation::source_ranges(annotations)?;
-        }
+        ranges.extend(allowed);
         let tags = annotation::distinct(annotations, annotations::ALLOWED_SERVICE_TAGS)?.unwrap_or_default();
         // `Internet` and `*` are everybody: a Service that names one looks limited and is not.
         let is_tag = |tag: &&String| {
@@ -301,7 +301,11 @@ mod tests {
             read(&["10.0.0.0/8"], &[(annotations::SOURCE_RANGES, "0.0.0.0/0")]),
             Ok("10.0.0.0/8".to_owned())
         );
+        let old = annotations::SOURCE_RANGES;
         assert_eq!(read(&["10.0.0.0/8"], &[(allowed, "0.0.0.0/0")]), Err("ConflictingAnnotations"));
+        let both = [(allowed, "0.0.0.0/0"), (old, "10.0.0.0/8")];
+        assert_eq!(read(&[], &both), Err("ConflictingAnnotations"));
+        assert_eq!(read(&[], &[(allowed, "192.0.2.0/24"), (old, " ")]), Ok("192.0.2.0/24".to_owned()));
         for (name, value) in [(allowed, "10.0.0.0/8,,"), (tags, "Internet"), (tags, "*"), (tags, "")] {
             assert_eq!(read(&[], &[(name, value)]), Err("InvalidAnnotation"), "{name} {value}");
         }

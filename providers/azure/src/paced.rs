@@ -9,7 +9,7 @@ use http::Method;
 use steerage_provider_api::call_namespace;
 use steerage_provider_cloud::{ApiMetrics, MeteredBudget, Rate};
 
-use crate::client::{Answer, Call, Calls};
+use crate::client::{ApiAnswer, Call, Calls};
 use crate::error::{CallError, Result};
 
 const RATES: [(&str, Rate); 2] =
@@ -36,7 +36,7 @@ impl Paced {
 
 #[async_trait]
 impl Calls for Paced {
-    async fn send(&self, call: Call) -> Result<Answer> {
+    async fn send(&self, call: Call) -> Result<ApiAnswer> {
         let budget = if call.method == Method::GET { &self.reads } else { &self.writes };
         let action = call.action;
         let used_up = |used_up| CallError::used_up(action, used_up);
@@ -55,7 +55,7 @@ mod tests {
 
     #[async_trait]
     impl Calls for Throttling {
-        async fn send(&self, call: Call) -> Result<Answer> {
+        async fn send(&self, call: Call) -> Result<ApiAnswer> {
             Err(CallError::answered(call.action, &Response::builder().status(429).body("").unwrap()))
         }
     }
@@ -64,8 +64,8 @@ mod tests {
 
     #[async_trait]
     impl Calls for Answering {
-        async fn send(&self, _: Call) -> Result<Answer> {
-            Ok(Answer::default())
+        async fn send(&self, _: Call) -> Result<ApiAnswer> {
+            Ok(ApiAnswer::default())
         }
     }
 

@@ -16,7 +16,7 @@ use steerage_provider_api::{
 };
 use steerage_provider_cloud::{AddressOwners, ApiMetrics, Keyed};
 
-use crate::admission::{Guard, narrowed};
+use crate::admission::{SecurityGroupDocument, narrowed};
 use crate::annotations;
 use crate::client::{Calls, Client, read};
 use crate::config::Config;
@@ -48,7 +48,7 @@ pub struct Azure {
     pub(crate) calls: Arc<dyn Calls>,
     pub(crate) balancers: Balancers,
     /// The nodes' network security group, if a flag names it.
-    pub(crate) guard: Option<Shared<Guard>>,
+    pub(crate) security_group: Option<Shared<SecurityGroupDocument>>,
     pub(crate) public_ips: PublicIps,
     pub(crate) address_owners: AddressOwners,
     services: Keyed<Key, ServiceState>,
@@ -88,25 +88,34 @@ impl Azure {
             let layout = Layout { config: config.clone(), is_internal };
             Shared::new(BalancerDocument::new(layout), config.poll)
         });
-        let guard = config.security_group.clone();
-        let guard = guard.map(|path| Shared::new(Guard::new(config.clone(), path), config.poll));
+        let security_group = config.security_group.clone();
+        let security_group = security_group
+            .map(|path| Shared::new(SecurityGroupDocument::new(config.clone(), path), config.poll));
         let public_ips = PublicIps::new(config.clone());
         let address_owners = AddressOwners::default();
-        Self { balancers, guard, public_ips, address_owners, services: Keyed::default(), config, calls }
+        Self {
+            balancers,
+            security_group,
+            public_ips,
+            address_owners,
+            services: Keyed::default(),
+            config,
+            calls,
+        }
     }
 
     /// Reads what the controller needs. [`Error::Denied`] if Azure does not accept the credentials or they may not read; [`Error::Invalid`]
     /// if a flag names what does not exist: then nothing would work.
     pub async fn check(&self) -> Result<(), Error> {
         self.public_ips.all(&*self.calls, KNOWN).await?;
-        if let Some(guard) = &self.guard
-            && let Written::Done(None) = guard.read(&*self.calls, KNOWN).await?
+        if let Some(security_group) = &self.security_group
+            && let Written::Done(None) = security_group.read(&*self.calls, KNOWN).await?
         {
             return Err(Error::invalid(
                 crate::reasons::NO_SECURITY_GROUP,
                 format!(
                     "The network security group {} does not exist. Correct --azure-network-security-group.",
-                    guard.document.path
+                    security_group.document.path
                 ),
             ));
         }
@@ -287,14 +296,14 @@ impl Azure {
         if vips.is_empty() {
             return trouble.map_or(Ok(None), Err);
         }
-        let Some(guard) = &self.guard else { return Ok(Some(AdmittedSources::Foreign)) };
-        let present = match guard.read(&*self.calls, Duration::ZERO).await? {
+        let Some(security_group) = &self.security_group else { return Ok(Some(AdmittedSources::Foreign)) };
+        let present = match security_group.read(&*self.calls, Duration::ZERO).await? {
             Written::Again(_) => return Err(busy()),
             Written::Done(body) => body.unwrap_or_default(),
         };
-        let wanted = narrowed(&guard.document.present(&present, &vips), &requested);
+        let wanted = narrowed(&security_group.document.present(&present, &vips), &requested);
         let admitted = wanted.admitted();
-        match guard.write(&*self.calls, &owner.service, wanted, Duration::MAX).await? {
+        match security_group.write(&*self.calls, &owner.service, wanted, Duration::MAX).await? {
             Written::Again(_) => Err(busy()),
             // The rest of its addresses is not known.
             Written::Done(_) => trouble.map_or(Ok(Some(admitted)), Err),
@@ -406,6 +415,10 @@ impl Provider for Azure {
     }
 
     /// Azure reports no node's health without metrics.
+    fn reports_health(&self) -> bool {
+        false
+    }
+
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
         Ok(Health::default())
     }

@@ -26,8 +26,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (ADDRESS_POOL_NOT_SUPPORTED, "The Service names an AddressPool.", "Remove `steerage.dev/address-pool`."),
     (
         ADDRESS_NOT_AVAILABLE,
-        "No public IP has the requested address or name, or something else uses it.",
-        "Create the public IP in the resource group that the message names, free it, or request another address.",
+        "The requested address or public IP does not exist, is in use, or is of another kind, IP family or prefix than the Service needs; or the Service is internal, and no subnet is known.",
+        "As the message says.",
     ),
     (
         LOAD_BALANCER_FAILED,
@@ -47,8 +47,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         NO_SECURITY_GROUP,
-        "The Service limits its clients, and Steerage does not know the network security group of the nodes.",
-        "Set `--azure-network-security-group`, or remove the ranges.",
+        "The Service limits its clients, and Steerage does not know the network security group of the nodes; or the group of the flag does not exist.",
+        "Set or correct `--azure-network-security-group`, or remove the ranges.",
     ),
     (
         TOO_MANY_PORTS,

@@ -28,7 +28,7 @@ impl Azure {
 
     /// Removes the rules for those of these addresses at which the Service has no frontend, and gets none.
     async fn close_unserved(&self, owner: &Owner, mut vips: BTreeSet<IpAddr>) -> Result<(), Error> {
-        let Some(guard) = &self.guard else { return Ok(()) };
+        let Some(security_group) = &self.security_group else { return Ok(()) };
         let mark = self.mark(owner);
         for balancer in &self.balancers {
             // What it wanted before it was refused must not give it a frontend without rules.
@@ -45,7 +45,9 @@ impl Azure {
             return Ok(());
         }
         let none = Admission::none(vips.clone());
-        if let Written::Done(_) = guard.write(&*self.calls, &owner.service, none, Duration::MAX).await? {
+        if let Written::Done(_) =
+            security_group.write(&*self.calls, &owner.service, none, Duration::MAX).await?
+        {
             self.address_owners.remove(owner, &vips);
         }
         Ok(())

@@ -130,12 +130,12 @@ impl Azure {
         gone: &BTreeSet<IpAddr>,
         age: Duration,
     ) -> Result<Option<Duration>, Error> {
-        let Some(guard) = &self.guard else { return Ok(None) };
+        let Some(security_group) = &self.security_group else { return Ok(None) };
         self.address_owners.note(owner, vips);
         let admission =
             Admission::new((*vips).clone(), gone, &wanted.rules, &wanted.sources, wanted.is_internal)
                 .of(wanted.service.namespace());
-        Ok(match guard.write(&*self.calls, &owner.service, admission, age).await? {
+        Ok(match security_group.write(&*self.calls, &owner.service, admission, age).await? {
             Written::Again(wait) => Some(wait),
             Written::Done(_) => None,
         })
@@ -143,9 +143,9 @@ impl Azure {
 
     /// Whether rules deny clients of these addresses.
     async fn denies(&self, vips: &BTreeSet<IpAddr>, age: Duration) -> Result<bool, Error> {
-        let Some(guard) = &self.guard else { return Ok(false) };
-        Ok(match guard.look_past(&*self.calls, age).await? {
-            Written::Done(Some(group)) => guard.document.present(&group, vips).denies,
+        let Some(security_group) = &self.security_group else { return Ok(false) };
+        Ok(match security_group.look_past(&*self.calls, age).await? {
+            Written::Done(Some(group)) => security_group.document.present(&group, vips).denies,
             _ => true,
         })
     }

@@ -12,7 +12,7 @@ use http::{Method, Response};
 use serde_json::{Value, json};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, Provider as _};
 
-use crate::client::{Answer, Call, Calls};
+use crate::client::{ApiAnswer, Call, Calls};
 #[cfg(test)]
 use crate::config::Config;
 #[cfg(test)]
@@ -92,7 +92,7 @@ impl Scripted {
 
     /// With the security group.
     #[cfg(test)]
-    pub(crate) fn guarded(&self) -> Azure {
+    pub(crate) fn with_group(&self) -> Azure {
         self.provider_with(|config| config.security_group = Some(GROUP.to_owned()))
     }
 
@@ -331,12 +331,12 @@ impl Resources {
         None
     }
 
-    fn handle(&mut self, call: &Call) -> Result<Answer, (u16, Value)> {
+    fn handle(&mut self, call: &Call) -> Result<ApiAnswer, (u16, Value)> {
         let (path, _) = call.path.split_once('?').unwrap_or((&call.path, ""));
         let key = path.to_ascii_lowercase();
         if let Some(name) = path.strip_prefix("/operations/") {
             if self.is_endless {
-                return Ok(Answer { body: json!({ "status": "InProgress" }), ..Answer::default() });
+                return Ok(ApiAnswer { body: json!({ "status": "InProgress" }), ..ApiAnswer::default() });
             }
             return self.ask(name);
         }
@@ -349,7 +349,7 @@ impl Resources {
             if ["publicipaddresses", "loadbalancers"].contains(&kind) {
                 let all = self.all.iter().filter(|(path, _)| path.starts_with(&format!("{key}/")));
                 let all: Vec<Value> = all.map(|(_, body)| body.clone()).collect();
-                return Ok(Answer { body: json!({ "value": all }), ..Answer::default() });
+                return Ok(ApiAnswer { body: json!({ "value": all }), ..ApiAnswer::default() });
             }
             // Time passes.
             let running: Vec<String> = self
@@ -362,7 +362,7 @@ impl Resources {
                 let _ = self.ask(&name);
             }
             let body = self.all.get(&key).cloned().ok_or_else(|| failed(404, "ResourceNotFound", path))?;
-            return Ok(Answer { body, ..Answer::default() });
+            return Ok(ApiAnswer { body, ..ApiAnswer::default() });
         }
         if let (Some(wanted), present) = (&call.etag, &present)
             && present.as_ref().is_none_or(|body| body["etag"] != json!(wanted))
@@ -414,7 +414,7 @@ impl Resources {
         self.operations.insert(name.clone(), (key.clone(), self.delay, wrong.map(|(_, body)| body)));
         let body = if call.method == Method::PUT { self.all[&key].clone() } else { Value::Null };
         let operation = Some(format!("/operations/{name}"));
-        Ok(Answer { body, operation, after: None, is_accepted: true })
+        Ok(ApiAnswer { body, operation, after: None, is_accepted: true })
     }
 
     /// Gives addresses.
@@ -439,11 +439,11 @@ impl Resources {
         }
     }
 
-    fn ask(&mut self, name: &str) -> Result<Answer, (u16, Value)> {
+    fn ask(&mut self, name: &str) -> Result<ApiAnswer, (u16, Value)> {
         let Some((path, left, wrong)) = self.operations.get_mut(name) else {
             return Err(failed(404, "OperationNotFound", name));
         };
-        let answer = |body: Value| Ok(Answer { body, ..Answer::default() });
+        let answer = |body: Value| Ok(ApiAnswer { body, ..ApiAnswer::default() });
         if *left > 0 {
             *left -= 1;
             return answer(json!({ "status": "InProgress" }));
@@ -475,7 +475,7 @@ pub(crate) fn parts<'a>(body: &'a Value, kind: &str) -> impl Iterator<Item = &'a
 
 #[async_trait]
 impl Calls for Scripted {
-    async fn send(&self, call: Call) -> Result<Answer> {
+    async fn send(&self, call: Call) -> Result<ApiAnswer> {
         let action = call.action;
         let refused = |status: u16, body: &Value| {
             let answer = Response::builder().status(status).body(body.to_string().into_bytes()).unwrap();

@@ -42,6 +42,8 @@ const FIRST_WAIT: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
 /// The longest where a permission is missing: who grants it waits for the effect.
 const LONGEST_DENIED: Duration = Duration::from_mins(5);
+/// What Azure forbids to use is told so long after its last refusal: nobody may change anything after that.
+const FORBIDDEN: Duration = Duration::from_mins(10);
 
 /// How far a Service is.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +78,7 @@ impl<W> Rejection<W> {
 }
 
 /// What was read; nothing if there is no such resource.
-struct Seen<D: Document>(Option<D::Body>);
+struct LastRead<D: Document>(Option<D::Body>);
 
 /// What a write changes.
 struct Change<D: Document> {
@@ -101,11 +103,11 @@ enum Sent {
 }
 
 /// What is known of the resource.
-struct State<D: Document> {
+struct DocumentState<D: Document> {
     /// As it was read, and when.
     known: Option<(Option<D::Body>, Instant)>,
     /// As it was read last, although it changes since.
-    seen: Option<Seen<D>>,
+    seen: Option<LastRead<D>>,
     operation: Option<(Operation, Change<D>)>,
     /// A change that failed after Azure had accepted it: the resource shows it nevertheless.
     failed: Option<Change<D>>,
@@ -128,12 +130,14 @@ struct State<D: Document> {
     /// Resources to which it refers already, and which Azure says are not ready, by path in lower case, with its words: until then Azure
     /// takes no change.
     not_ready: BTreeMap<String, String>,
+    /// Those that Azure does not let the identity use, or that a policy forbids, and when it said so last.
+    forbidden: BTreeMap<String, (Instant, Error)>,
     refused: Refusals<IpAddr>,
     /// The namespace that had its turn last.
     last: String,
 }
 
-impl<D: Document> State<D> {
+impl<D: Document> DocumentState<D> {
     /// For how long the Service waits alone.
     fn must_wait(&self, service: &Key) -> Option<Duration> {
         let (_, until) = self.waiting.get(service)?;
@@ -168,6 +172,12 @@ impl<D: Document> State<D> {
         self.waiting.retain(|_, (_, until)| is_recent(*until));
     }
 
+    /// A change was accepted: what it refers to is as it should be.
+    fn forget_troubles(&mut self) {
+        self.not_ready.clear();
+        self.forbidden.clear();
+    }
+
     /// Whether it is time to write the resource as it is.
     fn is_repair_due(&self) -> bool {
         self.broken.as_ref().is_none_or(|(since, _)| since.elapsed() >= BROKEN)
@@ -179,7 +189,7 @@ pub(crate) struct Shared<D: Document> {
     pub(crate) document: D,
     poll: Duration,
     pending: Mutex<BTreeMap<Key, Pending<D::Wanted>>>,
-    state: tokio::sync::Mutex<State<D>>,
+    state: tokio::sync::Mutex<DocumentState<D>>,
 }
 
 /// The Services of a write, for logs.
@@ -193,7 +203,7 @@ fn shown<W>(changed: &[(Key, W)]) -> String {
 
 impl<D: Document> Shared<D> {
     pub(crate) fn new(document: D, poll: Duration) -> Self {
-        let state = State {
+        let state = DocumentState {
             known: None,
             seen: None,
             operation: None,
@@ -208,6 +218,7 @@ impl<D: Document> Shared<D> {
             rejections: BTreeMap::new(),
             waiting: BTreeMap::new(),
             not_ready: BTreeMap::new(),
+            forbidden: BTreeMap::new(),
             refused: Refusals::default(),
             last: String::new(),
         };
@@ -286,7 +297,7 @@ impl<D: Document> Shared<D> {
             // Whose a change is that somebody else began, or whose answer was lost, is not known.
             let is_its = |(of, _): &(Key, D::Wanted)| of == service;
             if !change.services.is_empty() && !change.services.iter().any(is_its) {
-                if let Some(Seen(seen)) = &state.seen {
+                if let Some(LastRead(seen)) = &state.seen {
                     self.document.forget(service, seen.as_ref());
                 }
                 return Ok(None);
@@ -319,10 +330,39 @@ impl<D: Document> Shared<D> {
         self.state.lock().await.not_ready.clone()
     }
 
+    /// What it refers to and Azure refused lately, by path in lower case: with it, Azure takes no change.
+    pub(crate) async fn forbidden(&self) -> BTreeMap<String, Error> {
+        let state = self.state.lock().await;
+        let recent = state.forbidden.iter().filter(|(_, (at, _))| at.elapsed() < FORBIDDEN);
+        recent.map(|(path, (_, error))| (path.clone(), error.clone())).collect()
+    }
+
+    /// Refuses what has no place in the resource, before anything is prepared for it. When to call again, if it is being changed and may
+    /// have room then; `None` if it has, as far as is known.
+    pub(crate) async fn check_place(
+        &self,
+        calls: &dyn Calls,
+        wanted: &D::Wanted,
+        age: Duration,
+    ) -> Result<Option<Duration>, Error> {
+        let read = self.read(calls, age).await?;
+        let state = self.state.lock().await;
+        let mut body = match (&read, &state.seen) {
+            (Written::Done(body), _) | (Written::Again(_), Some(LastRead(body))) => body.clone(),
+            (Written::Again(_), None) => return Ok(None),
+        };
+        let is_refused = |address: &IpAddr| state.refused.must_wait(address);
+        match (self.document.apply(&mut body, wanted, &is_refused), read) {
+            (Ok(_), _) => Ok(None),
+            (Err(_), Written::Again(wait)) => Ok(Some(wait)),
+            (Err(error), Written::Done(_)) => Err(error),
+        }
+    }
+
     async fn advance(
         &self,
         calls: &dyn Calls,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         own: Option<(&Key, &D::Wanted)>,
         age: Duration,
     ) -> Result<Written<D::Body>, Error> {
@@ -402,8 +442,12 @@ impl<D: Document> Shared<D> {
     }
 
     /// The resource before a change that is only of others and runs, if what a Service wants was in place then.
-    fn in_place(&self, state: &State<D>, own: Option<(&Key, &D::Wanted)>) -> Option<Written<D::Body>> {
-        let ((service, wanted), (_, change), Seen(seen)) =
+    fn in_place(
+        &self,
+        state: &DocumentState<D>,
+        own: Option<(&Key, &D::Wanted)>,
+    ) -> Option<Written<D::Body>> {
+        let ((service, wanted), (_, change), LastRead(seen)) =
             (own?, state.operation.as_ref()?, state.seen.as_ref()?);
         // Whose a change is that somebody else began, or whose answer was lost, is not known.
         if change.services.is_empty() || change.services.iter().any(|(of, _)| of == service) {
@@ -419,7 +463,7 @@ impl<D: Document> Shared<D> {
     }
 
     /// Asks whether the last change is complete. `None` if none runs.
-    async fn ask(&self, calls: &dyn Calls, state: &mut State<D>) -> Result<Option<Duration>, Error> {
+    async fn ask(&self, calls: &dyn Calls, state: &mut DocumentState<D>) -> Result<Option<Duration>, Error> {
         let Some((operation, change)) = &mut state.operation else { return Ok(None) };
         let changed = change.services.len();
         match call_namespace::for_all(operation.ask(calls, self.poll)).await? {
@@ -433,9 +477,9 @@ impl<D: Document> Shared<D> {
             Running::Succeeded => {
                 state.refused.retain(|address| !change.members.contains(address));
                 state.unready = 0;
-                state.not_ready.clear();
                 state.waiting.retain(|service, _| change.services.iter().all(|(of, _)| of != service));
                 (state.operation, state.known) = (None, None);
+                state.forget_troubles();
                 state.widen(changed);
                 Ok(None)
             }
@@ -455,7 +499,9 @@ impl<D: Document> Shared<D> {
                     return Ok(None);
                 }
                 state.failed = change;
-                if failure.is_rejected() && self.blame(state, &services, &failure) {
+                if failure.is_rejected()
+                    && self.leave_out_refused(state, &services, before.as_ref(), &failure)?
+                {
                     return Ok(None);
                 }
                 Err(failure.into())
@@ -477,7 +523,7 @@ impl<D: Document> Shared<D> {
     async fn look(
         &self,
         calls: &dyn Calls,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         age: Duration,
     ) -> Result<Written<D::Body>, Error> {
         if let Some((body, at)) = &state.known
@@ -512,7 +558,7 @@ impl<D: Document> Shared<D> {
             }
         }
         state.known = Some((body.clone(), Instant::now()));
-        state.seen = Some(Seen(body.clone()));
+        state.seen = Some(LastRead(body.clone()));
         Ok(Written::Done(body))
     }
 
@@ -520,7 +566,7 @@ impl<D: Document> Shared<D> {
     async fn send(
         &self,
         calls: &dyn Calls,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         (present, body): (Option<D::Body>, Option<D::Body>),
         changed: Vec<(Key, D::Wanted)>,
         stale: &mut u32,
@@ -556,8 +602,8 @@ impl<D: Document> Shared<D> {
                     state.refused.retain(|address| !members.contains(address));
                     state.waiting.retain(|service, _| changed.iter().all(|(of, _)| of != service));
                     state.unready = 0;
-                    state.not_ready.clear();
-                    state.seen = Some(Seen(body.clone()));
+                    state.forget_troubles();
+                    state.seen = Some(LastRead(body.clone()));
                     state.known = Some((body, Instant::now()));
                     return Ok(None);
                 }
@@ -577,7 +623,7 @@ impl<D: Document> Shared<D> {
         if failure.is_stale() {
             return Ok(self.rest(state, &changed, present.as_ref(), &failure));
         }
-        if failure.is_rejected() && self.blame(state, &changed, &failure) {
+        if failure.is_rejected() && self.leave_out_refused(state, &changed, present.as_ref(), &failure)? {
             // Nothing was changed.
             state.known = known;
             return Ok(None);

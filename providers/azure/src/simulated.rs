@@ -13,14 +13,15 @@ use ipnet::{IpNet, Ipv4Net};
 use serde_json::{Map, Value, json};
 use steerage_model::Key;
 use steerage_provider_api::{Owner, Provider};
-use steerage_provider_cloud::{ApiMetrics, ClusterId, http as answers};
+use steerage_provider_cloud::http::TransportError;
+use steerage_provider_cloud::{ApiMetrics, ClusterId};
 use steerage_provider_conformance::Snapshot;
 use steerage_provider_conformance::simulated::{
-    CarriedCall, Network, NoAnswer, SeenLoadBalancer, SimulatedCloud, carry,
+    CallFault, CarriedCall, Network, SeenLoadBalancer, SimulatedCloud, carry,
 };
 
 use crate::annotations;
-use crate::client::{Answer, Call, Calls};
+use crate::client::{ApiAnswer, Call, Calls};
 use crate::config::Config;
 use crate::error::{CallError, Result};
 use crate::marks::{self, Mark};
@@ -61,17 +62,17 @@ struct Linked {
 
 #[async_trait]
 impl Calls for Linked {
-    async fn send(&self, call: Call) -> Result<Answer> {
+    async fn send(&self, call: Call) -> Result<ApiAnswer> {
         let (cloud, action) = (self.cloud.clone(), call.action);
         let carried = CarriedCall { name: action, is_write: call.method != Method::GET };
         let broken = || {
-            let why = answers::NoAnswer::Connection("connection closed".to_owned());
+            let why = TransportError::Connection("connection closed".to_owned());
             CallError::unanswered(action, &why)
         };
         match carry(&*self.network, carried, move || cloud.send(call.clone()).now_or_never()).await {
             Ok(answer) => answer.unwrap_or_else(|| Err(broken())),
-            Err(NoAnswer::Broken) => Err(broken()),
-            Err(NoAnswer::Refused) => {
+            Err(CallFault::Broken) => Err(broken()),
+            Err(CallFault::Throttled) => {
                 let mut refused =
                     Response::new(json!({ "error": { "code": "TooManyRequests" } }).to_string());
                 *refused.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;

@@ -6,8 +6,8 @@ use serde_json::json;
 use super::*;
 use crate::config::tests::config;
 
-fn guard() -> Guard {
-    Guard::new(config(), "/nsg".to_owned())
+fn security_group() -> SecurityGroupDocument {
+    SecurityGroupDocument::new(config(), "/nsg".to_owned())
 }
 
 fn vips(texts: &[&str]) -> BTreeSet<IpAddr> {
@@ -31,7 +31,7 @@ fn admission(vip: &[&str], ports: &[u16], ranges: &[&str]) -> Admission {
 }
 
 fn apply(group: &mut SecurityGroup, admission: &Admission) -> bool {
-    guard().apply(group, admission).unwrap()
+    security_group().apply(group, admission).unwrap()
 }
 
 fn shown(group: &SecurityGroup) -> Vec<String> {
@@ -163,7 +163,7 @@ fn limits_are_refused_before_azure_meets_them() {
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     apply(&mut group, &admission(&["192.0.2.1"], &[80], &many));
     let before = group.clone();
-    let error = guard().apply(&mut group, &admission(&["192.0.2.2"], &[81], &many)).unwrap_err();
+    let error = security_group().apply(&mut group, &admission(&["192.0.2.2"], &[81], &many)).unwrap_err();
     assert!(error.reason() == "QuotaExceeded" && error.to_string().contains("4000"), "{error}");
     assert_eq!(group, before);
     // The priority numbers end before Azure's thousand rules.
@@ -177,7 +177,7 @@ fn limits_are_refused_before_azure_meets_them() {
         let wanted = admission(&["192.0.2.1"], &[port], &[]);
         let other = IpAddr::from([10, 0, 0, u8::try_from(port).unwrap()]);
         let wanted = Admission { vips: [other].into(), ..wanted };
-        refused += usize::from(guard().apply(&mut group, &wanted).is_err());
+        refused += usize::from(security_group().apply(&mut group, &wanted).is_err());
     }
     assert_eq!((group.properties.security_rules.len(), refused), (900, 5));
 }
@@ -185,7 +185,7 @@ fn limits_are_refused_before_azure_meets_them() {
 #[test]
 fn nobody_is_admitted_who_was_not() {
     let mut group = SecurityGroup::default();
-    let all = |group: &SecurityGroup| guard().present(group, &vips(&["192.0.2.1"]));
+    let all = |group: &SecurityGroup| security_group().present(group, &vips(&["192.0.2.1"]));
     apply(&mut group, &admission(&["192.0.2.1"], &[80], &[]));
     assert_eq!(all(&group).admitted(), AdmittedSources::Everybody);
     assert_eq!(narrowed(&all(&group), &Sources::default()), all(&group));
@@ -207,28 +207,34 @@ fn nobody_is_admitted_who_was_not() {
 /// A namespace with many different rules leaves room for others, and what it has goes on.
 #[test]
 fn namespace_has_half_of_the_group() {
-    let (guard, mut group) = (guard(), SecurityGroup::default());
+    let (security_group, mut group) = (security_group(), SecurityGroup::default());
     let wanted = |vip: u16, port: u16, ranges: &[&str], namespace: &str| {
         admission(&[&format!("192.0.{}.{}", vip / 250, vip % 250)], &[port], ranges).of(namespace)
     };
     for vip in 1..=450 {
-        assert!(guard.apply(&mut group, &wanted(vip, 1000 + vip, &[], "many")).unwrap(), "{vip}");
+        assert!(security_group.apply(&mut group, &wanted(vip, 1000 + vip, &[], "many")).unwrap(), "{vip}");
     }
-    let error = guard.apply(&mut group, &wanted(451, 9, &[], "many")).unwrap_err();
+    let error = security_group.apply(&mut group, &wanted(451, 9, &[], "many")).unwrap_err();
     assert!(
         error.reason() == "NamespaceLimitExceeded" && error.to_string().contains("namespace many"),
         "{error}"
     );
-    assert!(guard.apply(&mut group, &wanted(452, 9, &[], "other")).unwrap());
-    assert!(guard.apply(&mut group, &wanted(453, 9, &[], "many")).unwrap(), "a rule that another one has");
-    assert!(guard.apply(&mut group, &wanted(1, 99, &[], "many")).unwrap(), "one in place of another one");
-    assert!(guard.apply(&mut group, &Admission::none(vips(&["192.0.0.2"]))).unwrap());
-    assert!(guard.apply(&mut group, &wanted(451, 10, &[], "many")).unwrap());
+    assert!(security_group.apply(&mut group, &wanted(452, 9, &[], "other")).unwrap());
+    assert!(
+        security_group.apply(&mut group, &wanted(453, 9, &[], "many")).unwrap(),
+        "a rule that another one has"
+    );
+    assert!(
+        security_group.apply(&mut group, &wanted(1, 99, &[], "many")).unwrap(),
+        "one in place of another one"
+    );
+    assert!(security_group.apply(&mut group, &Admission::none(vips(&["192.0.0.2"]))).unwrap());
+    assert!(security_group.apply(&mut group, &wanted(451, 10, &[], "many")).unwrap());
 
-    let (guard, mut group) = (self::guard(), SecurityGroup::default());
+    let (security_group, mut group) = (self::security_group(), SecurityGroup::default());
     let many: Vec<String> = (0..1999).map(|i: u32| format!("10.{}.{}.0/24", i / 256, i % 256)).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    guard.apply(&mut group, &wanted(1, 80, &many, "many")).unwrap();
-    assert!(guard.apply(&mut group, &wanted(2, 81, &many[..9], "many")).is_err());
-    assert!(guard.apply(&mut group, &wanted(2, 81, &many[..9], "other")).unwrap());
+    security_group.apply(&mut group, &wanted(1, 80, &many, "many")).unwrap();
+    assert!(security_group.apply(&mut group, &wanted(2, 81, &many[..9], "many")).is_err());
+    assert!(security_group.apply(&mut group, &wanted(2, 81, &many[..9], "other")).unwrap());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from a refusal of a shared resource: who waits, who is left out, and what to do where nobody is known to be guilty.
+//! What follows from a refusal of a shared resource: who waits, who is left out, and what to do where Azure names no Service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,13 +10,13 @@ use steerage_provider_api::Error;
 use tokio::time::Instant;
 
 use super::{
-    FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent, Shared, State,
-    UNREADY,
+    DocumentState, FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent,
+    Shared, UNREADY,
 };
-use crate::blame::{Blame, Words, blame};
 use crate::client::Calls;
 use crate::document::Document;
 use crate::error::{CallError, NOT_READY};
+use crate::named_in_refusal::{RefusedItems, Words, has_path, refused_items};
 use crate::reasons;
 
 impl<D: Document> Shared<D> {
@@ -24,13 +24,13 @@ impl<D: Document> Shared<D> {
     pub(super) async fn repair(
         &self,
         calls: &dyn Calls,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         present: Option<D::Body>,
         stale: &mut u32,
     ) -> Result<Option<Duration>, Error> {
         state.sent = Sent::AsItIs;
         let sent = self.send(calls, state, (present.clone(), present), Vec::new(), stale).await;
-        if let Err(error @ Error::Invalid { .. }) = &sent {
+        if let Err(error @ (Error::Invalid { .. } | Error::Denied(_))) = &sent {
             state.broken = Some((Instant::now(), error.to_string()));
             return Ok(None);
         }
@@ -45,10 +45,14 @@ impl<D: Document> Shared<D> {
     }
 
     /// What to tell a Service that Azure names in its words about the resource as it is.
-    pub(super) fn check_named(&self, state: &State<D>, own: Option<(&Key, &D::Wanted)>) -> Result<(), Error> {
+    pub(super) fn check_named(
+        &self,
+        state: &DocumentState<D>,
+        own: Option<(&Key, &D::Wanted)>,
+    ) -> Result<(), Error> {
         let (Some((_, words)), Some((service, wanted))) = (&state.broken, own) else { return Ok(()) };
         let names = BTreeMap::from([(service.clone(), self.document.names(wanted))]);
-        if blame(words, &names, &[]) == Blame::Nobody {
+        if refused_items(words, &names, &[]) == RefusedItems::Unknown {
             return Ok(());
         }
         let title = self.document.title();
@@ -59,7 +63,7 @@ impl<D: Document> Shared<D> {
     /// Azure changes something else meanwhile: when to call again. `None` if a Service is left out instead.
     pub(super) fn rest(
         &self,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         changed: &[(Key, D::Wanted)],
         before: Option<&D::Body>,
         failure: &CallError,
@@ -77,8 +81,9 @@ impl<D: Document> Shared<D> {
             state.not_ready.extend(named.into_iter().map(|path| (path.to_ascii_lowercase(), told.clone())));
             let names =
                 changed.iter().map(|(key, wanted)| (key.clone(), self.document.names(wanted))).collect();
-            if !is_in_place && let Blame::Services(guilty) = blame(&failure.text(), &names, &[]) {
-                self.wait_alone(state, changed, guilty, failure);
+            if !is_in_place && let RefusedItems::Services(named) = refused_items(&failure.text(), &names, &[])
+            {
+                self.wait_alone(state, changed, named, failure);
                 return None;
             }
         }
@@ -93,13 +98,13 @@ impl<D: Document> Shared<D> {
     /// What these Services refer to is not ready: they wait, and the others go on. They are refused if it does not get ready.
     pub(super) fn wait_alone(
         &self,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         changed: &[(Key, D::Wanted)],
-        guilty: BTreeSet<Key>,
+        named: BTreeSet<Key>,
         failure: &CallError,
     ) {
         let mut refused = BTreeSet::new();
-        for service in guilty {
+        for service in named {
             let (answers, _) = state.waiting.get(&service).copied().unwrap_or((0, Instant::now()));
             if answers >= UNREADY {
                 refused.insert(service);
@@ -111,53 +116,88 @@ impl<D: Document> Shared<D> {
         self.reject(state, changed, &refused, failure);
     }
 
-    /// Finds the Service or the node that Azure refuses. False if it names none.
-    pub(super) fn blame(
+    /// Notes the public IPs that are in place and that the identity may not use, or a policy forbids: with them, Azure takes no change of
+    /// any Service. False if it names none.
+    fn note_forbidden(
         &self,
-        state: &mut State<D>,
-        changed: &[(Key, D::Wanted)],
+        state: &mut DocumentState<D>,
+        before: Option<&D::Body>,
         failure: &CallError,
     ) -> bool {
+        let (error, text) = (Error::from(failure.clone()), failure.text());
+        if !matches!(error, Error::Denied(_)) && error.reason() != reasons::OPERATION_NOT_PERMITTED {
+            return false;
+        }
+        let referred = before.map(|before| self.document.referred(before)).unwrap_or_default();
+        let named: Vec<String> = referred.into_iter().filter(|path| has_path(&text, path)).collect();
+        let is_named = !named.is_empty();
+        let at = Instant::now();
+        state.forbidden.extend(named.iter().map(|path| (path.to_ascii_lowercase(), (at, error.clone()))));
+        is_named
+    }
+
+    /// Finds the Services or the nodes that Azure refuses, and leaves them out. False if it names none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Denied`] if it refuses what is in place already.
+    pub(super) fn leave_out_refused(
+        &self,
+        state: &mut DocumentState<D>,
+        changed: &[(Key, D::Wanted)],
+        before: Option<&D::Body>,
+        failure: &CallError,
+    ) -> Result<bool, Error> {
         let wanted: BTreeMap<Key, D::Wanted> = changed.iter().cloned().collect();
         let mut nodes: Vec<IpAddr> = self.document.nodes(None);
         nodes.extend(wanted.values().flat_map(|wanted| self.document.nodes(Some(wanted))));
         nodes.retain(|address| !state.refused.must_wait(address));
         let names = wanted.iter().map(|(key, wanted)| (key.clone(), self.document.names(wanted))).collect();
-        let mut guilty = match blame(&failure.text(), &names, &nodes) {
-            Blame::Nodes(nodes) => {
+        let mut refused = match refused_items(&failure.text(), &names, &nodes) {
+            RefusedItems::Nodes(nodes) => {
                 let error = Error::from(failure.clone()).to_string();
                 for address in nodes {
                     state.refused.add(address, &error);
                 }
-                return true;
+                return Ok(true);
             }
-            Blame::Services(services) => services,
-            Blame::Nobody => BTreeSet::new(),
+            RefusedItems::Services(services) => services,
+            RefusedItems::Unknown => {
+                if self.note_forbidden(state, before, failure) && !changed.is_empty() {
+                    let title = self.document.title();
+                    tracing::warn!(resource = title, error = %failure.text(), "change refused because of what is in place; retrying");
+                    return Err(Error::Denied(format!(
+                        "Azure refuses every change of the {title}, because of a public IP that is in it already: the conditions of the \
+                         Service that uses it say why. Steerage retries."
+                    )));
+                }
+                BTreeSet::new()
+            }
         };
-        if guilty.is_empty() && changed.len() == 1 {
-            guilty.extend(wanted.keys().cloned());
+        if refused.is_empty() && changed.len() == 1 {
+            refused.extend(wanted.keys().cloned());
         }
-        if guilty.is_empty() {
+        if refused.is_empty() {
             if let Some(limit) = state.limit().filter(|_| changed.len() > 1) {
                 *limit = changed.len() / 2;
             }
-            return changed.len() > 1;
+            return Ok(changed.len() > 1);
         }
-        self.reject(state, changed, &guilty, failure);
-        true
+        self.reject(state, changed, &refused, failure);
+        Ok(true)
     }
 
     /// Leaves these Services out until each may try again.
     pub(super) fn reject(
         &self,
-        state: &mut State<D>,
+        state: &mut DocumentState<D>,
         changed: &[(Key, D::Wanted)],
-        guilty: &BTreeSet<Key>,
+        refused: &BTreeSet<Key>,
         failure: &CallError,
     ) {
         let error = Error::from(failure.clone());
         let longest = if matches!(error, Error::Denied(_)) { LONGEST_DENIED } else { LONGEST_WAIT };
-        for (service, wanted) in changed.iter().filter(|(service, _)| guilty.contains(service)) {
+        for (service, wanted) in changed.iter().filter(|(service, _)| refused.contains(service)) {
             let before = state.rejections.get(service);
             let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(longest));
             let until = Instant::now() + wait;

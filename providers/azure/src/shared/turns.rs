@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use steerage_model::Key;
 
-use super::{FORGOTTEN, Sent, Shared, State};
+use super::{DocumentState, FORGOTTEN, Sent, Shared};
 use crate::document::Document;
 
 /// The resource with changes, whose they are, and what they are.
@@ -14,10 +14,10 @@ pub(super) type Gathered<D> = (Option<<D as Document>::Body>, Vec<(Key, <D as Do
 
 impl<D: Document> Shared<D> {
     /// The next write: of one Service, if one has to go alone; otherwise of all, or as many as the last refusals allow. After a refusal
-    /// that names nobody, changes that cannot be wrong in themselves go first: who serves does not wait until the guilty one is found.
+    /// that names nobody, changes that cannot be wrong in themselves go first: who serves does not wait until the refused one is found.
     pub(super) fn gather(
         &self,
-        state: &State<D>,
+        state: &DocumentState<D>,
         present: Option<&D::Body>,
         alone: Option<(&Key, &D::Wanted)>,
     ) -> Gathered<D> {
@@ -66,7 +66,7 @@ impl<D: Document> Shared<D> {
     }
 
     /// What Services want, those of a namespace after each other's first, beginning after the namespace that was last.
-    fn turns(&self, state: &State<D>) -> Vec<(Key, D::Wanted)> {
+    fn turns(&self, state: &DocumentState<D>) -> Vec<(Key, D::Wanted)> {
         let mut pending = self.pending();
         pending.retain(|_, pending| pending.at.elapsed() < FORGOTTEN);
         let mut place: BTreeMap<&str, usize> = BTreeMap::new();

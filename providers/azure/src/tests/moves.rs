@@ -33,7 +33,7 @@ fn serving(cloud: &Scripted) -> BTreeSet<IpAddr> {
 }
 
 /// The addresses that rules of the security group with this access name.
-fn guarded(cloud: &Scripted, access: &str) -> BTreeSet<IpAddr> {
+fn addresses_in_rules(cloud: &Scripted, access: &str) -> BTreeSet<IpAddr> {
     let group = cloud.get(GROUP).unwrap();
     let rules = parts(&group, "securityRules").filter(|rule| rule["properties"]["access"] == access);
     let all =
@@ -68,7 +68,7 @@ async fn old_address_serves_until_the_new_one_was_handed_over() {
                 "properties": { "ipAddress": ip, "publicIPAllocationMethod": "Static" } });
             cloud.put(&config().public_ip_path(None, name), body);
         }
-        let mut provider = cloud.guarded();
+        let mut provider = cloud.with_group();
         let mut published: Option<IpAddr> = None;
         for (step, mut lb) in moves().into_iter().enumerate() {
             if is_limited {
@@ -84,9 +84,9 @@ async fn old_address_serves_until_the_new_one_was_handed_over() {
                     "{step}: {published:?} {serving:?}"
                 );
                 if is_limited {
-                    assert!(serving.is_subset(&guarded(&cloud, "Deny")), "{step}: {serving:?}");
+                    assert!(serving.is_subset(&addresses_in_rules(&cloud, "Deny")), "{step}: {serving:?}");
                 } else if let Some(ip) = published.filter(|ip| !ip.to_string().starts_with("10.")) {
-                    assert!(guarded(&cloud, "Allow").contains(&ip), "{step}");
+                    assert!(addresses_in_rules(&cloud, "Allow").contains(&ip), "{step}");
                 }
                 published = outcome.ingress.first().map(|one| one.ip.unwrap()).or(published);
                 if outcome.progress == Progress::Done {
@@ -101,12 +101,12 @@ async fn old_address_serves_until_the_new_one_was_handed_over() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 // At the latest when the new address was handed over.
                 if is_restarted && (calls % 5 == 0 || !outcome.ingress.is_empty()) {
-                    provider = cloud.guarded();
+                    provider = cloud.with_group();
                 }
             }
             assert_ne!(published, before, "{step}");
             assert_eq!(serving(&cloud), published.into_iter().collect(), "{step}: the old one is gone");
-            let named = &guarded(&cloud, "Allow") | &guarded(&cloud, "Deny");
+            let named = &addresses_in_rules(&cloud, "Allow") | &addresses_in_rules(&cloud, "Deny");
             assert!(named.is_subset(&published.into_iter().collect()), "{step}: {named:?}");
         }
         gone(&provider, &moves()[0].owner).await.unwrap();
@@ -118,7 +118,7 @@ async fn old_address_serves_until_the_new_one_was_handed_over() {
 #[tokio::test(start_paused = true)]
 async fn drift_of_a_frontend_is_repaired() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let lb = planned(&[80], &[1]);
     let ip = settle(&provider, &lb).await.unwrap().ingress[0].ip.unwrap();
     let body = json!({ "location": "westeurope", "properties": { "ipAddress": "203.0.113.9" } });
@@ -140,7 +140,7 @@ async fn drift_of_a_frontend_is_repaired() {
 #[tokio::test(start_paused = true)]
 async fn old_address_stays_until_the_status_has_the_new_one() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let lb = planned(&[80], &[1]);
     let old = settle(&provider, &lb).await.unwrap().ingress[0].ip.unwrap();
     let mut internal = annotated(lb, annotations::INTERNAL, "true");
@@ -162,7 +162,7 @@ async fn old_address_stays_until_the_status_has_the_new_one() {
 async fn service_that_moves_again_has_two_addresses_at_most() {
     for is_internal in [false, true] {
         let cloud = Scripted::new();
-        let provider = cloud.guarded();
+        let provider = cloud.with_group();
         let to = |index: u8| {
             let lb = planned(&[80], &[1]);
             if is_internal {
@@ -198,7 +198,7 @@ async fn service_that_moves_again_has_two_addresses_at_most() {
         let lb = LoadBalancer { published: new.into_iter().collect(), ..to(5) };
         settle(&provider, &lb).await.unwrap();
         assert_eq!(serving(&cloud), new.into_iter().collect());
-        let named = &guarded(&cloud, "Allow") | &guarded(&cloud, "Deny");
+        let named = &addresses_in_rules(&cloud, "Allow") | &addresses_in_rules(&cloud, "Deny");
         assert!(named.is_subset(&new.into_iter().collect()), "{named:?}");
     }
 }

@@ -45,7 +45,7 @@ async fn service_is_a_public_ip_and_one_change_of_the_load_balancer() {
 #[tokio::test(start_paused = true)]
 async fn scheme_of_a_live_service_changes_and_its_addresses_with_it() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let external = planned(&[80], &[1, 2]);
     let internal = annotated(external.clone(), annotations::INTERNAL, "true");
     for lb in [&external, &internal, &external] {
@@ -58,7 +58,7 @@ async fn scheme_of_a_live_service_changes_and_its_addresses_with_it() {
         assert_eq!(rules.as_array().unwrap().len(), usize::from(!is_internal), "{rules}");
         assert_eq!(provider.owned().await.unwrap(), std::slice::from_ref(&lb.owner));
     }
-    gone(&cloud.guarded(), &external.owner).await.unwrap();
+    gone(&cloud.with_group(), &external.owner).await.unwrap();
     assert!(cloud.all("loadBalancers").is_empty() && cloud.all("publicIPAddresses").is_empty());
 }
 
@@ -227,7 +227,7 @@ async fn service_does_not_come_back_after_its_deletion() {
     for is_moved in [false, true] {
         for steps in 1..12 {
             let cloud = Scripted::new();
-            let provider = cloud.guarded();
+            let provider = cloud.with_group();
             let other = named("other", &[80], &[1]);
             settle(&provider, &other).await.unwrap();
             let lb = planned(&[80], &[1]);
@@ -337,8 +337,8 @@ async fn address_of_a_refused_service_is_handed_over_with_few_requests() {
     let public = planned(&[80], &[1]);
     for lb in [public.clone(), annotated(public, annotations::INTERNAL, "true")] {
         let cloud = Scripted::new();
-        let served = settle(&cloud.guarded(), &lb).await.unwrap().ingress;
-        let provider = cloud.guarded();
+        let served = settle(&cloud.with_group(), &lb).await.unwrap().ingress;
+        let provider = cloud.with_group();
         let refused = annotated(lb.clone(), annotations::IDLE_TIMEOUT, "soon");
         for round in 0..2 {
             let error = provider.apply(&refused, Compare::Remembered).await.unwrap_err();

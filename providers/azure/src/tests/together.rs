@@ -134,16 +134,63 @@ async fn one_service_that_azure_refuses_does_not_block_the_others() {
     }
 }
 
+/// A public IP of the user, by path.
+pub(super) fn put_theirs(cloud: &Scripted) -> String {
+    let ip = config().public_ip_path(None, "theirs");
+    let public_ip = json!({ "location": "westeurope", "sku": { "name": "Standard" },
+        "properties": { "ipAddress": "203.0.113.7", "publicIPAllocationMethod": "Static" } });
+    cloud.put(&ip, public_ip);
+    ip
+}
+
+/// Azure lets the identity use the public IP of the user no more.
+pub(super) fn forbid_theirs(cloud: &Scripted, ip: String, late: bool) {
+    cloud.refuse(late, move |body: &Value| {
+        let is_in = body["properties"]["frontendIPConfigurations"].to_string().contains("/theirs");
+        is_in.then(|| ("LinkedAuthorizationFailed", format!("no permission for '{ip}'.")))
+    });
+}
+
+/// The right to use what serves already is taken away: whoever changes something has no part in that.
+#[tokio::test(start_paused = true)]
+async fn what_is_in_place_and_forbidden_is_told_to_its_service_and_rejects_nobody() {
+    for (late, is_granted) in [(false, false), (false, true), (true, false), (true, true)] {
+        let cloud = Scripted::new();
+        let provider = slow(&cloud);
+        let ip = put_theirs(&cloud);
+        let [bad, fresh] = ["bad", "fresh"].map(|name| named(name, &[80], &[1]));
+        let bad = annotated(bad, annotations::PIP_NAME, "theirs");
+        settle_all(&provider, std::slice::from_ref(&bad)).await[0].as_ref().unwrap();
+        forbid_theirs(&cloud, ip, late);
+        for _ in 0..3 {
+            let error = settle_all(&provider, std::slice::from_ref(&fresh)).await[0].clone().unwrap_err();
+            let told = error.to_string();
+            assert!(matches!(error, Error::Denied(_)) && !told.contains("theirs"), "{told}");
+            let (reason, told) =
+                provider.apply(&bad, Compare::Remembered).await.unwrap().incomplete.expect("it is told");
+            assert!(reason == "ProviderDenied" && told.contains("no permission for"), "{told}");
+        }
+        if is_granted {
+            cloud.refuse(false, |_| None);
+        } else {
+            crate::scripted::gone(&provider, &bad.owner).await.unwrap();
+        }
+        let began = tokio::time::Instant::now();
+        settle_all(&provider, std::slice::from_ref(&fresh)).await[0].as_ref().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        if is_granted {
+            assert_eq!(provider.apply(&bad, Compare::Remembered).await.unwrap().incomplete, None);
+        }
+    }
+}
+
 /// The identity may read a public IP and not use it. Azure says so of the load balancer, whose other Services are not concerned.
 #[tokio::test(start_paused = true)]
 async fn what_the_identity_may_not_use_blocks_its_service_only() {
     for (late, is_named) in [(false, false), (false, true), (true, false), (true, true)] {
         let cloud = Scripted::new();
         let provider = slow(&cloud);
-        let ip = config().public_ip_path(None, "theirs");
-        let public_ip = json!({ "location": "westeurope", "sku": { "name": "Standard" },
-            "properties": { "ipAddress": "203.0.113.7", "publicIPAllocationMethod": "Static" } });
-        cloud.put(&ip, public_ip);
+        let ip = put_theirs(&cloud);
         let good = named("good", &[80], &[1, 2]);
         settle_all(&provider, std::slice::from_ref(&good)).await[0].as_ref().unwrap();
         let bad = annotated(named("bad", &[80], &[1, 2]), annotations::PIP_NAME, "theirs");
@@ -334,7 +381,7 @@ async fn trouble_of_one_load_balancer_does_not_stop_the_other() {
     let other = Layout { config: config(), is_internal: true }.path();
     cloud.put(&other, json!({ "location": "westeurope", "properties": {}, "tags": { "team": "a" } }));
     let external = Layout { config: config(), is_internal: false }.path();
-    let (provider, lb) = (cloud.guarded(), named("web", &[80], &[1]));
+    let (provider, lb) = (cloud.with_group(), named("web", &[80], &[1]));
     let set = |generation, nodes: &[u8]| TargetSet {
         shared: Some(steerage_provider_api::SharedSet::Eligible),
         generation,
@@ -402,7 +449,7 @@ async fn public_ip_that_is_never_ready_delays_nobody_else() {
 
 /// Azure does not say which of many new Services is wrong. One that serves already moves its endpoints meanwhile.
 #[tokio::test(start_paused = true)]
-async fn moved_endpoints_do_not_wait_until_a_guilty_service_is_found() {
+async fn moved_endpoints_do_not_wait_until_a_refused_service_is_found() {
     let cloud = Scripted::new();
     let provider = slow(&cloud);
     let served = named("zzz", &[80], &[1, 2]);

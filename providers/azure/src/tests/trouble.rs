@@ -14,6 +14,7 @@ use crate::desired::tests::{annotated, named, node, planned};
 use crate::marks::Mark;
 use crate::merge::Layout;
 use crate::scripted::{GROUP, Scripted, gone, settle};
+use crate::tests::together::{forbid_theirs, put_theirs};
 
 fn path(is_internal: bool) -> String {
     Layout { config: config(), is_internal }.path()
@@ -29,7 +30,7 @@ async fn service_is_published_while_the_other_load_balancer_cannot_be_read() {
             lb = annotated(lb, annotations::INTERNAL, "true");
         }
         cloud.break_path(&path(!is_internal), 500);
-        let provider = cloud.guarded();
+        let provider = cloud.with_group();
         let outcome = settle(&provider, &lb).await.unwrap();
         assert_eq!(outcome.ingress.len(), 1);
         let (reason, message) = outcome.incomplete.unwrap();
@@ -58,10 +59,10 @@ async fn service_is_published_while_the_other_load_balancer_cannot_be_read() {
 async fn moved_service_keeps_what_cannot_be_read() {
     let cloud = Scripted::new();
     let lb = planned(&[80], &[1]);
-    settle(&cloud.guarded(), &lb).await.unwrap();
+    settle(&cloud.with_group(), &lb).await.unwrap();
     cloud.break_path(&path(false), 500);
     let internal = annotated(lb.clone(), annotations::INTERNAL, "true");
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let outcome = settle(&provider, &internal).await.unwrap();
     assert!(outcome.ingress.len() == 1 && outcome.incomplete.is_some(), "{outcome:?}");
     assert_eq!((cloud.all("loadBalancers").len(), cloud.all("publicIPAddresses").len()), (2, 1));
@@ -77,7 +78,7 @@ async fn moved_service_keeps_what_cannot_be_read() {
 async fn service_without_an_address_is_deleted_without_the_security_group() {
     let cloud = Scripted::new();
     cloud.break_path(GROUP, 500);
-    let (provider, lb) = (cloud.guarded(), planned(&[80], &[1]));
+    let (provider, lb) = (cloud.with_group(), planned(&[80], &[1]));
     gone(&provider, &lb.owner).await.unwrap();
     cloud.fix_path(GROUP);
     settle(&provider, &lb).await.unwrap();
@@ -93,7 +94,7 @@ async fn failed_load_balancer_stops_nobody_who_does_not_change() {
         let cloud = Scripted::new();
         let all = ["a", "b"].map(|name| named(name, &[80], &[1]));
         for lb in &all {
-            settle(&cloud.guarded(), lb).await.unwrap();
+            settle(&cloud.with_group(), lb).await.unwrap();
         }
         cloud.change(&path(false), |body| body["tags"]["wrong"] = json!("yes"));
         cloud.fail_state(&path(false));
@@ -103,7 +104,7 @@ async fn failed_load_balancer_stops_nobody_who_does_not_change() {
                 if is_named { format!("{base}tcp-80-v4 is wrong") } else { "something is wrong".to_owned() };
             (body["tags"]["wrong"] == "yes").then_some(("InvalidResourceReference", words))
         });
-        let provider = cloud.guarded();
+        let provider = cloud.with_group();
         cloud.calls();
         for (index, lb) in all.iter().enumerate() {
             match settle(&provider, lb).await {
@@ -133,6 +134,24 @@ async fn failed_load_balancer_stops_nobody_who_does_not_change() {
         }
         assert_eq!(cloud.get(&path(false)).unwrap()["properties"]["provisioningState"], "Succeeded");
     }
+}
+
+/// What the identity may not use any more goes with its Service.
+#[tokio::test(start_paused = true)]
+async fn deletion_repairs_a_failed_load_balancer_whose_public_ip_is_forbidden() {
+    let cloud = Scripted::new();
+    let ip = put_theirs(&cloud);
+    let bad = annotated(named("bad", &[80], &[1]), annotations::PIP_NAME, "theirs");
+    for lb in [&named("good", &[80], &[1]), &bad] {
+        settle(&cloud.provider(), lb).await.unwrap();
+    }
+    cloud.fail_state(&path(false));
+    forbid_theirs(&cloud, ip, false);
+    let provider = cloud.provider();
+    let moved = named("good", &[80], &[2]);
+    assert!(settle(&provider, &moved).await.is_err());
+    gone(&provider, &bad.owner).await.unwrap();
+    settle(&provider, &moved).await.unwrap();
 }
 
 /// Azure takes no change of a load balancer that refers to a public IP whose last change failed. Nobody changes the IP's Service.
@@ -190,13 +209,13 @@ async fn public_ip_in_use_is_written_once_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn load_balancer_whose_tags_were_replaced_is_told() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let lb = planned(&[80], &[1]);
     settle(&provider, &lb).await.unwrap();
     let tags = cloud.get(&path(false)).unwrap()["tags"].clone();
     cloud.change(&path(false), |body| body["tags"] = json!({ "team": "a" }));
     tokio::time::sleep(Duration::from_mins(1)).await;
-    for provider in [&provider, &cloud.guarded()] {
+    for provider in [&provider, &cloud.with_group()] {
         assert_eq!(gone(provider, &lb.owner).await.unwrap_err().reason(), "ObjectNotOwned");
         assert!(provider.owned().await.is_err());
         let set = TargetSet { shared: Some(SharedSet::Eligible), ..TargetSet::own([node(2)]) };

@@ -32,6 +32,13 @@ impl Words {
     }
 }
 
+/// Whether a text has the whole of this path. A part of it may be any word, because users choose names.
+pub(crate) fn has_path(text: &str, path: &str) -> bool {
+    let is_around = |c: char| c.is_whitespace() || matches!(c, '\'' | '"' | '`' | ',' | ';' | '[' | ']');
+    let mut words = text.split(is_around).map(|word| word.trim_matches(['.', ':', '(', ')']));
+    words.any(|word| word.eq_ignore_ascii_case(path))
+}
+
 /// What names a Service.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
@@ -45,14 +52,15 @@ pub(crate) struct Names {
 
 /// What a refusal is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Blame {
+pub(crate) enum RefusedItems {
     Services(BTreeSet<Key>),
     Nodes(BTreeSet<IpAddr>),
-    Nobody,
+    /// Azure names none that is known here.
+    Unknown,
 }
 
 /// Whom Azure's words name, of the Services that a change is of and the nodes in its pools.
-pub(crate) fn blame(text: &str, services: &BTreeMap<Key, Names>, nodes: &[IpAddr]) -> Blame {
+pub(crate) fn refused_items(text: &str, services: &BTreeMap<Key, Names>, nodes: &[IpAddr]) -> RefusedItems {
     let Words(words) = Words::of(text);
     let mut choosers: BTreeMap<&str, usize> = BTreeMap::new();
     for word in services.values().flat_map(|names| &names.chosen.0) {
@@ -74,10 +82,10 @@ pub(crate) fn blame(text: &str, services: &BTreeMap<Key, Names>, nodes: &[IpAddr
     let nodes: BTreeSet<IpAddr> = nodes.iter().filter(is_named).copied().collect();
     // A pool is wrong because of a node in it.
     if by_part.is_empty() && !nodes.is_empty() {
-        return Blame::Nodes(nodes);
+        return RefusedItems::Nodes(nodes);
     }
     let named = [by_part, by_pool, by_own].into_iter().find(|named| !named.is_empty());
-    named.map_or(Blame::Nobody, Blame::Services)
+    named.map_or(RefusedItems::Unknown, RefusedItems::Services)
 }
 
 #[cfg(test)]
@@ -89,19 +97,22 @@ mod tests {
         (Key::new("shop", mark), names)
     }
 
-    fn services(named: &[&str]) -> Blame {
-        Blame::Services(named.iter().map(|name| Key::new("shop", *name)).collect())
+    fn services(named: &[&str]) -> RefusedItems {
+        RefusedItems::Services(named.iter().map(|name| Key::new("shop", *name)).collect())
     }
 
     #[test]
     fn words_name_services_and_nodes_as_a_whole() {
         let all = BTreeMap::from([names("a", "10.0.5.1", "10.0.5.1"), names("b", "mine", "mine")]);
         let nodes = ["10.0.0.1", "2001:db8::1"].map(|ip| ip.parse().unwrap());
-        let told = |text: &str| blame(text, &all, &nodes);
-        assert_eq!(told("IP 10.0.0.1, in pool."), Blame::Nodes([nodes[0]].into()));
-        assert_eq!(told("'2001:DB8:0::1'."), Blame::Nodes([nodes[1]].into()));
-        assert_eq!(told("10.0.0.10 and 110.0.0.1, minestone, x-a_v4"), Blame::Nobody);
-        assert_eq!(told("10.0.0.1 in /backendAddressPools/A_pool-v4/x"), Blame::Nodes([nodes[0]].into()));
+        let told = |text: &str| refused_items(text, &all, &nodes);
+        assert_eq!(told("IP 10.0.0.1, in pool."), RefusedItems::Nodes([nodes[0]].into()));
+        assert_eq!(told("'2001:DB8:0::1'."), RefusedItems::Nodes([nodes[1]].into()));
+        assert_eq!(told("10.0.0.10 and 110.0.0.1, minestone, x-a_v4"), RefusedItems::Unknown);
+        assert_eq!(
+            told("10.0.0.1 in /backendAddressPools/A_pool-v4/x"),
+            RefusedItems::Nodes([nodes[0]].into())
+        );
         assert_eq!(told("/backendAddressPools/a_pool-v4/x"), services(&["a"]));
         assert_eq!(told("rule /lb/b_tcp-80 with 10.0.0.1"), services(&["b"]));
         assert_eq!(told("10.0.5.1 is in use"), services(&["a"]));
@@ -109,11 +120,28 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_chose_blames_nobody_else() {
+    fn path_is_found_as_a_whole() {
+        let path = "/subscriptions/s/resourceGroups/g/providers/x/publicIPAddresses/web";
+        for (text, is_found) in [
+            (format!("the linked scope(s) '{}' or", path.to_uppercase()), true),
+            (format!("for {path}."), true),
+            (format!("for {path}-2"), false),
+            ("web".to_owned(), false),
+        ] {
+            assert_eq!(has_path(&text, path), is_found, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_user_chose_names_nobody_else() {
         let nodes = ["10.0.0.1".parse().unwrap()];
         for chosen in ["/subnets/10.0.0.1", "/subnets/a_v4", "/subnets/10.0.5.1"] {
             let all = BTreeMap::from([names("a", "10.0.5.1", "10.0.5.1"), names("b", "", chosen)]);
-            assert_eq!(blame(&format!("{chosen} was not found"), &all, &nodes), Blame::Nobody, "{chosen}");
+            assert_eq!(
+                refused_items(&format!("{chosen} was not found"), &all, &nodes),
+                RefusedItems::Unknown,
+                "{chosen}"
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ fn limited(is_internal: bool) -> LoadBalancer {
 async fn nobody_is_admitted_for_a_moment_whom_the_service_denies() {
     for is_internal in [false, true] {
         let cloud = Scripted::new();
-        let provider = cloud.guarded();
+        let provider = cloud.with_group();
         let lb = limited(is_internal);
         settle(&provider, &lb).await.unwrap();
         let writes: Vec<String> =
@@ -44,7 +44,7 @@ async fn nobody_is_admitted_for_a_moment_whom_the_service_denies() {
 #[tokio::test(start_paused = true)]
 async fn sources_are_taken_away_also_of_a_refused_service() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let lb = planned(&[80], &[1]);
     settle(&provider, &lb).await.unwrap();
     let requested =
@@ -57,9 +57,9 @@ async fn sources_are_taken_away_also_of_a_refused_service() {
     };
     assert_eq!(admitted, Some(AdmittedSources::Only(["10.0.0.0/8".to_owned()].into())));
     assert_eq!(cloud.all("networkSecurityGroups").len(), 1);
-    let unguarded = cloud.provider();
+    let without_group = cloud.provider();
     assert_eq!(
-        unguarded.restrict_sources(&lb.owner, &requested).await.unwrap(),
+        without_group.restrict_sources(&lb.owner, &requested).await.unwrap(),
         Some(AdmittedSources::Foreign)
     );
     let other = crate::desired::tests::named("other", &[80], &[1]);
@@ -69,7 +69,7 @@ async fn sources_are_taken_away_also_of_a_refused_service() {
 #[tokio::test(start_paused = true)]
 async fn rules_and_tags_of_others_stay() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let theirs = json!({ "name": "theirs", "properties": { "priority": 2000, "direction": "Inbound", "access": "Deny", "protocol": "*",
         "sourceApplicationSecurityGroups": [{ "id": "/asg" }], "destinationAddressPrefixes": ["192.0.2.1"] } });
     cloud.change(GROUP, |group| {
@@ -101,7 +101,7 @@ async fn rules_and_tags_of_others_stay() {
 async fn missing_group_is_told_and_nothing_serves_before_it() {
     let cloud = Scripted::new();
     cloud.remove(GROUP);
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     assert_eq!(provider.check().await.unwrap_err().reason(), "NoSecurityGroup");
     assert_eq!(settle(&provider, &limited(false)).await.unwrap_err().reason(), "NoSecurityGroup");
     assert!(cloud.all("loadBalancers").is_empty());
@@ -112,7 +112,7 @@ async fn missing_group_is_told_and_nothing_serves_before_it() {
 #[tokio::test(start_paused = true)]
 async fn refused_service_writes_no_rules_until_its_load_balancer_is_tried_again() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     cloud.refuse(false, |body| {
         let frontends = body["properties"]["frontendIPConfigurations"].as_array()?;
         (!frontends.is_empty()).then(|| ("InvalidFrontend", "no frontends".to_owned()))
@@ -135,11 +135,34 @@ async fn refused_service_writes_no_rules_until_its_load_balancer_is_tried_again(
     settle(&provider, &lb).await.unwrap();
 }
 
+/// It is tried again every few minutes, and the security group takes one change at a time.
+#[tokio::test(start_paused = true)]
+async fn service_for_which_the_load_balancer_has_no_room_writes_no_rules() {
+    let cloud = Scripted::new();
+    let provider = cloud.with_group();
+    let of_others = |i: usize| {
+        let properties =
+            json!({ "frontendIPConfiguration": { "id": "/f" }, "protocol": "Tcp", "frontendPort": i });
+        json!({ "name": format!("theirs-{i}"), "properties": properties })
+    };
+    let all: Vec<_> = (1..=crate::merge::MOST_RULES).map(of_others).collect();
+    let tags = crate::marks::of_balancer(&config().cluster);
+    let body = json!({ "location": "westeurope", "tags": tags, "properties": { "loadBalancingRules": all } });
+    cloud.put(&Layout { config: config(), is_internal: false }.path(), body);
+    for _ in 0..4 {
+        let error = settle(&provider, &limited(false)).await.unwrap_err();
+        assert_eq!(error.reason(), "QuotaExceeded", "{error}");
+        tokio::time::sleep(Duration::from_mins(1)).await;
+    }
+    let writes = cloud.writes();
+    assert!(writes.iter().all(|write| write == "PUT publicIPAddresses"), "{writes:?}");
+}
+
 /// A rule comes before the frontend of a Service that limits its clients. The Service is deleted in between.
 #[tokio::test(start_paused = true)]
 async fn rules_go_with_a_service_that_never_had_a_frontend() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let public_ip = |address: &str| json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": address, "publicIPAllocationMethod": "Static" } });
     cloud.put(&config().public_ip_path(None, "mine"), public_ip("203.0.113.7"));
     let lb = annotated(limited(false), annotations::PIP_NAME, "mine");
@@ -159,7 +182,7 @@ async fn rules_go_with_a_service_that_never_had_a_frontend() {
 #[tokio::test(start_paused = true)]
 async fn rules_go_with_a_service_whose_frontend_is_gone() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     let lb = limited(false);
     let outcome = settle(&provider, &lb).await.unwrap();
     let address = outcome.ingress[0].ip.unwrap().to_string();
@@ -179,7 +202,7 @@ async fn refused_request_of_a_public_ip_changes_no_rules() {
     let public_ip = json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": "203.0.113.7", "publicIPAllocationMethod": "Static" } });
     for is_late in [false, true] {
         let cloud = Scripted::new();
-        let provider = cloud.guarded();
+        let provider = cloud.with_group();
         cloud.put(&config().public_ip_path(None, "mine"), public_ip.clone());
         let lb = annotated(limited(false), annotations::PIP_NAME, "mine");
         let thief = crate::desired::tests::named("thief", &[80], &[1]);
@@ -192,7 +215,7 @@ async fn refused_request_of_a_public_ip_changes_no_rules() {
             let _ = provider.apply(&lb, Compare::Remembered).await.unwrap();
         }
         // Also one that does not know who asked first.
-        for provider in [provider, cloud.guarded()].iter().take(1 + usize::from(is_late)) {
+        for provider in [provider, cloud.with_group()].iter().take(1 + usize::from(is_late)) {
             for thief in [&by_name, &by_address] {
                 let error = settle(provider, thief).await.unwrap_err();
                 assert_eq!(error.reason(), "AddressNotAvailable", "{error}");
@@ -223,7 +246,7 @@ async fn refused_request_of_a_public_ip_changes_no_rules() {
 #[tokio::test(start_paused = true)]
 async fn refused_request_keeps_no_address_from_others() {
     let cloud = Scripted::new();
-    let provider = cloud.guarded();
+    let provider = cloud.with_group();
     for (name, last) in [("one", 7), ("two", 8)] {
         let address = format!("203.0.113.{last}");
         let body = json!({ "location": "westeurope", "sku": { "name": "Standard" }, "properties": { "ipAddress": address, "publicIPAllocationMethod": "Static" } });
