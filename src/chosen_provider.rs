@@ -19,6 +19,8 @@ use steerage_watch::Watches;
 
 use crate::cluster_uid;
 
+const NOT_REACHED: &str = "cloud not reached, or no credentials found; starting, and retrying each call";
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ProviderName {
     /// Steerage's software load balancer, steerage-edge
@@ -110,10 +112,10 @@ pub(crate) async fn new_provider(
                 checked = aws.check() => checked,
             };
             match checked {
-                Err(error @ Error::Denied(_)) => anyhow::bail!("AWS refuses the controller: {error}"),
+                Err(error @ Error::Denied(_)) => anyhow::bail!("AWS cannot be used: {error}"),
                 // Traffic does not need the controller, and AWS may answer soon.
                 Err(error) => {
-                    tracing::warn!(%error, "AWS not reached, or no credentials found; starting, and retrying each call");
+                    tracing::warn!(cloud = "AWS", %error, "{NOT_REACHED}");
                 }
                 Ok(()) => {}
             }
@@ -147,16 +149,22 @@ async fn may_start(
         () = process.shutdown().cancelled() => return Ok(false),
         checked = check => checked,
     };
+    check_usable(cloud, checked)?;
+    Ok(true)
+}
+
+/// An error if waiting does not help: what a flag names may not exist, or the cloud is too old.
+#[cfg(any(feature = "azure", feature = "gce", feature = "openstack"))]
+fn check_usable(cloud: &str, checked: Result<(), Error>) -> anyhow::Result<()> {
     match checked {
-        // What a flag names and does not exist is rejected.
         Err(error @ (Error::Denied(_) | Error::Invalid { .. })) => {
-            anyhow::bail!("{cloud} refuses the controller: {error}")
+            anyhow::bail!("{cloud} cannot be used: {error}")
         }
         // Traffic does not need the controller, and the cloud may answer soon.
-        Err(error) => tracing::warn!(%error, "{cloud} not reached; starting, and retrying each call"),
+        Err(error) => tracing::warn!(cloud, %error, "{NOT_REACHED}"),
         Ok(()) => {}
     }
-    Ok(true)
+    Ok(())
 }
 
 /// `None` if the process stops first.
@@ -212,4 +220,20 @@ async fn new_openstack(
     let config = steerage_provider_openstack::Config::new(args, uid)?;
     let openstack = OpenStack::connect(config, credentials, metrics)?;
     Ok(may_start("OpenStack", openstack.check(), process).await?.then_some(openstack))
+}
+
+#[cfg(all(test, feature = "openstack"))]
+mod tests {
+    use super::*;
+
+    /// OpenStack did not refuse anything: it is too old.
+    #[test]
+    fn start_ends_where_waiting_does_not_help_and_names_no_wrong_party() {
+        let old = Error::invalid("RejectedByProvider", "Octavia has API version 2.13. Upgrade Octavia.");
+        let error = check_usable("OpenStack", Err(old)).unwrap_err().to_string();
+        assert!(error.starts_with("OpenStack cannot be used: Octavia has"), "{error}");
+        assert!(check_usable("OpenStack", Err(Error::denied("no"))).is_err());
+        assert!(check_usable("OpenStack", Err(Error::Unavailable("no answer".to_owned()))).is_ok());
+        assert!(check_usable("OpenStack", Ok(())).is_ok());
+    }
 }

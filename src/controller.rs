@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::applied::AppliedStates;
 use crate::cluster_index::{self, ClusterIndex};
-use crate::guarded_provider::GuardedProvider;
+use crate::leader_provider::LeaderProvider;
 use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
@@ -97,7 +97,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         let reconciler = Arc::new(Reconciler {
             reader: ServiceReader::new(client.clone()),
             writer: ServiceWriter::new(client.clone(), config.classes.provider, leadership.clone()),
-            provider: GuardedProvider::new(provider, leadership, rate_limiter, metrics.clone()),
+            provider: LeaderProvider::new(provider, leadership, rate_limiter, metrics.clone()),
             cluster,
             config,
             recorder,

@@ -61,6 +61,14 @@ impl fmt::Display for Action {
     }
 }
 
+/// How much of what exists was compared with what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Compared {
+    All,
+    Targets,
+    Nothing,
+}
+
 /// An action, and its details for the log.
 type Planned = (Action, String);
 
@@ -166,9 +174,15 @@ async fn plan_service(
     if !exists {
         return (Action::Create, format!("creates a load balancer with {} targets", lb.targets().count()));
     }
-    let is_complete = changes.is_some();
+    let compared = match changes {
+        Some(_) => Compared::All,
+        None if reader.reports_health() => Compared::Targets,
+        None => Compared::Nothing,
+    };
     let mut changes = match changes {
         Some(changes) => changes,
+        // What is registered is not known.
+        None if compared == Compared::Nothing => Vec::new(),
         None => match reader.read(async |provider| provider.target_health(owner).await).await {
             Ok(health) => difference::of_targets(&lb.targets(), &health.targets),
             Err(error) => return not_compared(&error),
@@ -177,7 +191,7 @@ async fn plan_service(
     if !service.has_finalizer(plan::finalizer(service)) {
         changes.push("adds the finalizer".to_owned());
     }
-    conclude(changes, is_complete)
+    conclude(changes, compared)
 }
 
 /// What works otherwise than its user may believe.
@@ -197,24 +211,28 @@ fn refusal(error: &PlanError) -> String {
     format!("{}: {error}. {}.", error.reason(), error.remedy())
 }
 
-/// `is_complete`: everything was compared.
-fn conclude(mut changes: Vec<String>, is_complete: bool) -> Planned {
-    let action = match (changes.is_empty(), is_complete) {
+fn conclude(mut changes: Vec<String>, compared: Compared) -> Planned {
+    let action = match (changes.is_empty(), compared) {
         (false, _) => Action::Change,
-        (true, true) => Action::None,
-        (true, false) => Action::Unknown,
+        (true, Compared::All) => Action::None,
+        (true, Compared::Targets | Compared::Nothing) => Action::Unknown,
     };
-    if !is_complete {
-        changes.push(
-            "only targets are compared: the provider cannot preview listeners and health checks".to_owned(),
-        );
-    }
+    let left_out = match compared {
+        Compared::All => None,
+        Compared::Targets => {
+            Some("only targets are compared: the provider cannot preview listeners and health checks")
+        }
+        Compared::Nothing => Some(
+            "the load balancer is not compared: the provider cannot preview changes, and reports no targets",
+        ),
+    };
+    changes.extend(left_out.map(str::to_owned));
     (action, changes.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
-    use steerage_model::{Node, Protocol, ServicePort};
+    use steerage_model::{Node, Protocol, ServicePort, TrafficPolicy};
     use steerage_watch::Event;
 
     use super::*;
@@ -233,7 +251,15 @@ mod tests {
         exists: bool,
         change: impl FnOnce(&mut Service, &ClusterIndex),
     ) -> Planned {
-        let provider: Arc<dyn Provider> = Arc::new(Silent::with_previews(previews));
+        planned_by(Silent::with_previews(previews), exists, change).await
+    }
+
+    async fn planned_by(
+        provider: Silent,
+        exists: bool,
+        change: impl FnOnce(&mut Service, &ClusterIndex),
+    ) -> Planned {
+        let provider: Arc<dyn Provider> = Arc::new(provider);
         let reconciler = reconciler(Arc::clone(&provider), silent_client());
         let mut service = service();
         service.finalizers = vec![plan::finalizer(&service).to_owned()];
@@ -293,6 +319,26 @@ mod tests {
         assert!(details.contains("denied permission: no"), "a second try changes nothing: {details}");
     }
 
+    /// As Azure: there are targets, and no provider says which of them are registered.
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_compared_with_a_provider_that_reports_no_targets() {
+        let planned = async |exists| {
+            let provider = Silent::with_previews(vec![Ok(None)]).without_health();
+            planned_by(provider, exists, |service, cluster| {
+                service.external_policy = TrafficPolicy::Cluster;
+                let addresses = vec!["10.0.0.9".parse().expect("ip")];
+                let node = Node { name: "a".to_owned(), addresses, ..Node::default() };
+                cluster.on_node(Event::Apply(node));
+            })
+            .await
+        };
+        let (action, details) = planned(false).await;
+        assert_eq!((action, details.as_str()), (Action::Create, "creates a load balancer with 1 targets"));
+        let (action, details) = planned(true).await;
+        assert_eq!(action, Action::Unknown, "{details}");
+        assert!(details.starts_with("the load balancer is not compared"), "{details}");
+    }
+
     #[test]
     fn ignored_annotations_are_named() {
         let mut service = service();
@@ -304,12 +350,12 @@ mod tests {
     #[test]
     fn no_difference_is_none_only_if_everything_was_compared() {
         let changes = || vec!["adds node-a".to_owned()];
-        assert_eq!(conclude(changes(), true), (Action::Change, "adds node-a".to_owned()));
-        assert_eq!(conclude(Vec::new(), true), (Action::None, String::new()));
-        let (action, details) = conclude(Vec::new(), false);
+        assert_eq!(conclude(changes(), Compared::All), (Action::Change, "adds node-a".to_owned()));
+        assert_eq!(conclude(Vec::new(), Compared::All), (Action::None, String::new()));
+        let (action, details) = conclude(Vec::new(), Compared::Targets);
         assert_eq!(action, Action::Unknown);
         assert!(details.starts_with("only targets are compared"), "{details}");
-        let (action, details) = conclude(changes(), false);
+        let (action, details) = conclude(changes(), Compared::Targets);
         assert_eq!(action, Action::Change);
         assert!(details.starts_with("adds node-a; only targets"), "{details}");
     }

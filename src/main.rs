@@ -13,7 +13,7 @@ mod cluster_uid;
 mod condition_metrics;
 mod controller;
 mod dry_run;
-mod guarded_provider;
+mod leader_provider;
 mod lease;
 mod metrics;
 mod node_list;

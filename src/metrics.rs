@@ -77,7 +77,7 @@ impl Metrics {
         for result in ["done", "again", "rejected", "failed"] {
             reconciles.get_or_create(&ByResult { result }).inc_by(0);
         }
-        registry.register("reconciles", "Reconciles of one load balancer, by result: done, again (not complete yet), rejected (unsupported request), failed (retried)", reconciles);
+        registry.register("reconciles", "Reconciles of one load balancer, by result: done, again (not complete yet), rejected (the Service is refused), failed (retried)", reconciles);
         registry.register(
             "provider_call_duration_seconds",
             "Duration of provider calls, by call (apply, set_targets, restrict_sources, set_shared, delete, target_health, owned) and result: ok, or the reason of the error",

@@ -60,7 +60,7 @@ reasons! {
         NOT_PROGRAMMED = "NotProgrammed";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider has not reported the health of the targets (Azure never does), or it could not be read for three intervals, 3m at least. The message says since when.
+        /// The provider does not report the health of the targets (Azure never does), or has not yet; or it could not be read for three intervals, 3m at least. In the last case the message says since when.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 

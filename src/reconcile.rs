@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::applied::{AppliedState, AppliedStates};
 use crate::cluster_index::{ClusterIndex, Snapshot};
-use crate::guarded_provider::GuardedProvider;
+use crate::leader_provider::LeaderProvider;
 use crate::metrics::Metrics;
 use crate::plan::{self, Config, TargetPlan};
 use crate::pod_gates::PodGates;
@@ -67,7 +67,7 @@ enum ReconcileError {
 type ReconcileResult = Result<Progress, ReconcileError>;
 
 pub(crate) struct Reconciler {
-    pub(crate) provider: GuardedProvider,
+    pub(crate) provider: LeaderProvider,
     pub(crate) cluster: Arc<ClusterIndex>,
     pub(crate) config: Config,
     pub(crate) reader: ServiceReader,
@@ -220,7 +220,7 @@ impl Reconciler {
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) if is_deletion => {
                 tracing::warn!(
                     %service, reason, message,
-                    "provider rejected the deletion; keeping the load balancer and the finalizer until the next resync"
+                    "provider refused the deletion; keeping the load balancer and the finalizer until the next resync"
                 );
                 ("rejected", done)
             }
@@ -228,7 +228,7 @@ impl Reconciler {
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
                 tracing::warn!(
                     %service, reason, message,
-                    "provider rejected the Service; keeping what exists, retrying at the next resync or when the Service changes"
+                    "provider refused the Service; keeping what exists, retrying at the next resync or when the Service changes"
                 );
                 ("rejected", done)
             }

@@ -2,7 +2,7 @@
 //! Finds out that the provider answers again: a change succeeds of which the last try failed because the provider did not answer. Reads
 //! of health say nothing about changes, and a refusal may come without any call to the provider.
 //!
-//! The guarded provider notes every call. The workers then end the waits of some Services that failed for the same reason; each of
+//! The leader's provider notes every call. The workers then end the waits of some Services that failed for the same reason; each of
 //! these that succeeds is another such call. So few calls try a provider that still fails, and many follow one that works.
 
 use std::collections::BTreeSet;

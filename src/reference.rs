@@ -276,8 +276,8 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
     let errors = [
         (
             Error::Conflict(text()),
-            "Each change has met another client's change of the same resource for 10 s; or, as an event, one deletion has",
-            "Nothing if it passes: Steerage retries. Otherwise find the other client and stop it: the message names the resource",
+            "Each change has met another change of the same resource for 10 s; or, as an event, one deletion has",
+            "Nothing if it passes: Steerage retries. Otherwise look for a change that does not end, or for another program that changes the resource: the message names it",
         ),
         (
             Error::Busy(text()),
@@ -286,7 +286,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         ),
         (
             Error::Throttled { after: None, message: text() },
-            "The provider limits calls; or Steerage sends few at a time, because the cloud answers slowly or not at all (AWS: changes; OpenStack: requests). The message says which",
+            "The provider limits calls; or Steerage sends few at a time, because the cloud answers slowly or not at all (AWS: changes; OpenStack: requests). The message says which of the two",
             "Nothing if it passes: Steerage retries. Otherwise find out whether the cloud throttles or is slow: `steerage_controller_CLOUD_api_budget_rate`, `steerage_controller_CLOUD_api_request_duration_seconds`",
         ),
         (

@@ -118,6 +118,8 @@ pub(crate) struct StatusInputs {
     pub(crate) has_pod_targets: bool,
     /// Whether targets get nothing while none is healthy.
     pub(crate) fails_closed: bool,
+    /// Whether the provider never reports the health of targets.
+    pub(crate) reports_no_health: bool,
     /// `None` until the provider was asked.
     pub(crate) health: Option<HealthSummary>,
     /// Since when it cannot be read, and why, if it is out of date.
@@ -251,9 +253,13 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             );
             ("False", (reasons::TARGETS_UNHEALTHY, message))
         }
+        _ if inputs.reports_no_health => {
+            let message = "The provider does not report the health of targets. Traffic is not affected.";
+            ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
+        }
         _ => {
-            let message = "The health of the targets is not known: the provider does not report it, as Azure, or has not yet, or it cannot \
-                           be read. Traffic is not affected. If it cannot be read, the controller's log says why.";
+            let message = "The provider has not reported the health of the targets yet, or it cannot be read: then the controller's log says \
+                           why. Traffic is not affected.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }

@@ -9,7 +9,7 @@ use steerage_process::duration;
 use steerage_provider_api::{Error, Provider};
 use steerage_watch::Backoff;
 
-use crate::guarded_provider::within_deadline;
+use crate::leader_provider::within_deadline;
 use crate::rate_limit::RateLimiter;
 
 /// Calls for one answer.
@@ -25,6 +25,11 @@ pub(super) struct PacedReader {
 impl PacedReader {
     pub(super) fn new(provider: Arc<dyn Provider>, rate_limiter: RateLimiter) -> Self {
         Self { provider, rate_limiter }
+    }
+
+    /// Whether the provider reports targets, so that they can be compared.
+    pub(super) fn reports_health(&self) -> bool {
+        self.provider.reports_health()
     }
 
     /// The answer to a call that only reads. An error that remains after all tries, or that a try cannot change.

@@ -43,6 +43,8 @@ pub(crate) use polled::{Polled, Restriction};
 pub(crate) struct Silent {
     deletions: AtomicUsize,
     pub(crate) refuses_deletions: bool,
+    /// It reports no health; otherwise it does not answer.
+    reports_no_health: bool,
     previews: Mutex<std::vec::IntoIter<Preview>>,
 }
 
@@ -51,6 +53,10 @@ type Preview = Result<Option<Vec<String>>, Error>;
 impl Silent {
     pub(crate) fn with_previews(answers: Vec<Preview>) -> Self {
         Self { previews: Mutex::new(answers.into_iter()), ..Self::default() }
+    }
+
+    pub(crate) fn without_health(self) -> Self {
+        Self { reports_no_health: true, ..self }
     }
 }
 
@@ -90,7 +96,14 @@ impl Provider for Silent {
         pending().await
     }
 
+    fn reports_health(&self) -> bool {
+        !self.reports_no_health
+    }
+
     async fn target_health(&self, _: &Owner) -> Result<Health, Error> {
+        if self.reports_no_health {
+            return Ok(Health::default());
+        }
         pending().await
     }
 
@@ -170,7 +183,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
     Reconciler {
         cluster,
         config: Config::with_defaults(provider.capabilities(), Steering::Api),
-        provider: GuardedProvider::new(provider, Leadership::held(), limiter, metrics.clone()),
+        provider: LeaderProvider::new(provider, Leadership::held(), limiter, metrics.clone()),
         reader: ServiceReader::new(client.clone()),
         writer: ServiceWriter::new(client.clone(), "edge", Leadership::held()),
         recorder: Recorder::new(client, "controller", "test", &mut registry).0,

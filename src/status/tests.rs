@@ -200,6 +200,18 @@ fn unusable_targets_are_summarised() {
 }
 
 #[test]
+fn unknown_health_says_whether_the_provider_ever_reports_it() {
+    for (reports_no_health, part) in
+        [(true, "does not report the health of targets."), (false, "has not reported the health")]
+    {
+        let (status, (reason, message)) =
+            serving(&StatusInputs { reports_no_health, health: None, ..inputs() });
+        assert_eq!((status, reason), ("Unknown", reasons::HEALTH_UNKNOWN));
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
 fn unhealthy_targets_get_nothing_where_the_provider_fails_closed() {
     for (fails_closed, part) in [(false, "The provider may use all targets."), (true, "Connections fail.")] {
         let health = Some(health(&[HealthState::Unhealthy]));

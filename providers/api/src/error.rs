@@ -31,7 +31,7 @@ pub enum Error {
     #[error("{0}")]
     Denied(String),
     /// The object changed concurrently: retried with its new version after the backoff.
-    #[error("Another client changed the same resource: {0}. Steerage retries.")]
+    #[error("The resource changed, is changing or is gone: {0}. Steerage reads it again and retries.")]
     Conflict(String),
     /// What is under way in the provider has to end first, such as a change or a deletion that Steerage began: retried after the backoff.
     #[error("{0}. Steerage retries when that has ended.")]

@@ -21,7 +21,7 @@ use crate::recovery::Recovery;
 /// For one call, which may consist of many requests to the cloud.
 const DEADLINE: Duration = Duration::from_mins(1);
 
-pub(crate) struct GuardedProvider {
+pub(crate) struct LeaderProvider {
     inner: Arc<dyn Provider>,
     leadership: Leadership,
     rate_limiter: RateLimiter,
@@ -29,7 +29,7 @@ pub(crate) struct GuardedProvider {
     recovery: Recovery,
 }
 
-impl GuardedProvider {
+impl LeaderProvider {
     pub(crate) fn new(
         inner: Arc<dyn Provider>,
         leadership: Leadership,
@@ -75,6 +75,10 @@ impl GuardedProvider {
         self.call("owned", None, self.inner.owned()).await
     }
 
+    pub(crate) fn reports_health(&self) -> bool {
+        self.inner.reports_health()
+    }
+
     pub(crate) fn source_annotations(&self) -> &'static [&'static str] {
         self.inner.source_annotations()
     }
@@ -96,7 +100,7 @@ impl GuardedProvider {
         call: impl Future<Output = Result<Outcome, Error>>,
     ) -> Result<Outcome, Error> {
         let reason = |outcome: &Outcome| outcome.incomplete.as_ref().map(|(reason, _)| *reason);
-        self.judged_call(name, Some(owner), call, reason).await
+        self.recorded_call(name, Some(owner), call, reason).await
     }
 
     async fn call<T>(
@@ -105,11 +109,11 @@ impl GuardedProvider {
         owner: Option<&Owner>,
         call: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        self.judged_call(name, owner, call, |_| None).await
+        self.recorded_call(name, owner, call, |_| None).await
     }
 
     /// `failed` is the reason why a part of a result failed.
-    async fn judged_call<T>(
+    async fn recorded_call<T>(
         &self,
         name: &'static str,
         owner: Option<&Owner>,
