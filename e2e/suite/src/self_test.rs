@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter tests itself on the path that it measures: client, edge, node, pod. Faults are rules on the interface of the edge host,
-//! where requests come, and on those of nodes, where answers leave.
+//! where requests leave for a node, and on those of nodes, where answers leave. Rules of nftables see no request that comes to the edge
+//! host: its own program takes them before.
 //!
 //! Each fault must be reported exactly as often as its rule counted it, with the right kind, and nothing else; without a fault
 //! nothing may be reported. Until all this is so, no measurement counts. A test in which something else was slow, and nothing more, is
@@ -121,7 +122,7 @@ impl Bench<'_> {
         );
         let rules = [rule];
         self.expect("one SYN in 10,000 dropped", &[LossKind::SynRetransmitted], || {
-            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
+            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Egress, &rules)])?;
             let measured = self.measure(async || connections(&echo(to), MANY, AT_ONCE).await)?;
             let dropped = fault.end()?;
             ensure!(dropped == 1, "the rule dropped {dropped} SYNs of {MANY} connections");
@@ -178,7 +179,7 @@ impl Bench<'_> {
         let rules = swap("daddr", "udp dport", one.ip(), other.ip());
         let from = self.client(one);
         self.expect("targets of two Services swapped", &[LossKind::WrongSource], || {
-            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Ingress, &rules)])?;
+            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Egress, &rules)])?;
             let measured = self.measure(async || datagrams(from, &[one, other]).await)?;
             let swapped = fault.end()?;
             ensure!(swapped == 2 * FEW, "the rules swapped {swapped} datagrams");

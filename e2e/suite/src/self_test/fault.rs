@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Faults that the meter must report: rules on the interfaces of hosts, before their own at ingress and after them at egress.
+//! Faults that the meter must report: rules on the interfaces of hosts, before their own rules at ingress and after them at egress.
 
 use anyhow::Result;
 
