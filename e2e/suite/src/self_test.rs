@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The meter tests itself on the path that it measures: client, edge, node, pod. Faults are rules on the interface of the edge host,
-//! where requests leave for a node, and on those of nodes, where answers leave. Rules of nftables see no request that comes to the edge
-//! host: its own program takes them before.
+//! The meter tests itself on the path that it measures: client, edge, node, pod. Faults are rules on the interfaces of nodes, where
+//! requests come and answers leave. On the edge host rules of nftables see no request: its own program takes them before.
 //!
 //! Each fault must be reported exactly as often as its rule counted it, with the right kind, and nothing else; without a fault
 //! nothing may be reported. Until all this is so, no measurement counts. A test in which something else was slow, and nothing more, is
@@ -20,7 +19,6 @@ use anyhow::{Context as _, Result, ensure};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use steerage_model::Family::{V4, V6};
 
-use crate::cluster::Host;
 use crate::meter::asker::Asker;
 use crate::meter::client::{Observed, TIME_LIMIT, Target, connect};
 use crate::meter::load::Client;
@@ -65,7 +63,7 @@ async fn test_all(test: &TestContext) -> Result<()> {
     ]);
     let (_, vips) = test.serve(&ServiceBuilder::new("meter", ECHO).with("ports", ports)).await?;
     let (_, others) = test.serve(&ServiceBuilder::new("meter-other", OTHER)).await?;
-    let bench = Bench { test, edge: first_edge(test)?, vips, others };
+    let bench = Bench { test, vips, others };
     bench.reports_nothing_without_a_fault().context("without a fault")?;
     bench.reports_a_dropped_syn().context("one SYN in 10,000 dropped")?;
     bench.reports_a_dropped_syn_ack().context("one SYN-ACK dropped")?;
@@ -80,13 +78,8 @@ async fn test_all(test: &TestContext) -> Result<()> {
     Ok(())
 }
 
-fn first_edge(test: &TestContext) -> Result<Host> {
-    test.suite.cluster(|cluster| cluster.edges()).into_iter().next().context("no edge host")
-}
-
 struct Bench<'a> {
     test: &'a TestContext,
-    edge: Host,
     vips: Vips,
     others: Vips,
 }
@@ -118,11 +111,13 @@ impl Bench<'_> {
         let rule = format!(
             "ip daddr {} tcp flags & (syn|ack) == syn numgen inc mod {MANY} == {} counter drop",
             to.ip(),
-            MANY / 2
+            MANY / 10
         );
         let rules = [rule];
         self.expect("one SYN in 10,000 dropped", &[LossKind::SynRetransmitted], || {
-            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Egress, &rules)])?;
+            // One node gets more than a tenth of the connections, and not all.
+            let node = self.test.nodes().into_iter().take(1).collect();
+            let fault = Fault::inject(self.test, node, &[(Hook::Ingress, &rules)])?;
             let measured = self.measure(async || connections(&echo(to), MANY, AT_ONCE).await)?;
             let dropped = fault.end()?;
             ensure!(dropped == 1, "the rule dropped {dropped} SYNs of {MANY} connections");
@@ -179,7 +174,7 @@ impl Bench<'_> {
         let rules = swap("daddr", "udp dport", one.ip(), other.ip());
         let from = self.client(one);
         self.expect("targets of two Services swapped", &[LossKind::WrongSource], || {
-            let fault = Fault::inject(self.test, self.edge(), &[(Hook::Egress, &rules)])?;
+            let fault = Fault::inject(self.test, self.test.nodes(), &[(Hook::Ingress, &rules)])?;
             let measured = self.measure(async || datagrams(from, &[one, other]).await)?;
             let swapped = fault.end()?;
             ensure!(swapped == 2 * FEW, "the rules swapped {swapped} datagrams");
@@ -212,10 +207,6 @@ impl Bench<'_> {
         self.expect("closed port", &[LossKind::ConnectionRefused], || {
             Ok((self.measure(async || connections(&echo(to), FEW, AT_ONCE).await)?, FEW))
         })
-    }
-
-    fn edge(&self) -> Vec<Host> {
-        vec![self.edge.clone()]
     }
 
     fn client(&self, to: SocketAddr) -> IpAddr {
