@@ -97,16 +97,7 @@ impl Gce {
         for _ in 0..MAX_ROUNDS {
             self.read_all(owner, entry).await?;
             if let Some((old, tree)) = entry.earlier.first().cloned() {
-                let diff = Diff { config: &self.config, tree: &tree, denied: &entry.denied, published: &[] };
-                let (steps, left) = entry.denied.split(diff.away());
-                if steps.is_empty() {
-                    self.address_owners.forget(&old);
-                    if !left.is_empty() {
-                        self.claim_admitted(&old, &tree);
-                    }
-                    entry.earlier.remove(0);
-                    self.shared.end_earlier().await;
-                } else if !self.send_all(&old, &steps, entry).await? {
+                if !self.clear_earlier(&old, &tree, entry).await? {
                     return Ok(self.again(entry));
                 }
                 continue;
@@ -202,6 +193,22 @@ impl Gce {
             given.insert(address);
         }
         Ok(given)
+    }
+
+    /// Deletes what an earlier Service of the name left. False if an operation has to end first.
+    async fn clear_earlier(&self, old: &Owner, tree: &Tree, entry: &mut ServiceState) -> Result<bool, Error> {
+        let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &[] };
+        let (steps, left) = entry.denied.split(diff.away());
+        if !steps.is_empty() {
+            return self.send_all(old, &steps, entry).await;
+        }
+        self.address_owners.forget(old);
+        if !left.is_empty() {
+            self.claim_admitted(old, tree);
+        }
+        entry.earlier.remove(0);
+        self.shared.end_earlier().await;
+        Ok(true)
     }
 
     /// Firewall rules of an earlier Service of the name are left: they admit its clients to addresses that nothing has.

@@ -121,14 +121,8 @@ impl OpenStack {
                 let (ingress, mut incomplete) =
                     self.ensure_address(lb, &wanted, &tree.balancer, entry).await?;
                 if incomplete.is_none() && families.len() < wanted.families.len() {
-                    let network = wanted.network.as_deref();
-                    incomplete = missing(
-                        &wanted.families,
-                        &wanted.vips,
-                        network,
-                        &tree.balancer,
-                        self.version().await?,
-                    );
+                    let (network, version) = (wanted.network.as_deref(), self.version().await?);
+                    incomplete = missing(&wanted.families, &wanted.vips, network, &tree.balancer, version);
                 }
                 if let Some(shared) = &wanted.shared {
                     if let Some(wait) = self.leave_others(owner, shared, entry).await? {
