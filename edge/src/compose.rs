@@ -26,6 +26,7 @@ use crate::link::heartbeat;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
+use crate::pins;
 use crate::prober::Prober;
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
@@ -39,12 +40,13 @@ const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)"
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
     for pins in fs::read_dir(bpf_dir).into_iter().flatten().flatten() {
-        let interface = pins.file_name().to_string_lossy().into_owned();
+        let interface = pins::interface(&pins.file_name().to_string_lossy());
         steerage_edge_dataplane::remove(&interface, &pins.path())
             .with_context(|| format!("cannot remove the eBPF program from {interface}"))?;
     }
     match fs::remove_dir(bpf_dir) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
+        // What is left is not the edge's.
+        Err(error) if ![ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty].contains(&error.kind()) => {
             return Err(error).with_context(|| format!("cannot remove {}", bpf_dir.display()));
         }
         _ => {}
@@ -116,10 +118,12 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     };
     process.spawn("conflict detection", detection.run());
 
+    let lease = VipLease::new(dataplane.leases(), timing);
     let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
-    let announcer = Announcer::open(link.index, mac_rx, held_rx, membership.clone(), announcements_rx)
-        .context(NEEDS_NET_RAW)?;
+    let announcer =
+        Announcer::open(link.index, mac_rx, held_rx, membership.clone(), lease.clone(), announcements_rx)
+            .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
@@ -135,7 +139,6 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (health, health_rx) = mpsc::unbounded_channel();
     let prober = Prober::new(health, metrics.clone());
-    let lease = VipLease::new(dataplane.leases(), timing);
     let keeper =
         LeaseKeeper { lease: lease.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
     process.spawn("lease", keeper.run());
@@ -183,7 +186,7 @@ fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
     let is_bpf = |found: Statfs| found.filesystem_type() == BPF_FS_MAGIC;
     if fs::create_dir_all(bpf_dir).is_err() || !statfs(bpf_dir).is_ok_and(is_bpf) {
         anyhow::bail!(
-            "{} is not on a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
+            "{} is not on a BPF file system, or has a dot in a name there: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
             bpf_dir.display()
         );
     }
@@ -191,7 +194,7 @@ fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
         interface: link.name.clone(),
         mac: link.mac,
         tunnel: None,
-        pins: Some(bpf_dir.join(&link.name)),
+        pins: Some(bpf_dir.join(pins::folder(&link.name))),
         sizes: Sizes::default(),
         hook: None,
     };

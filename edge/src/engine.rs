@@ -325,7 +325,7 @@ impl Engine {
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
         // All, also those in conflict: the detection checks each.
         send_if_changed(&self.outputs.monitored_vips, vips.clone());
-        self.kernel.set_planned_vips(vips);
+        self.kernel.set_planned_vips(&self.link, vips);
         let synced_at = *self.synced_at.get_or_insert(now);
         // A target counts once its first probe has ended, answered or not: one that refuses must not delay all VIPs.
         self.warmed_up |= self.health.len() == probes.len() || now.duration_since(synced_at) >= WARM_UP_LIMIT;

@@ -15,6 +15,8 @@ pub(crate) struct LoadBalancer {
     /// For owner references.
     pub(crate) uid: String,
     pub(crate) generation: i64,
+    /// When it was created, in seconds since 1970; zero if that is not known.
+    pub(crate) created: i64,
     pub(crate) spec: Arc<EdgeLoadBalancerSpec>,
 }
 

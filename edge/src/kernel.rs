@@ -13,7 +13,7 @@ use crate::host::HostNetwork;
 use crate::leftovers;
 use crate::link::groups::Groups;
 use crate::link::mac::Mac;
-use crate::link::route::{Link, Rtnetlink};
+use crate::link::route::{Addresses, Link, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::plan::Room;
 
@@ -31,6 +31,8 @@ pub(crate) struct Kernel {
     is_attached: bool,
     /// Whether the maps hold the last state, and the program runs.
     is_programmed: bool,
+    /// Rules and addresses of an earlier version may be there.
+    has_leftovers: bool,
     /// Why not, if a write has failed.
     error: Option<String>,
 }
@@ -47,6 +49,7 @@ impl Kernel {
             planned_vips: None,
             is_attached: false,
             is_programmed: false,
+            has_leftovers: true,
             error: None,
         })
     }
@@ -91,7 +94,7 @@ impl Kernel {
 
     /// Reads the host's network.
     pub(crate) fn network(&mut self, known: &HostNetwork) -> anyhow::Result<HostNetwork> {
-        let (own, groups) = self.netlink.addresses(known.index)?;
+        let Addresses { own, groups } = self.netlink.addresses(known.index)?;
         self.groups.observe(groups);
         Ok(HostNetwork {
             addresses: own,
@@ -101,18 +104,25 @@ impl Kernel {
         })
     }
 
-    /// The VIPs whose neighbour solicitations the interface has to receive.
-    pub(crate) fn set_planned_vips(&mut self, vips: BTreeSet<IpAddr>) {
-        self.planned_vips = Some(vips);
+    /// The VIPs whose neighbour solicitations the interface has to receive: before it announces new ones.
+    pub(crate) fn set_planned_vips(&mut self, link: &Link, vips: BTreeSet<IpAddr>) {
+        if self.planned_vips.as_ref() != Some(&vips) {
+            self.planned_vips = Some(vips);
+            self.sync_groups(link);
+        }
     }
 
-    /// Repairs what is not as it should be. Whether the maps must be written again.
-    pub(crate) fn repair(&mut self, link: &Link) -> bool {
+    fn sync_groups(&mut self, link: &Link) {
         if let Some(vips) = &self.planned_vips
             && !self.groups.sync(&mut self.netlink, link.index, vips.iter())
         {
             self.metrics.failures.inc();
         }
+    }
+
+    /// Repairs what is not as it should be. Whether the maps must be written again.
+    pub(crate) fn repair(&mut self, link: &Link) -> bool {
+        self.sync_groups(link);
         if self.is_attached {
             match self.dataplane.is_attached() {
                 Ok(is_attached) => self.is_attached = is_attached,
@@ -129,6 +139,9 @@ impl Kernel {
         }
         if self.may_attach && !self.is_attached {
             self.attach(link);
+        }
+        if self.is_programmed && self.has_leftovers {
+            self.remove_leftovers();
         }
         self.error.is_some()
     }
@@ -153,16 +166,22 @@ impl Kernel {
             Ok(hook) => {
                 self.is_attached = true;
                 tracing::info!(interface = link.name, ?hook, "the eBPF program is attached");
-                if let Err(error) = leftovers::remove(&mut self.netlink) {
-                    tracing::debug!(
-                        error = format!("{error:#}"),
-                        "nothing removed that an earlier version left"
-                    );
-                }
+                self.has_leftovers = true;
             }
             Err(error) => self.on_error(&error, "the eBPF program is not attached; retrying"),
         }
         self.is_attached
+    }
+
+    /// Once this program forwards: the earlier version's rules would drop what they do not know.
+    fn remove_leftovers(&mut self) {
+        match leftovers::remove(&mut self.netlink) {
+            Ok(()) => self.has_leftovers = false,
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::warn!(error, "not removed what an earlier version left; retrying");
+            }
+        }
     }
 
     /// Logs an error when it is new: what failed is repeated every second.

@@ -16,6 +16,7 @@ mod leftovers;
 mod link;
 mod metrics;
 mod numbers;
+mod pins;
 mod plan;
 mod probe_schedule;
 mod prober;

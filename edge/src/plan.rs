@@ -28,7 +28,7 @@ mod targets;
 
 use accept::{Accepted, accept_all};
 pub(crate) use room::Room;
-use room::fair_share;
+use room::{Served, fair_share, served};
 use select::{Frontend, Selection, TargetsInUse, select};
 use targets::{TableKey, TargetGroup};
 
@@ -78,6 +78,7 @@ pub(crate) struct Assignments {
     numbers: TableNumbers,
     tables: HashMap<TableKey, AssignedTable>,
     in_use: TargetsInUse,
+    served: Served,
 }
 
 #[derive(Clone, Debug)]
@@ -94,6 +95,7 @@ impl Assignments {
         Self {
             targets: TargetNumbers::adopt(written),
             numbers: TableNumbers::adopt(written),
+            served: served(written),
             ..Self::default()
         }
     }
@@ -103,12 +105,14 @@ impl Assignments {
 type PlannedTables = BTreeMap<usize, u32>;
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
-    let accepted = accept_all(inputs);
+    let accepted = accept_all(inputs, &previous.served);
     let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
-    let (tables, assignments) = assign(&groups, &frontends, in_use, previous, inputs);
+    let (tables, mut assignments) = assign(&groups, &frontends, in_use, previous, inputs);
     let is_healthy = |to: &&Frontend<'_>| groups.get(to.group).is_some_and(TargetGroup::has_healthy);
+    let state = state(inputs.host, &groups, &frontends, &tables, &assignments);
+    assignments.served = served(&state);
     Plan {
-        state: state(inputs.host, &groups, &frontends, &tables, &assignments),
+        state,
         probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
         urgent_probes: groups
             .iter()
@@ -156,7 +160,7 @@ fn assign(
     }
     targets.retain(&assigned.values().flat_map(|table| &table.table.members).copied().collect(), inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
-    (planned, Assignments { targets, numbers, tables: assigned, in_use })
+    (planned, Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() })
 }
 
 /// Gives the largest tables fewer slots, and the longest lists fewer targets, if the maps have no room for all.

@@ -43,6 +43,7 @@ impl Projection for LoadBalancer {
             name: object.name_any(),
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
+            created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             // One that is being deleted is served until it is gone: the controller decides when.
             spec: object.spec.into(),
         }

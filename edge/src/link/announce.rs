@@ -14,6 +14,7 @@ use super::frames;
 use super::membership::Membership;
 use super::packet::PacketSocket;
 use crate::link::mac::Mac;
+use crate::vips::VipLease;
 
 /// The times between the announcements of an added VIP.
 const REPEATS: [Duration; 5] = [
@@ -35,6 +36,7 @@ pub(crate) struct Announcer {
     mac: watch::Receiver<Mac>,
     held: watch::Receiver<BTreeSet<IpAddr>>,
     membership: watch::Receiver<Membership>,
+    lease: VipLease,
     requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
 }
 
@@ -46,9 +48,10 @@ impl Announcer {
         mac: watch::Receiver<Mac>,
         held: watch::Receiver<BTreeSet<IpAddr>>,
         membership: watch::Receiver<Membership>,
+        lease: VipLease,
         requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
     ) -> io::Result<Self> {
-        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, membership, requests })
+        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, membership, lease, requests })
     }
 
     /// Runs until the sender of requests is gone.
@@ -70,7 +73,7 @@ impl Announcer {
                 refresh = now + REFRESH_INTERVAL;
                 schedule.extend(self.held.borrow().iter().map(|vip| (*vip, (now, REPEATS.len()))));
             }
-            let announced = announced(&self.held.borrow(), &self.membership.borrow());
+            let announced = announced(&self.held.borrow(), &self.membership.borrow(), self.lease.lasts());
             schedule.retain(|vip, _| announced.contains(vip));
             let due: Vec<_> =
                 schedule.iter().filter(|(_, (due, _))| *due <= now).map(|(vip, _)| *vip).collect();
@@ -93,25 +96,32 @@ impl Announcer {
 }
 
 /// The VIPs that may be announced. One that was removed meanwhile must not be, nor those of another active host: clients would
-/// send to this one again.
-fn announced(held: &BTreeSet<IpAddr>, membership: &Membership) -> BTreeSet<IpAddr> {
-    if membership.may_have_vips() { held.clone() } else { BTreeSet::new() }
+/// send to this one again. A host that is not active announces only what it answers for.
+fn announced(held: &BTreeSet<IpAddr>, membership: &Membership, answers: bool) -> BTreeSet<IpAddr> {
+    let may_announce = membership.active || !membership.other_active && answers;
+    if may_announce { held.clone() } else { BTreeSet::new() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The main loop of the host is stuck, so that it keeps its VIPs until the end of their lifetime.
     #[test]
     fn standby_announces_no_vip() {
         let held = BTreeSet::from([IpAddr::from([10, 0, 0, 100])]);
-        let announced = |active, other_active| {
-            announced(&held, &Membership { active, other_active, settled: true, ..Membership::default() })
+        let announced = |active, other_active, answers| {
+            let membership = Membership { active, other_active, settled: true, ..Membership::default() };
+            announced(&held, &membership, answers)
         };
-        assert_eq!(announced(false, true), BTreeSet::new());
-        assert_eq!(announced(true, false), held);
-        assert_eq!(announced(true, true), held, "two active hosts for a moment");
-        assert_eq!(announced(false, false), held, "nobody else has them");
+        assert_eq!(announced(false, true, true), BTreeSet::new());
+        assert_eq!(announced(true, false, true), held);
+        assert_eq!(announced(true, false, false), held, "its lease begins just now");
+        assert_eq!(announced(true, true, true), held, "two active hosts for a moment");
+        assert_eq!(announced(false, false, true), held, "nobody else has them");
+        assert_eq!(
+            announced(false, false, false),
+            BTreeSet::new(),
+            "an active host that cannot serve has them"
+        );
     }
 }

@@ -45,13 +45,6 @@ pub(crate) struct Membership {
     pub(crate) peers: Vec<EdgePeer>,
 }
 
-impl Membership {
-    /// Whether this host is active, or no other one is.
-    pub(crate) fn may_have_vips(&self) -> bool {
-        self.active || !self.other_active
-    }
-}
-
 /// This host among the edge hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalHost {

@@ -51,6 +51,11 @@ pub(crate) struct RouteError {
 }
 
 impl RouteError {
+    /// Whether the interface is in the group, although it has no address of it: so it is after it was down.
+    pub(crate) fn is_joined_already(&self) -> bool {
+        self.source.raw_os_error() == Some(libc::EADDRINUSE)
+    }
+
     /// Whether the kernel has no room for another group: it has a limit for all that are joined by addresses
     /// (`net.core.optmem_max`).
     pub(crate) fn is_lack_of_room(&self) -> bool {
@@ -78,6 +83,15 @@ pub(crate) struct Route {
     /// The interface's index, if the route has one.
     pub(crate) device: Option<u32>,
     pub(crate) gateway: bool,
+}
+
+/// The addresses of an interface. What an earlier version of the edge has marked as VIPs is in neither list.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Addresses {
+    /// Its own, with their networks.
+    pub(crate) own: Vec<IpNet>,
+    /// The multicast groups that it joins by addresses, and whether these carry the edge's mark.
+    pub(crate) groups: Vec<(Ipv6Addr, bool)>,
 }
 
 /// A socket in the network namespace in which it was opened.
@@ -139,24 +153,22 @@ impl Rtnetlink {
         }
     }
 
-    /// The addresses of an interface: its own with their networks, and the multicast groups that it joins by addresses. What an
-    /// earlier version of the edge has marked as VIPs is neither.
-    pub(crate) fn addresses(&mut self, index: u32) -> Result<(Vec<IpNet>, Vec<Ipv6Addr>), RouteError> {
-        let (mut own, mut groups) = (Vec::new(), Vec::new());
+    /// The addresses of an interface.
+    pub(crate) fn addresses(&mut self, index: u32) -> Result<Addresses, RouteError> {
+        let Addresses { mut own, mut groups } = Addresses::default();
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             if kind != NEWADDR || u32_at(body, 4) != Some(index) {
                 return;
             }
             let attributes = Attributes(body.get(8..).unwrap_or_default());
+            let is_marked = attributes.find(11) == Some(&[EDGE_PROTOCOL]);
             match attributes.find(2).or(attributes.find(1)).and_then(address) {
-                Some(IpAddr::V6(group)) if group.is_multicast() => groups.push(group),
-                Some(address) if attributes.find(11) != Some(&[EDGE_PROTOCOL]) => {
-                    own.extend(IpNet::new(address, body[1]));
-                }
+                Some(IpAddr::V6(group)) if group.is_multicast() => groups.push((group, is_marked)),
+                Some(address) if !is_marked => own.extend(IpNet::new(address, body[1])),
                 _ => {}
             }
         })?;
-        Ok((own, groups))
+        Ok(Addresses { own, groups })
     }
 
     /// All addresses that carry the edge's mark, with the interface's index: groups, and VIPs of versions before the data plane in
@@ -403,8 +415,8 @@ mod tests {
                 netlink.join(link.index, group).expect("join, also twice");
             }
             ip("address add 10.0.0.100/32 dev eth7");
-            let (own, groups) = netlink.addresses(link.index).expect("list");
-            assert_eq!(groups, [group]);
+            let Addresses { own, groups } = netlink.addresses(link.index).expect("list");
+            assert_eq!(groups, [(group, true)]);
             assert!(own.contains(&"10.0.0.7/24".parse().expect("net")), "{own:?}");
             assert_eq!(netlink.marked().expect("list"), [(link.index, IpAddr::from(group))]);
             // As versions did that had VIPs as addresses.
@@ -412,7 +424,7 @@ mod tests {
             let mut body = address_body(link.index, vip);
             attribute(&mut body, 11, &[EDGE_PROTOCOL]);
             netlink.request(NEWADDR, CREATE | ACK, &body, "add a VIP", |_, _| {}).expect("add");
-            let own = netlink.addresses(link.index).expect("list").0;
+            let own = netlink.addresses(link.index).expect("list").own;
             assert!(!own.iter().any(|net| net.addr() == vip), "{own:?}");
             crate::leftovers::remove(&mut netlink).expect("remove");
             assert_eq!(netlink.marked().expect("list"), [(link.index, IpAddr::from(group))]);
@@ -430,7 +442,7 @@ mod tests {
             for _ in 0..2 {
                 netlink.remove(link.index, group.into()).expect("remove, also twice");
             }
-            assert_eq!(netlink.addresses(link.index).expect("list").1, Vec::<Ipv6Addr>::new());
+            assert_eq!(netlink.addresses(link.index).expect("list").groups, []);
             netlink.receive_all_multicast(link.index).expect("set the flag");
             let shown = Command::new("ip").args(["-d", "link", "show", "dev", "eth7"]).output().expect("ip");
             assert!(String::from_utf8_lossy(&shown.stdout).contains("allmulti 1"), "{shown:?}");

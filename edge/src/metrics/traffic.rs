@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
-use steerage_edge_dataplane::packet::maps::{Counters, Event};
+use steerage_edge_dataplane::packet::maps::{Counters, Event, ListenerKey};
 use steerage_edge_dataplane::{Counts, Error};
 use steerage_process::prometheus_client::collector::Collector;
 use steerage_process::prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -21,18 +22,46 @@ struct Traffic {
     events: BTreeMap<Event, u64>,
 }
 
-impl Traffic {
-    fn read(counts: &Counts) -> Result<Self, Error> {
-        let mut vips = BTreeMap::<IpAddr, Counters>::new();
-        for (listener, counted) in counts.listeners()? {
-            let sum = vips.entry(listener.vip.into()).or_default();
-            sum.packets += counted.packets;
-            sum.bytes += counted.bytes;
-            sum.flows += counted.flows;
-            sum.drops += counted.drops;
+/// What listeners have counted, and what those had that are gone: the sum of a VIP must not fall when it loses one.
+#[derive(Debug, Default)]
+struct Totals {
+    last: BTreeMap<ListenerKey, Counters>,
+    gone: BTreeMap<IpAddr, Counters>,
+}
+
+impl Totals {
+    /// The sums of the VIPs that have a listener.
+    fn update(&mut self, listeners: BTreeMap<ListenerKey, Counters>) -> BTreeMap<IpAddr, Counters> {
+        for (key, last) in &self.last {
+            // One that was added again counts from zero.
+            if listeners.get(key).is_none_or(|counted| counted.packets < last.packets) {
+                add(self.gone.entry(key.vip.into()).or_default(), last);
+            }
         }
-        Ok(Self { vips, targets: counts.targets()?, events: counts.events()? })
+        let mut vips = BTreeMap::<IpAddr, Counters>::new();
+        for (key, counted) in &listeners {
+            add(vips.entry(key.vip.into()).or_default(), counted);
+        }
+        self.gone.retain(|vip, _| vips.contains_key(vip));
+        for (vip, gone) in &self.gone {
+            add(vips.entry(*vip).or_default(), gone);
+        }
+        self.last = listeners;
+        vips
     }
+}
+
+fn add(sum: &mut Counters, counted: &Counters) {
+    sum.packets += counted.packets;
+    sum.bytes += counted.bytes;
+    sum.flows += counted.flows;
+    sum.drops += counted.drops;
+}
+
+fn read(counts: &Counts, totals: &Mutex<Totals>) -> Result<Traffic, Error> {
+    let listeners = counts.listeners()?;
+    let vips = totals.lock().unwrap_or_else(PoisonError::into_inner).update(listeners);
+    Ok(Traffic { vips, targets: counts.targets()?, events: counts.events()? })
 }
 
 /// One of the counters.
@@ -41,7 +70,8 @@ type Read = Box<dyn Fn() -> Result<Traffic, Error> + Send + Sync>;
 
 /// Registers the metrics of a data plane.
 pub(crate) fn register_traffic(registry: &mut Registry, counts: Counts) {
-    register(registry, Box::new(move || Traffic::read(&counts)));
+    let totals = Mutex::new(Totals::default());
+    register(registry, Box::new(move || read(&counts, &totals)));
 }
 
 /// Registers the metrics with a sample each: the reference page shows them without a kernel.
@@ -87,8 +117,8 @@ impl Collector for TrafficCollector {
             traffic.events.into_iter().partition(|(event, _)| event.is_drop());
         let help = "Packets to VIPs that this host dropped, by reason";
         encode_events(&mut encoder, "dropped_packets", help, "reason", &dropped)?;
-        let help = "Requests for VIPs that this host answered, by kind, and those that it left to another host (lease_ended)";
-        encode_events(&mut encoder, "requests", help, "kind", &answered)
+        let help = "Requests on the link for VIPs that this host answered, by kind, and ARP requests and neighbour solicitations that it left to another host (lease_ended)";
+        encode_events(&mut encoder, "link_requests", help, "kind", &answered)
     }
 }
 
@@ -168,6 +198,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn sum_of_a_vip_does_not_fall_when_it_loses_a_listener() {
+        let vip = IpAddr::from([10, 0, 0, 100]);
+        let of = |listeners: &[(u16, u64)]| {
+            let counted = |packets| Counters { packets, ..Counters::default() };
+            listeners
+                .iter()
+                .map(|(port, packets)| (ListenerKey::new(vip, 6, *port), counted(*packets)))
+                .collect()
+        };
+        let mut totals = Totals::default();
+        let mut packets =
+            |listeners: &[(u16, u64)]| totals.update(of(listeners)).get(&vip).map(|sum| sum.packets);
+        assert_eq!(packets(&[(80, 100), (443, 10)]), Some(110));
+        assert_eq!(packets(&[(80, 150)]), Some(160), "443 is gone");
+        assert_eq!(packets(&[(80, 150), (443, 1)]), Some(161), "and counts anew");
+        assert_eq!(packets(&[(80, 3), (443, 1)]), Some(164), "80 was added again between two scrapes");
+        assert_eq!(packets(&[]), None);
+        assert_eq!(packets(&[(80, 5)]), Some(5), "the VIP is another load balancer's");
+    }
+
+    #[test]
     fn vips_targets_and_reasons_have_counters_and_errors_none() {
         let text = |read: Read| {
             let mut registry = Registry::default();
@@ -183,8 +234,8 @@ mod tests {
             "vip_drops_total{vip=\"10.0.0.100\"} 1",
             "target_flows_total{target=\"10.0.0.1\"} 2",
             "dropped_packets_total{reason=\"no_listener\"} 7",
-            "requests_total{kind=\"arp\"} 7",
-            "requests_total{kind=\"lease_ended\"} 7",
+            "link_requests_total{kind=\"arp\"} 7",
+            "link_requests_total{kind=\"lease_ended\"} 7",
         ] {
             assert!(shown.contains(line), "{line} in {shown}");
         }

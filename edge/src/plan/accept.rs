@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::PlanInputs;
-use super::room::refuse_what_is_too_much;
+use super::room::{Served, refuse_what_has_no_room};
 use super::targets::Targets;
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
@@ -24,7 +24,7 @@ pub(super) struct Accepted<'a> {
     pub(super) problems: Vec<String>,
 }
 
-pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>) -> Vec<Accepted<'a>> {
+pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>, served: &Served) -> Vec<Accepted<'a>> {
     let mut owners = BTreeMap::new();
     for object in inputs.index.load_balancers() {
         for vip in &object.spec.addresses {
@@ -33,7 +33,7 @@ pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>) -> Vec<Accepted<'a>> {
     }
     let mut accepted: Vec<_> =
         inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect();
-    refuse_what_is_too_much(&mut accepted, inputs.room);
+    refuse_what_has_no_room(&mut accepted, inputs.room, served);
     accepted
 }
 

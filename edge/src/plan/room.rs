@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel's maps have room for, and who gets it when it is not enough. Pure, used by `accept` and the plan.
 //!
-//! A namespace that wants more than its fair share loses what is above it, and no other one notices. So that a write never fails for
-//! lack of room: then no change of anybody would reach the kernel.
+//! A write never fails for lack of room: then no change of anybody would reach the kernel. What is served stays, as long as it does not
+//! grow; what is new or has grown gets what is left, the namespace first that has least.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use steerage_edge_dataplane::State;
 
 use super::accept::Accepted;
 use super::is_same_family;
@@ -24,50 +27,110 @@ pub(crate) struct Room {
     pub(crate) members: u64,
 }
 
-/// What a load balancer needs, in the order of [`WHAT`].
-type Needs = [u64; 3];
-const WHAT: [&str; 3] = ["listeners", "source ranges", "VIPs"];
+/// Listeners, source ranges and slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Needs([u64; 3]);
 
-/// Serves no VIP of the load balancers that are above the fair share of their namespace.
-pub(super) fn refuse_what_is_too_much(accepted: &mut [Accepted<'_>], room: Room) {
-    for (what, room) in [room.listeners, room.prefixes, room.slots].into_iter().enumerate() {
-        let need = |accepted: &Accepted<'_>| needs(accepted).get(what).copied().unwrap_or(0);
-        let mut namespaces = BTreeMap::<String, u64>::new();
-        for one in accepted.iter() {
-            *namespaces.entry(namespace(one)).or_default() += need(one);
+impl Needs {
+    fn plus(self, other: Self) -> Self {
+        let mut sum = self.0;
+        for (sum, other) in sum.iter_mut().zip(other.0) {
+            *sum += other;
         }
-        let Some(share) = fair_share(namespaces.values().copied(), room) else { continue };
-        let mut used = BTreeMap::<String, u64>::new();
-        for one in accepted.iter_mut() {
-            let used = used.entry(namespace(one)).or_default();
-            let need = need(one);
-            if *used + need <= share {
-                *used += need;
-                continue;
-            }
-            let kind = WHAT.get(what).copied().unwrap_or_default();
+        Self(sum)
+    }
+
+    fn fits(self, limit: Self) -> bool {
+        self.0.iter().zip(limit.0).all(|(need, limit)| *need <= limit)
+    }
+
+    /// Of `room`, in millionths: the largest of the three parts.
+    fn share_of(self, room: Self) -> u64 {
+        let parts = self.0.iter().zip(room.0).map(|(need, room)| need * 1_000_000 / room.max(1));
+        parts.max().unwrap_or(0)
+    }
+}
+
+/// What each VIP had in the last plan.
+pub(super) type Served = HashMap<IpAddr, Needs>;
+
+/// What each VIP has in the maps, for the next plan.
+pub(super) fn served(state: &State) -> Served {
+    let mut served = Served::new();
+    for (key, listener) in &state.listeners {
+        let Needs(needs) = served.entry(key.vip.into()).or_insert(Needs([0, 0, LEAST_SLOTS]));
+        needs[0] += 1;
+        // All listeners of a VIP have one set.
+        needs[1] = listener.ranges.as_ref().map_or(0, |ranges| count(ranges.len()));
+    }
+    served
+}
+
+/// Serves no VIP of the load balancers for which there is no room.
+pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room, served: &Served) {
+    let room = Needs([room.listeners, room.prefixes, room.slots]);
+    let needs: Vec<_> = accepted.iter().map(needs).collect();
+    if needs.iter().fold(Needs::default(), |sum, need| sum.plus(*need)).fits(room) {
+        return;
+    }
+    let had = |one: &Accepted<'_>| {
+        let of_vips = one.vips.iter().filter_map(|vip| served.get(vip));
+        of_vips.fold(Needs::default(), |sum, needs| sum.plus(*needs))
+    };
+    let mut used = Needs::default();
+    let mut of_namespaces = BTreeMap::<String, Needs>::new();
+    let mut waiting = BTreeMap::<String, Vec<usize>>::new();
+    for (position, (one, need)) in accepted.iter().zip(&needs).enumerate() {
+        let namespace = one.object.spec.service.namespace.clone();
+        if need.fits(had(one)) && used.plus(*need).fits(room) {
+            used = used.plus(*need);
+            let of_namespace = of_namespaces.entry(namespace).or_default();
+            *of_namespace = of_namespace.plus(*need);
+        } else {
+            waiting.entry(namespace).or_default().push(position);
+        }
+    }
+    for positions in waiting.values_mut() {
+        // The oldest last, from where they are taken.
+        positions.sort_by_key(|position| {
+            accepted.get(*position).map(|one| (one.object.created, &one.object.name))
+        });
+        positions.reverse();
+    }
+    loop {
+        let share =
+            |namespace: &String| of_namespaces.get(namespace).copied().unwrap_or_default().share_of(room);
+        let least = waiting.iter().filter(|(_, left)| !left.is_empty()).map(|(namespace, _)| namespace);
+        let Some(namespace) = least.min_by_key(|namespace| (share(namespace), *namespace)).cloned() else {
+            return;
+        };
+        let Some(position) = waiting.get_mut(&namespace).and_then(Vec::pop) else { return };
+        let need = needs.get(position).copied().unwrap_or_default();
+        if used.plus(need).fits(room) {
+            used = used.plus(need);
+            let of_namespace = of_namespaces.entry(namespace).or_default();
+            *of_namespace = of_namespace.plus(need);
+        } else if let Some(one) = accepted.get_mut(position) {
             one.vips.clear();
             one.problems.push(format!(
-                "This host has no room for more {kind} of the namespace {}. The load balancer is not served. Remove load balancers of the namespace, or their {kind}.",
-                namespace(one)
+                "This host has no room for its {} listeners and {} source ranges. It is not served. Remove load balancers, or some of their ports and ranges; namespace {namespace} has {} listeners here.",
+                need.0[0], need.0[1], of_namespaces.get(&namespace).copied().unwrap_or_default().0[0]
             ));
         }
     }
 }
 
-fn namespace(accepted: &Accepted<'_>) -> String {
-    accepted.object.spec.service.namespace.clone()
+fn count(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
 }
 
 fn needs(accepted: &Accepted<'_>) -> Needs {
-    let count = |length: usize| u64::try_from(length).unwrap_or(u64::MAX);
-    let vips = count(accepted.vips.len());
-    let is_used = |range: &&ipnet::IpNet| accepted.vips.iter().any(|vip| is_same_family(range.addr(), *vip));
-    [
-        vips * count(accepted.object.spec.listeners.len()),
-        count(accepted.source_ranges.iter().filter(is_used).count()),
-        vips * LEAST_SLOTS,
-    ]
+    let listeners = count(accepted.object.spec.listeners.len());
+    let of_vip = |vip: &IpAddr| {
+        let ranges = accepted.source_ranges.iter().filter(|range| is_same_family(range.addr(), *vip));
+        Needs([listeners, count(ranges.count()), LEAST_SLOTS])
+    };
+    accepted.vips.iter().map(of_vip).fold(Needs::default(), Needs::plus)
 }
 
 /// The most that each may have so that all together fit into `room`; `None` if all fit as they are.

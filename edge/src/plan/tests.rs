@@ -10,11 +10,13 @@ use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
+use std::time::Duration;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
 use steerage_edge_dataplane::Path;
 use steerage_watch::Event;
 
 mod kept_targets;
+mod measure;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
@@ -47,6 +49,7 @@ fn index(load_balancers: &[Value]) -> Index {
             name: object.name_any(),
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
+            created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             spec: object.spec.into(),
         };
         index.apply(IndexEvent::LoadBalancer(Event::Apply(load_balancer)));
@@ -312,9 +315,13 @@ fn table_without_a_healthy_target_stays_small() {
 }
 
 fn plan_in(room: Room, load_balancers: &[Value]) -> Plan {
+    plan_in_after(room, load_balancers, &Assignments::default())
+}
+
+fn plan_in_after(room: Room, load_balancers: &[Value], previous: &Assignments) -> Plan {
     let (index, health) = (index(load_balancers), HealthByProbe::default());
     let inputs = PlanInputs { index: &index, host: &host(), health: &health, room, now: Instant::now() };
-    super::plan(&inputs, &Assignments::default())
+    super::plan(&inputs, previous)
 }
 
 #[test]
@@ -336,39 +343,61 @@ fn largest_tables_get_less_if_there_is_no_room_for_all() {
     assert_eq!(sizes(Room { members: 1, ..ROOM }), [(1021, 1), (1021, 1), (251, 1)], "each has one");
 }
 
+/// A load balancer with as many listeners and source ranges.
+fn sized(namespace: &str, name: &str, last: u8, created: u8, ports: u16) -> Value {
+    let mut load_balancer = load_balancer(name, &format!("10.0.0.{last}"), &[target(1, 1)]);
+    load_balancer["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:{created:02}Z"));
+    load_balancer["spec"]["service"]["namespace"] = json!(namespace);
+    load_balancer["spec"]["listeners"] =
+        (1..=ports).map(|port| json!({"protocol": "TCP", "port": port})).collect();
+    load_balancer["spec"]["sourceRanges"] =
+        (1..=ports).map(|number| json!(format!("10.{}.0.0/16", 2 * number))).collect();
+    load_balancer
+}
+
+fn served_vips(plan: &Plan) -> Vec<String> {
+    plan.state.vips.keys().map(|vip| vip.to_string().rsplit('.').next().expect("octet").to_owned()).collect()
+}
+
 #[test]
-fn namespace_above_its_share_is_refused_and_no_other_one() {
-    let of = |namespace: &str, name: &str, last: u8, ports: u16| {
-        let mut load_balancer = load_balancer(name, &format!("10.0.0.{last}"), &[target(1, 1)]);
-        load_balancer["spec"]["service"]["namespace"] = json!(namespace);
-        load_balancer["spec"]["listeners"] =
-            (1..=ports).map(|port| json!({"protocol": "TCP", "port": port})).collect();
-        load_balancer["spec"]["sourceRanges"] =
-            (1..=ports).map(|number| json!(format!("10.{}.0.0/16", 2 * number))).collect();
-        load_balancer
-    };
+fn what_is_new_gets_what_is_left_the_smallest_namespace_first() {
     let load_balancers = [
-        of("greedy", "a", 100, 40),
-        of("greedy", "b", 101, 40),
-        of("modest", "c", 102, 10),
-        of("greedy", "d", 103, 5),
+        sized("greedy", "a", 100, 1, 30),
+        sized("greedy", "b", 101, 2, 30),
+        sized("modest", "c", 102, 3, 10),
+        sized("greedy", "d", 103, 4, 5),
     ];
-    for (room, what) in [
-        (Room { listeners: 60, ..ROOM }, "listeners"),
-        (Room { prefixes: 60, ..ROOM }, "source ranges"),
-        (Room { slots: 800, ..ROOM }, "VIPs"),
+    for (room, wanted) in [
+        (Room { listeners: 60, ..ROOM }, ["100", "102", "103"]),
+        (Room { prefixes: 60, ..ROOM }, ["100", "102", "103"]),
+        (Room { slots: 800, ..ROOM }, ["100", "101", "102"]),
     ] {
         let plan = plan_in(room, &load_balancers);
-        let served: Vec<_> = plan.state.vips.keys().map(ToString::to_string).collect();
-        let wanted: &[&str] = if what == "VIPs" {
-            &["10.0.0.100", "10.0.0.101", "10.0.0.102"]
-        } else {
-            &["10.0.0.100", "10.0.0.102", "10.0.0.103"]
-        };
-        assert_eq!(served, wanted, "{what}");
-        let refused = if what == "VIPs" { "d" } else { "b" };
+        assert_eq!(served_vips(&plan), wanted, "{room:?}");
+        let refused = if wanted.contains(&"101") { "d" } else { "b" };
         let problem = &plan.statuses[refused].problem;
-        assert!(problem.contains(&format!("no room for more {what} of the namespace greedy")), "{problem}");
+        assert!(problem.contains("no room for its"), "{problem}");
+    }
+}
+
+#[test]
+fn what_is_served_stays_and_what_grows_does_not_take_its_place() {
+    let room = Room { listeners: 60, ..ROOM };
+    let old = [sized("old", "a", 100, 1, 20), sized("old", "b", 101, 2, 20), sized("new", "c", 102, 3, 10)];
+    let before = plan_in(room, &old);
+    assert_eq!(served_vips(&before).len(), 3);
+    for adopted in [before.assignments, Assignments::adopt(&before.state)] {
+        // An older object grows; a younger one is added, with the first of all names.
+        let grown = [
+            sized("old", "a", 100, 1, 20),
+            sized("old", "b", 101, 2, 20),
+            sized("new", "c", 102, 3, 40),
+            sized("old", "0", 103, 4, 20),
+        ];
+        let after = plan_in_after(room, &grown, &adopted);
+        assert_eq!(served_vips(&after), ["100", "101", "103"], "the one that has grown lost only itself");
+        let fewer = [grown[0].clone(), grown[1].clone(), sized("new", "c", 102, 3, 10), grown[3].clone()];
+        assert_eq!(served_vips(&plan_in_after(room, &fewer, &adopted)), ["100", "101", "102"]);
     }
 }
 

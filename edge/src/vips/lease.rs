@@ -7,7 +7,7 @@
 //! VIPs to another host.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use steerage_edge_dataplane::Leases;
@@ -25,6 +25,9 @@ const SLACK: Duration = Duration::from_secs(5);
 /// And so many times longer in which a host is found dead: another host first waits for that, and then for its turn.
 const TIMEOUTS: u32 = 2;
 
+/// So long after a host could have taken over last, the lease lasts so long: that host may be there again. Later it has no end.
+const AFTER_STANDBY: Duration = Duration::from_mins(1);
+
 fn term(timing: HeartbeatTiming) -> Duration {
     SLACK + timing.timeout().saturating_mul(TIMEOUTS)
 }
@@ -38,19 +41,24 @@ enum Renewal {
     End,
     /// It lasts for [`term`], from now on.
     Limited,
+    /// It lasts for [`AFTER_STANDBY`], from now on.
+    Long,
     /// It never ends.
     Unlimited,
 }
 
 impl Renewal {
-    /// `lasts`: whether the lease lasts now; `has_standby`: whether another host could take over.
-    fn new(role: VipRole, lasts: bool, has_standby: bool) -> Self {
-        match (role, lasts, has_standby) {
+    /// `lasts`: whether the lease lasts now; `since_standby`: the time since another host could have taken over.
+    fn new(role: VipRole, lasts: bool, since_standby: Option<Duration>) -> Self {
+        match (role, lasts) {
             // A process that has just started does not know whether another host has the VIPs.
-            (VipRole::Undecided, ..) | (VipRole::Keeper, false, _) => Self::Unchanged,
-            (VipRole::Standby, ..) => Self::End,
-            (VipRole::Active, _, true) | (VipRole::Keeper, true, true) => Self::Limited,
-            (VipRole::Active, _, false) | (VipRole::Keeper, true, false) => Self::Unlimited,
+            (VipRole::Undecided, _) | (VipRole::Keeper, false) => Self::Unchanged,
+            (VipRole::Standby, _) => Self::End,
+            (VipRole::Active, _) | (VipRole::Keeper, true) => match since_standby {
+                Some(Duration::ZERO) => Self::Limited,
+                Some(since) if since < AFTER_STANDBY => Self::Long,
+                _ => Self::Unlimited,
+            },
         }
     }
 }
@@ -63,13 +71,15 @@ pub(crate) struct VipLease(Arc<Mutex<Lease>>);
 struct Lease {
     leases: Leases,
     term: Duration,
+    /// When another host could have taken over last.
+    standby_at: Option<Instant>,
     /// The process ends and has decided what becomes of the lease.
     is_left: bool,
 }
 
 impl VipLease {
     pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
-        Self(Arc::new(Mutex::new(Lease { leases, term: term(timing), is_left: false })))
+        Self(Arc::new(Mutex::new(Lease { leases, term: term(timing), standby_at: None, is_left: false })))
     }
 
     /// Whether this host answers for its VIPs.
@@ -78,16 +88,21 @@ impl VipLease {
     }
 
     fn renew(&self, membership: &Membership, is_leaving: bool) {
-        let lease = self.lock();
+        let mut lease = self.lock();
         if lease.is_left {
             return;
         }
-        let lasts = lease.lasts();
+        let (lasts, instant) = (lease.lasts(), Instant::now());
+        if membership.has_standby {
+            lease.standby_at = Some(instant);
+        }
+        let since_standby = lease.standby_at.map(|at| instant.duration_since(at));
         let role = VipRole::new(membership, is_leaving);
-        match Renewal::new(role, lasts, membership.has_standby) {
+        match Renewal::new(role, lasts, since_standby) {
             Renewal::Unchanged => return,
             Renewal::End => lease.set(Duration::ZERO),
             Renewal::Limited => lease.set(now() + lease.term),
+            Renewal::Long => lease.set(now() + lease.term.max(AFTER_STANDBY)),
             Renewal::Unlimited => lease.set(Duration::MAX),
         }
         if lasts && role == VipRole::Standby {
@@ -171,22 +186,30 @@ mod tests {
 
     #[test]
     fn lease_is_limited_while_another_host_could_take_over() {
-        use Renewal::{End, Limited, Unchanged, Unlimited};
+        use Renewal::{End, Limited, Long, Unchanged, Unlimited};
         use VipRole::{Active, Keeper, Standby, Undecided};
-        for (role, lasts, has_standby, wanted) in [
-            (Active, false, true, Limited),
-            (Active, true, true, Limited),
-            (Active, false, false, Unlimited),
-            (Keeper, true, true, Limited),
-            (Keeper, true, false, Unlimited),
-            (Keeper, false, true, Unchanged),
-            (Keeper, false, false, Unchanged),
-            (Standby, true, true, End),
-            (Standby, true, false, End),
-            (Undecided, true, true, Unchanged),
-            (Undecided, false, false, Unchanged),
+        let (now, lately) = (Some(Duration::ZERO), Some(AFTER_STANDBY / 2));
+        for (role, lasts, since_standby, wanted) in [
+            (Active, false, now, Limited),
+            (Active, true, now, Limited),
+            (Active, true, lately, Long),
+            (Active, true, Some(AFTER_STANDBY), Unlimited),
+            (Active, false, None, Unlimited),
+            (Keeper, true, now, Limited),
+            (Keeper, true, lately, Long),
+            (Keeper, true, None, Unlimited),
+            (Keeper, false, now, Unchanged),
+            (Keeper, false, None, Unchanged),
+            (Standby, true, now, End),
+            (Standby, true, None, End),
+            (Undecided, true, now, Unchanged),
+            (Undecided, false, None, Unchanged),
         ] {
-            assert_eq!(Renewal::new(role, lasts, has_standby), wanted, "{role:?}, {lasts}, {has_standby}");
+            assert_eq!(
+                Renewal::new(role, lasts, since_standby),
+                wanted,
+                "{role:?}, {lasts}, {since_standby:?}"
+            );
         }
     }
 }

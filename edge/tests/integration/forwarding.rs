@@ -49,7 +49,7 @@ fn client_address_is_kept_and_all_nodes_are_used() {
         let flows = text.lines().find_map(|line| line.strip_prefix(&flows)?.parse::<u32>().ok());
         assert!(flows.is_some_and(|flows| flows >= 41), "{flows:?} flows to {vip}: {text}");
     }
-    assert!(text.contains("steerage_edge_requests_total{kind=\"echo\"} 2"), "{text}");
+    assert!(text.contains("steerage_edge_link_requests_total{kind=\"echo\"} 2"), "{text}");
 }
 
 #[test]

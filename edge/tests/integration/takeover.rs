@@ -55,9 +55,9 @@ fn killed_host_stops_to_answer_if_another_host_does() {
     eventually("the standby holds the addresses", || testbed.has_vips(1));
     eventually("the kernel of the killed host no longer answers", || !testbed.has_any_vip(0));
     // No host could take over from the second one.
-    eventually("its lease is unlimited", || testbed.keeps_vips_forever(1));
+    eventually("its lease lasts longer than if one could", || testbed.lease_left(1) > 2 * SHORTEST_LEASE);
     testbed.kill(1);
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(8));
     assert!(testbed.has_vips(1));
     load.stop("kill -9 of both edges, one after the other");
 }

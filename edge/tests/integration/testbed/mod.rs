@@ -43,6 +43,11 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// The time since the start of the kernel.
+fn boot_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).expect("time").into()
+}
+
 pub(crate) struct Node {
     pub(crate) name: String,
     netns: String,
@@ -272,8 +277,7 @@ impl TestBed {
     }
 
     fn answered_vips(&self, edge: usize) -> usize {
-        let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("time"));
-        if u128::from(self.lease(edge)) < now.as_nanos() {
+        if self.lease_left(edge) == Duration::ZERO {
             return 0;
         }
         let Some(vips) = self.map(edge, "VIPS") else { return 0 };
@@ -283,6 +287,11 @@ impl TestBed {
             vips.get(&vip.into(), 0).is_ok_and(|vip| vip.lease == 0)
         };
         [VIP4, VIP6].into_iter().filter(is_served).count()
+    }
+
+    /// How long the program goes on to answer.
+    pub(crate) fn lease_left(&self, edge: usize) -> Duration {
+        Duration::from_nanos(self.lease(edge)).saturating_sub(boot_time())
     }
 
     /// Until when the program answers: nanoseconds since the start of the kernel; zero without a program.
