@@ -2,11 +2,10 @@
 //! Attaches the program to the link's ingress, and replaces an earlier one without a gap: by an
 //! update of its pinned tcx link, or before Linux 6.6 by a change of its filter.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
+use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
 use aya::programs::tc::{
     NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle,
     qdisc_add_clsact,
@@ -15,13 +14,12 @@ use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::sys::SyscallError;
 
 use crate::error::Error;
+use crate::pins::{self, LINK};
 use crate::syscall;
 
 /// The filter's place, where there is no tcx.
 const PRIORITY: u16 = 0x5354;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
-/// The name of the pinned link.
-pub(crate) const LINK: &str = "link";
 
 /// How the program is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +39,11 @@ pub(crate) fn attach(
     hook: Option<Hook>,
 ) -> Result<Hook, Error> {
     if hook != Some(Hook::Filter) {
-        match by_tcx(program, interface, &pins.join(LINK)) {
+        match by_tcx(program, interface, pins) {
             Ok(()) => {
                 // A filter of an earlier process would forward each packet again.
                 let _ = detach_filter(interface);
+                remove_earlier_names(interface, pins)?;
                 return Ok(Hook::Tcx);
             }
             Err(error) if hook == Some(Hook::Tcx) || !lacks_tcx(&error) => return Err(error),
@@ -62,27 +61,20 @@ fn lacks_tcx(error: &Error) -> bool {
     matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM))
 }
 
-fn by_tcx(program: &mut SchedClassifier, interface: &str, pin: &Path) -> Result<(), Error> {
-    match PinnedLink::from_pin(pin) {
-        Ok(link) => match program.attach_to_link(FdLink::from(link).try_into()?) {
-            Ok(id) => return keep(program, id),
-            // The interface of the pinned link is gone.
-            Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
-                if io_error.raw_os_error() == Some(libc::ENOLINK) =>
-            {
-                fs::remove_file(pin).map_err(Error::io("remove", pin.display().to_string()))?;
-            }
-            Err(error) => return Err(error.into()),
-        },
-        Err(LinkError::SyscallError(SyscallError { io_error, .. }))
-            if io_error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error.into()),
+fn by_tcx(program: &mut SchedClassifier, interface: &str, pins: &Path) -> Result<(), Error> {
+    let pin = pins.join(LINK);
+    if is_pinned_link_of(interface, pins)? {
+        let link = PinnedLink::from_pin(&pin)?;
+        let id = program.attach_to_link(FdLink::from(link).try_into()?)?;
+        return keep(program, id);
     }
     let order = TcAttachOptions::TcxOrder(LinkOrder::default());
     let id = program.attach_with_options(interface, TcAttachType::Ingress, order)?;
     let link: FdLink = program.take_link(id)?.try_into()?;
+    // That of an interface that is gone, or had this name.
+    pins::remove_link(pins)?;
     // Dropping the pinned link closes only this process's descriptor of it.
-    link.pin(pin)
+    link.pin(&pin)
         .map_err(|error| Error::io("pin", pin.display().to_string())(std::io::Error::other(error)))?;
     Ok(())
 }
@@ -128,8 +120,53 @@ fn is_missing(error: &ProgramError) -> bool {
 
 /// Whether packets on the link pass by this program.
 pub(crate) fn has_tcx(program: &SchedClassifier, interface: &str) -> Result<bool, Error> {
-    let programs = syscall::tcx_programs(interface).map_err(Error::io("list the programs of", interface))?;
-    Ok(programs.contains(&program.info()?.id()))
+    let attached = syscall::tcx(interface).map_err(Error::io("list the programs of", interface))?;
+    Ok(attached.programs.contains(&program.info()?.id()))
+}
+
+/// Whether the pinned link is attached to the interface; not if there is none.
+pub(crate) fn is_pinned_link_of(interface: &str, pins: &Path) -> Result<bool, Error> {
+    let Some(link) = pinned_link(pins)? else { return Ok(false) };
+    let attached = syscall::tcx(interface).map_err(Error::io("list the programs of", interface))?;
+    Ok(attached.links.contains(&link.id))
+}
+
+/// Removes the pins beside these whose link is attached to the same interface, which had another name
+/// then, or to one that is gone: that program would take the packets by maps that nobody writes.
+fn remove_earlier_names(interface: &str, pins: &Path) -> Result<(), Error> {
+    let siblings = pins::siblings(pins);
+    if siblings.is_empty() {
+        return Ok(());
+    }
+    let attached = syscall::tcx(interface).map_err(Error::io("list the programs of", interface))?;
+    for sibling in siblings {
+        let link = match pinned_link(&sibling) {
+            Ok(Some(link)) => link,
+            Ok(None) => continue,
+            Err(error) => {
+                tracing::debug!(folder = %sibling.display(), %error, "no link of a data plane; skipped");
+                continue;
+            }
+        };
+        if link.ifindex == 0 || attached.links.contains(&link.id) {
+            tracing::info!(
+                interface,
+                folder = %sibling.display(),
+                "removing the eBPF program of an earlier name of the interface"
+            );
+            pins::remove(&sibling)?;
+        }
+    }
+    Ok(())
+}
+
+/// The link that an earlier process has pinned; `None` if there is none by tcx.
+fn pinned_link(pins: &Path) -> Result<Option<syscall::TcxLink>, Error> {
+    let pin = pins.join(LINK);
+    match syscall::pinned_link(&pin) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        result => result.map(Some).map_err(Error::io("open", pin.display().to_string())),
+    }
 }
 
 /// Removes the filter; none is success, and no such interface.
@@ -146,12 +183,6 @@ fn detach_filter(interface: &str) -> Result<(), Error> {
 
 /// Detaches the program of an earlier process; none is success.
 pub(crate) fn detach(interface: &str, pins: &Path) -> Result<(), Error> {
-    let pin = pins.join(LINK);
-    match fs::remove_file(&pin) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(Error::io("remove", pin.display().to_string())(error));
-        }
-        _ => {}
-    }
+    pins::remove_link(pins)?;
     detach_filter(interface)
 }

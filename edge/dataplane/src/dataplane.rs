@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data plane of one link: the loaded program and its maps.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -18,12 +17,10 @@ use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
 use crate::state::{MacAddress, State, Table};
 use crate::writer::Writer;
-use crate::{adopt, flows};
+use crate::{adopt, flows, pins};
 
 /// The name of the program in the object file.
 const PROGRAM: &str = "edge";
-/// The folder of pinned maps has this name and the number of their layout.
-const MAPS: &str = "maps-";
 
 /// How large the maps are. Maps of an earlier process keep their size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,21 +94,19 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses the program, or a map.
     pub fn load(options: Options) -> Result<Self, Error> {
-        let pins = options.pins.as_deref().map(maps_folder);
-        if let Some(pins) = &pins {
-            fs::create_dir_all(pins).map_err(Error::io("make", pins.display().to_string()))?;
+        let maps = options.pins.as_deref().map(pins::maps_folder);
+        let mut is_adopted = maps.as_deref().is_some_and(pins::is_complete);
+        if let Some(pins) = options.pins.as_deref().filter(|_| !is_adopted) {
+            // An earlier process ended before it had made all, or was of a version that has others.
+            pins::make_room(pins)?;
         }
-        let is_complete = |pins: &PathBuf| NAMES.iter().all(|name| pins.join(name).exists());
-        let mut is_adopted = pins.as_ref().is_some_and(is_complete);
-        if let Some(pins) = pins.as_deref().filter(|_| !is_adopted) {
-            // An earlier process ended before it had made all.
-            remove_pins(pins)?;
-        }
-        let (mut program, mut maps) = open(&options, pins.as_deref())?;
-        if is_adopted && maps.config.get(0).is_none_or(|config| config.layout != LAYOUT) {
-            let pins = pins.as_deref().unwrap_or(Path::new(""));
-            remove_pins(pins)?;
-            (program, maps) = open(&options, Some(pins))?;
+        let (mut program, mut maps) = open(&options)?;
+        if let Some(pins) = options.pins.as_deref()
+            && is_adopted
+            && maps.config.get(0).is_none_or(|config| config.layout != LAYOUT)
+        {
+            pins::make_room(pins)?;
+            (program, maps) = open(&options)?;
             is_adopted = false;
         }
         let config = Config { layout: LAYOUT, mac: options.mac, pad: 0, tunnel: options.tunnel.unwrap_or(0) };
@@ -125,6 +120,22 @@ impl Dataplane {
     /// Whether the maps were an earlier process's.
     pub fn is_adopted(&self) -> bool {
         self.is_adopted
+    }
+
+    /// Whether packets pass by a program that forwards by these maps: this process's, or by tcx an
+    /// earlier one's whose maps were adopted. Then the maps hold what that process has served by. If
+    /// this is false, packets pass by no program, or by one that has maps of its own until
+    /// [`Dataplane::attach`], and what was adopted may be half of a first write. Also false where
+    /// that is not found out: of an earlier process's filter.
+    pub fn is_in_use(&self) -> bool {
+        if self.attached.is_some() {
+            return self.is_attached().unwrap_or(false);
+        }
+        let is_by_link = |pins: &PathBuf| {
+            pins::other_layouts(pins).is_empty()
+                && attach::is_pinned_link_of(&self.options.interface, pins).unwrap_or(false)
+        };
+        self.is_adopted && self.options.pins.as_ref().is_some_and(is_by_link)
     }
 
     /// What the maps hold, as of the last write.
@@ -203,7 +214,7 @@ impl Dataplane {
         let (interface, hook) = (self.options.interface.clone(), self.options.hook);
         let hook = attach::attach(self.program_mut()?, &interface, &pins, hook)?;
         self.attached = Some(hook);
-        remove_other_layouts(&pins)?;
+        pins::remove_other_layouts(&pins)?;
         Ok(hook)
     }
 
@@ -259,7 +270,7 @@ impl Dataplane {
     }
 }
 
-fn open(options: &Options, pins: Option<&Path>) -> Result<(Ebpf, Maps), Error> {
+fn open(options: &Options) -> Result<(Ebpf, Maps), Error> {
     let sizes = options.sizes;
     let mut loader = EbpfLoader::new();
     let elements = crate::regions::elements(sizes.slots);
@@ -279,9 +290,9 @@ fn open(options: &Options, pins: Option<&Path>) -> Result<(Ebpf, Maps), Error> {
     ] {
         loader.map_max_entries(name, size);
     }
-    if let Some(pins) = pins {
+    if let Some(maps) = options.pins.as_deref().map(pins::maps_folder) {
         for name in NAMES {
-            loader.map_pin_path(name, pins.join(name));
+            loader.map_pin_path(name, maps.join(name));
         }
     }
     let mut program = loader.load(OBJECT)?;
@@ -293,43 +304,15 @@ fn open(options: &Options, pins: Option<&Path>) -> Result<(Ebpf, Maps), Error> {
     Ok((program, maps))
 }
 
-fn remove_pins(pins: &Path) -> Result<(), Error> {
-    for name in NAMES {
-        let pin = pins.join(name);
-        if pin.exists() {
-            fs::remove_file(&pin).map_err(Error::io("remove", pin.display().to_string()))?;
-        }
-    }
-    Ok(())
-}
-
-/// The folder of the maps of this layout, among the pins of a link.
-fn maps_folder(pins: &Path) -> PathBuf {
-    pins.join(format!("{MAPS}{LAYOUT}"))
-}
-
-/// Once no program uses them.
-fn remove_other_layouts(pins: &Path) -> Result<(), Error> {
-    let own = maps_folder(pins);
-    let entries = fs::read_dir(pins).map_err(Error::io("list", pins.display().to_string()))?;
-    let is_other = |path: &PathBuf| {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        *path != own && name.is_some_and(|name| name.starts_with(MAPS))
-    };
-    for path in entries.flatten().map(|entry| entry.path()).filter(is_other) {
-        fs::remove_dir_all(&path).map_err(Error::io("remove", path.display().to_string()))?;
-    }
-    Ok(())
-}
-
-/// Detaches the program of a link, and removes the pins.
+/// Detaches the program of a link, and removes the pinned link and maps; none is success. Other files
+/// stay, and a folder without maps of a data plane is another program's.
 ///
 /// # Errors
 /// If the kernel refuses.
 pub fn remove(interface: &str, pins: &Path) -> Result<(), Error> {
-    attach::detach(interface, pins)?;
-    if pins.exists() {
-        fs::remove_dir_all(pins).map_err(Error::io("remove", pins.display().to_string()))?;
+    if !pins::is_of_a_link(pins) {
+        return Ok(());
     }
-    Ok(())
+    attach::detach(interface, pins)?;
+    pins::remove(pins)
 }

@@ -18,6 +18,7 @@ pub mod maglev;
 mod maps;
 pub mod numbers;
 mod object;
+mod pins;
 mod range_sets;
 mod records;
 mod regions;

@@ -11,7 +11,9 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use aya::Pod;
 
@@ -20,6 +22,11 @@ const TCX_INGRESS: u32 = 46;
 /// Programs on one link.
 const PROGRAMS: usize = 64;
 
+/// `BPF_LINK_TYPE_TCX`.
+const TCX_LINK: u32 = 11;
+
+const OBJECT_GET: i64 = 7;
+const OBJECT_INFO: i64 = 15;
 const PROGRAM_QUERY: i64 = 16;
 const LOOKUP: i64 = 1;
 const UPDATE: i64 = 2;
@@ -73,40 +80,108 @@ struct QueryAttr {
     revision: u64,
 }
 
-/// The ids of the programs at tcx ingress of an interface. aya's own function also opens them, for which the kernel wants
-/// `CAP_SYS_ADMIN`.
-pub(crate) fn tcx_programs(interface: &str) -> io::Result<Vec<u32>> {
+/// `union bpf_attr` of pinned objects.
+#[repr(C)]
+struct PinAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` of descriptions.
+#[repr(C)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// `struct bpf_link_info` of tcx, and room for other types.
+#[repr(C, align(8))]
+#[derive(Default)]
+struct LinkInfo {
+    link_type: u32,
+    id: u32,
+    program: u32,
+    padding: u32,
+    ifindex: u32,
+    attach_type: u32,
+    rest: [u64; 16],
+}
+
+/// What is at tcx ingress of an interface.
+#[derive(Debug)]
+pub(crate) struct Tcx {
+    /// Ids of the programs.
+    pub(crate) programs: Vec<u32>,
+    /// Ids of their links; zero for a program that has none.
+    pub(crate) links: Vec<u32>,
+}
+
+/// A tcx link.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TcxLink {
+    /// Its id.
+    pub(crate) id: u32,
+    /// Index of the interface, in its own network namespace; zero if that is gone.
+    pub(crate) ifindex: u32,
+}
+
+/// What is at tcx ingress of an interface. aya's own function also opens the programs, for which the
+/// kernel wants `CAP_SYS_ADMIN`.
+pub(crate) fn tcx(interface: &str) -> io::Result<Tcx> {
     let name = CString::new(interface)?;
     // SAFETY: the name is a C string that lives during the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     if index == 0 {
         return Err(io::Error::last_os_error());
     }
-    let mut ids = vec![0_u32; PROGRAMS];
+    let (mut programs, mut links) = (vec![0_u32; PROGRAMS], vec![0_u32; PROGRAMS]);
     let mut attr = QueryAttr {
         target_ifindex: index,
         attach_type: TCX_INGRESS,
         query_flags: 0,
         attach_flags: 0,
-        prog_ids: ids.as_mut_ptr().expose_provenance() as u64,
+        prog_ids: programs.as_mut_ptr().expose_provenance() as u64,
         prog_cnt: u32::try_from(PROGRAMS).unwrap_or(0),
         padding: 0,
         prog_attach_flags: 0,
-        link_ids: 0,
+        link_ids: links.as_mut_ptr().expose_provenance() as u64,
         link_attach_flags: 0,
         revision: 0,
     };
     bpf(PROGRAM_QUERY, &mut attr)?;
-    ids.truncate(usize::try_from(attr.prog_cnt).unwrap_or(0));
-    Ok(ids)
+    let count = usize::try_from(attr.prog_cnt).unwrap_or(0);
+    programs.truncate(count);
+    links.truncate(count);
+    Ok(Tcx { programs, links })
 }
 
-fn bpf<T>(command: i64, attr: &mut T) -> io::Result<()> {
+/// The pinned tcx link of ingress. aya does not tell its interface.
+pub(crate) fn pinned_link(pin: &Path) -> io::Result<TcxLink> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut attr = PinAttr { path: path.as_ptr().expose_provenance() as u64, fd: 0, flags: 0 };
+    let opened = bpf(OBJECT_GET, &mut attr)?;
+    // SAFETY: the kernel has made the descriptor for this call alone.
+    let object = unsafe { OwnedFd::from_raw_fd(opened) };
+    let mut info = LinkInfo::default();
+    let length = u32::try_from(size_of::<LinkInfo>()).unwrap_or(0);
+    let pointer = std::ptr::from_mut(&mut info).expose_provenance() as u64;
+    bpf(OBJECT_INFO, &mut InfoAttr { fd: fd(object.as_fd()), length, info: pointer })?;
+    // Maps and programs have other numbers at these places: no map has such flags.
+    if info.link_type != TCX_LINK || info.attach_type != TCX_INGRESS {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "no tcx link of ingress"));
+    }
+    Ok(TcxLink { id: info.id, ifindex: info.ifindex })
+}
+
+/// Returns the new descriptor of a command that makes one.
+fn bpf<T>(command: i64, attr: &mut T) -> io::Result<RawFd> {
     let size = size_of::<T>();
     // SAFETY: the attribute lives during the call, and each pointer in it is to memory of the size that the map has, as the callers
     // below ensure.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(RawFd::try_from(result).unwrap_or(-1)) }
 }
 
 fn fd(map: BorrowedFd<'_>) -> u32 {
@@ -131,7 +206,7 @@ pub(crate) fn update<K: Pod, V: Pod>(map: BorrowedFd<'_>, keys: &[K], values: &[
                     element(UPDATE, map, key, address(std::slice::from_ref(value)))?;
                 }
             }
-            result => result?,
+            result => drop(result?),
         }
     }
     Ok(())
@@ -144,7 +219,7 @@ pub(crate) fn delete<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> io::Result<()> 
         let chunk = &rest[..rest.len().min(BATCH)];
         let mut attr = BatchAttr::new(map, chunk, 0);
         match bpf(DELETE_BATCH, &mut attr) {
-            Ok(()) => rest = &rest[chunk.len()..],
+            Ok(_) => rest = &rest[chunk.len()..],
             // The element after those that were deleted does not exist.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                 let done = usize::try_from(attr.count).unwrap_or(0).min(chunk.len() - 1);
@@ -191,7 +266,7 @@ pub(crate) fn read<K: Pod, V: Pod>(
                 (keys, values) = (zeroed(count), zeroed(count * width));
                 continue;
             }
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return result,
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return result.map(drop),
             _ => {}
         }
         let found = usize::try_from(attr.count).unwrap_or(0);
@@ -219,7 +294,7 @@ pub(crate) fn replace<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]
 
 fn element<K: Pod>(command: i64, map: BorrowedFd<'_>, key: &K, value: u64) -> io::Result<()> {
     let key = address(std::slice::from_ref(key));
-    bpf(command, &mut ElementAttr { map_fd: fd(map), padding: 0, key, value, flags: 0 })
+    bpf(command, &mut ElementAttr { map_fd: fd(map), padding: 0, key, value, flags: 0 }).map(drop)
 }
 
 fn zeroed<T: Pod>(count: usize) -> Vec<T> {

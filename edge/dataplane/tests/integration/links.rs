@@ -320,22 +320,127 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     let maps = std::fs::read_dir(&pins).expect("pins").map(|entry| entry.expect("entry").path());
     let maps = maps.into_iter().find(|path| path.is_dir()).expect("folder of maps");
     std::fs::remove_file(maps.join("GATE")).expect("remove");
-    let mut dataplane = link.within("edge", || Dataplane::load(link.options(Hook::Tcx)).expect("load"));
+    let load = || link.within("edge", || Dataplane::load(link.options(Hook::Tcx)).expect("load"));
+    let is_in_use = |dataplane: &Dataplane| link.within("edge", || dataplane.is_in_use());
+    let mut dataplane = load();
     assert!(!dataplane.is_adopted(), "a map is missing");
     link.within("client", || {
         Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
     });
+    // A process that is killed in the first write has written listeners and no VIPs.
+    let half = State { vips: std::collections::BTreeMap::new(), ..state(&[1]) };
+    dataplane.write(half).expect("write");
+    assert!(!is_in_use(&dataplane));
+    drop(dataplane);
+    let mut dataplane = load();
+    assert!(dataplane.is_adopted() && !is_in_use(&dataplane), "the program has the old maps");
     dataplane.write(state(&[1])).expect("write");
     dataplane.leases().set(FRESH, Duration::MAX);
-    let other = pins.join("maps-0");
-    std::fs::create_dir(&other).expect("folder");
+    let others = ["maps-0", "maps-7"].map(|name| pins.join(name));
+    assert!(others[0].exists(), "the maps of the attached program are kept");
+    std::fs::create_dir(&others[1]).expect("folder");
     link.within("edge", || dataplane.attach().expect("attach"));
-    assert!(!other.exists(), "the program of that layout is no longer attached");
+    assert!(is_in_use(&dataplane));
+    assert!(!others.iter().any(|other| other.exists()), "the program of these maps is no longer attached");
+    drop(dataplane);
+    let dataplane = load();
+    assert!(is_in_use(&dataplane), "an earlier process's program has the same maps");
     for _ in 0..10 {
         let node = link
             .within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
         assert_eq!(node, "node1");
     }
+}
+
+/// The program of the old name would be before that of the new one, with maps that nobody writes.
+#[test]
+fn program_of_an_earlier_name_of_the_interface_is_removed() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let edge = link.netns("edge");
+    let first = link.options(Hook::Tcx);
+    let named = |name: &str| Options {
+        interface: name.to_owned(),
+        pins: Some(link.pins.join(name)),
+        ..first.clone()
+    };
+    let rename = |from: &str, to: &str| {
+        sh(&format!(
+            "ip -n {edge} link set {from} down; ip -n {edge} link set {from} name {to}
+             ip -n {edge} link set {to} up; ip -n {edge} addr add fd00::1/64 dev {to} nodad"
+        ));
+    };
+    let add = |name: &str| sh(&format!("ip -n {edge} link add {name} type veth peer name {name}-peer"));
+    add("gone");
+    add("other");
+    for name in ["gone", "other"] {
+        drop(link.within("edge", || start(named(name), &state(&[1]))));
+    }
+    drop(link.within("edge", || start(first.clone(), &state(&[1]))));
+    sh(&format!("ip -n {edge} link del gone"));
+    // Of other programs.
+    std::fs::create_dir_all(link.pins.join("cilium/maps-of-it")).expect("folder");
+    rename("eth0", "lan0");
+    let options = named("lan0");
+    let dataplane = link.within("edge", || start(options.clone(), &state(&[2])));
+    for vip in VIPS {
+        for _ in 0..10 {
+            let node = link
+                .within("client", || Connection::open(vip).and_then(|mut one| one.node()).expect("served"));
+            assert_eq!(node, "node2", "by the program of the new name");
+        }
+    }
+    let folders = || {
+        let found = std::fs::read_dir(&link.pins).expect("list");
+        let name =
+            |found: std::io::Result<std::fs::DirEntry>| found.expect("entry").file_name().into_string();
+        // The kernel has files of its own there.
+        let names = found.map(|found| name(found).expect("name")).filter(|name| !name.ends_with(".debug"));
+        names.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(folders(), ["cilium", "lan0", "other"].map(str::to_owned).into());
+    drop(dataplane);
+    // Another interface gets the name: the link of the first one is not updated but replaced.
+    rename("lan0", "eth5");
+    add("lan0");
+    let mut dataplane = link.within("edge", || Dataplane::load(options.clone()).expect("load"));
+    assert!(!link.within("edge", || dataplane.is_in_use()), "the program is attached to another interface");
+    link.within("edge", || dataplane.attach().expect("attach"));
+    assert!(link.within("edge", || dataplane.is_attached().expect("list")), "attached to this one");
+    link.within("client", || {
+        assert!(Connection::open(VIPS[0]).is_err(), "no program is attached to the first one");
+    });
+}
+
+#[test]
+fn files_of_other_programs_are_not_removed() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let pins = link.pins.join("eth0");
+    drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1]))));
+    let other = link.pins.join("cilium");
+    for folder in [other.join("x"), pins.join("x"), pins.join("maps-1/x"), pins.join("maps-x")] {
+        std::fs::create_dir_all(folder).expect("folder");
+    }
+    // A pin of the same name, without maps of a data plane beside it.
+    std::fs::rename(pins.join("link"), other.join("link")).expect("rename");
+    link.within("edge", || {
+        for name in ["cilium", "eth0", "none"] {
+            remove(name, &link.pins.join(name)).expect("remove");
+        }
+    });
+    assert!(other.join("link").exists() && other.join("x").exists());
+    let left = [&pins, &pins.join("maps-1")].map(|folder| {
+        let found = std::fs::read_dir(folder).expect("list").map(|found| found.expect("entry").file_name());
+        found.collect::<BTreeSet<_>>()
+    });
+    assert_eq!(left[0], ["maps-1", "maps-x", "x"].map(Into::into).into());
+    assert_eq!(left[1], ["x"].map(Into::into).into());
+    for folder in ["x", "maps-x", "maps-1/x"] {
+        std::fs::remove_dir(pins.join(folder)).expect("remove");
+    }
+    link.within("edge", || remove("eth0", &pins).expect("remove"));
+    assert!(!pins.exists(), "nothing else is in it");
 }
 
 /// The nodes are reached through VXLAN, as those beyond the link are.
@@ -440,6 +545,18 @@ fn load_with_few_capabilities() {
             ..bed::options()
         };
         drop(start(options.clone(), &state(&[1, 2])));
-        assert!(Dataplane::load(options).expect("adopt").is_adopted());
+        let mut dataplane = Dataplane::load(options.clone()).expect("adopt");
+        assert!(dataplane.is_adopted());
+        assert!(dataplane.is_in_use());
+        // The folder of an earlier name of the interface.
+        let pins = options.pins.expect("pins");
+        let earlier = pins.with_file_name("earlier");
+        if hook == Hook::Tcx {
+            std::fs::create_dir_all(earlier.join("maps-1")).expect("folder");
+            std::fs::rename(pins.join("link"), earlier.join("link")).expect("rename");
+        }
+        dataplane.attach().expect("attach");
+        assert!(dataplane.is_attached().expect("attached"));
+        assert!(!earlier.exists(), "the program is removed");
     }
 }
