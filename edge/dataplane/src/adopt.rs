@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads the maps that an earlier process has left, and removes what nothing refers to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_edge_packet::V6;
 use steerage_edge_packet::hash::GATE_WORDS;
-use steerage_edge_packet::maps::{
-    AFFINITY, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Vip,
-};
+use steerage_edge_packet::maps::{AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, Service, Vip};
 
 use crate::error::Error;
 use crate::maps::Maps;
@@ -19,12 +17,14 @@ use crate::range_sets::RangeSets;
 use crate::records;
 use crate::regions::elements;
 use crate::state::{Listener, State, Table};
+use crate::syscall;
 use crate::writer::{Region, SENDER_SET, Writer};
 
 /// A writer that continues with what the maps hold.
 pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
     let mut writer = Writer::new(maps);
     let services = read_services(maps)?;
+    clear_unused_services(maps, &services)?;
     let sets = read_sets(maps)?;
     let mut tables = read_tables(maps, &mut writer, &services);
     read_members(maps, &mut tables)?;
@@ -83,6 +83,20 @@ fn read_services(maps: &Maps) -> Result<Vec<(ListenerKey, u32, Service)>, Error>
     Ok(found)
 }
 
+/// Ends the flows of Services without a listener, whose numbers the next listeners get.
+fn clear_unused_services(maps: &Maps, services: &[(ListenerKey, u32, Service)]) -> Result<(), Error> {
+    let used: HashSet<u32> = services.iter().map(|(_, number, _)| *number).collect();
+    for number in 0..u32::try_from(maps.services.len()).unwrap_or(u32::MAX) {
+        let Some(service) = maps.services.get(number).filter(|_| !used.contains(&number)) else { continue };
+        let cleared = Service { version: service.version, ..Service::default() };
+        if service != cleared {
+            maps.service_counters.reset(&number, Counters::default(), maps.cpus)?;
+            maps.services.set(number, &Service { version: service.version.wrapping_add(1), ..cleared });
+        }
+    }
+    Ok(())
+}
+
 fn read_sets(maps: &Maps) -> Result<BTreeMap<u32, Arc<BTreeSet<IpNet>>>, Error> {
     let mut sets = BTreeMap::<u32, BTreeSet<IpNet>>::new();
     for (prefix, _) in maps.prefixes.read::<Prefix, u32>()? {
@@ -97,25 +111,46 @@ fn read_tables(
     services: &[(ListenerKey, u32, Service)],
 ) -> BTreeMap<u32, Table> {
     let mut tables = BTreeMap::<u32, Table>::new();
-    for (_, _, service) in services {
-        if tables.contains_key(&service.table) {
+    let mut is_repaired = false;
+    for (_, number, service) in services {
+        if let Some(place) = writer.places.get(&service.table) {
+            // An earlier process has ended while it wrote the Services of a table whose slots are
+            // elsewhere now.
+            is_repaired |= refer_to(maps, *number, service, *place);
             continue;
         }
-        let (base, size) = (service.slots >> 32, service.slots & u64::from(u32::MAX));
-        let half = |number: u64| u32::try_from(number).unwrap_or(0);
-        let region = Region { first: half(base) / SLOTS_PER_ELEMENT, size: half(size) };
-        let mut slots = Vec::with_capacity(usize::try_from(region.size).unwrap_or(0));
-        for element in region.first..region.first + elements(region.size) {
+        let mut place = Region::of(service.slots);
+        let length = elements(place.size);
+        if place.size != 0 && !writer.regions.adopt(place.first, length, service.table) {
+            // Another table's slots.
+            place = Region { first: 0, size: 0 };
+            is_repaired |= refer_to(maps, *number, service, place);
+        }
+        let mut slots = Vec::with_capacity(usize::try_from(place.size).unwrap_or(0));
+        for element in place.first..place.first + elements(place.size) {
             slots.extend(maps.slots.get(element).unwrap_or_default());
         }
-        slots.truncate(usize::try_from(region.size).unwrap_or(0));
-        if region.size != 0 {
-            writer.regions.adopt(region.first, elements(region.size));
-        }
-        writer.places.insert(service.table, region);
+        slots.truncate(usize::try_from(place.size).unwrap_or(0));
+        writer.places.insert(service.table, place);
         tables.insert(service.table, Table { slots, members: BTreeSet::new() });
     }
+    writer.regions.round();
+    if is_repaired {
+        // The places to which the Services have referred are free.
+        syscall::wait_for_packets();
+    }
     tables
+}
+
+/// Lets a Service have the slots at this place. Returns whether it had others.
+fn refer_to(maps: &Maps, number: u32, service: &Service, place: Region) -> bool {
+    if service.slots == place.slots() {
+        return false;
+    }
+    let service = Service { slots: place.slots(), ..*service };
+    maps.services.set(number, &service);
+    maps.services.set(number, &Service { version: service.version.wrapping_add(1), ..service });
+    true
 }
 
 fn read_members(maps: &Maps, tables: &mut BTreeMap<u32, Table>) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use aya::Pod;
 
@@ -24,6 +25,9 @@ const PROGRAMS: usize = 64;
 
 /// `BPF_LINK_TYPE_TCX`.
 const TCX_LINK: u32 = 11;
+
+/// `MEMBARRIER_CMD_GLOBAL`: a grace period of RCU.
+const MEMBARRIER_GLOBAL: i64 = 1;
 
 const OBJECT_GET: i64 = 7;
 const OBJECT_INFO: i64 = 15;
@@ -173,6 +177,17 @@ pub(crate) fn pinned_link(pin: &Path) -> io::Result<TcxLink> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "no tcx link of ingress"));
     }
     Ok(TcxLink { id: info.id, ifindex: info.ifindex })
+}
+
+/// Returns once no packet is in the program any more that was so before: what such packets may have
+/// looked at can be written with another meaning. The kernel's programs are read sides of RCU.
+pub(crate) fn wait_for_packets() {
+    // SAFETY: reads and writes no memory.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_GLOBAL, 0, 0) };
+    if result != 0 {
+        // Some kernels have no such call. No packet takes a millionth of this.
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Returns the new descriptor of a command that makes one.

@@ -19,8 +19,9 @@ use crate::maps::Maps;
 use crate::numbers::Numbers;
 use crate::range_sets::RangeSets;
 use crate::records::{self, Gate};
-use crate::regions::{Regions, elements};
+use crate::regions::{Move, Regions, elements};
 use crate::state::{Listener, MacAddress, State, Table};
+use crate::syscall;
 
 /// Set in the numbers of the sets of senders' addresses, and in no set of source ranges.
 pub(crate) const SENDER_SET: u32 = 1 << 31;
@@ -35,8 +36,18 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    fn slots(self) -> u64 {
+    pub(crate) fn slots(self) -> u64 {
         Service::slots(self.first * SLOTS_PER_ELEMENT, self.size)
+    }
+
+    /// Where these slots of a Service are.
+    pub(crate) fn of(slots: u64) -> Self {
+        let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0);
+        Self { first: half(slots >> 32) / SLOTS_PER_ELEMENT, size: half(slots) }
+    }
+
+    fn is_at(self, first: u32) -> bool {
+        self.size != 0 && self.first == first
     }
 }
 
@@ -175,8 +186,8 @@ impl Writer {
                 old => {
                     left.regions.extend(old.copied());
                     moved.insert(*number);
-                    let first = if size == 0 { Some(0) } else { self.regions.take(elements(size)) };
-                    let place = Region { first: first.ok_or(Error::Full("SLOTS"))?, size };
+                    let first = if size == 0 { 0 } else { self.make_place(maps, *number, size, left)? };
+                    let place = Region { first, size };
                     self.places.insert(*number, place);
                     place
                 }
@@ -188,6 +199,51 @@ impl Writer {
             }
         }
         Ok(moved)
+    }
+
+    /// Returns the first element of a place for a table's slots. Others move if there is none.
+    fn make_place(&mut self, maps: &Maps, table: u32, size: u32, left: &mut Leftovers) -> Result<u32, Error> {
+        let mut moves = Vec::new();
+        let taken = self.regions.take(elements(size), table, &mut moves);
+        if !moves.is_empty() {
+            tracing::debug!(table, size, moves = moves.len(), "moving tables to make place for another");
+        }
+        for step in &moves {
+            self.move_table(maps, step, left);
+        }
+        let taken = taken.ok_or(Error::Full("SLOTS"))?;
+        if taken.must_wait {
+            syscall::wait_for_packets();
+        }
+        Ok(taken.first)
+    }
+
+    /// Copies the slots, then lets the Services that have them refer to the copy. Their version stays:
+    /// nothing has changed for a flow.
+    fn move_table(&mut self, maps: &Maps, step: &Move, left: &mut Leftovers) {
+        if step.must_wait {
+            syscall::wait_for_packets();
+        }
+        for offset in 0..step.length {
+            if let Some(slots) = maps.slots.get(step.from + offset) {
+                maps.slots.set(step.to + offset, &slots);
+            }
+        }
+        let users = self.users.get(&step.table).into_iter().flatten();
+        for number in users.filter_map(|key| self.services.get(key)) {
+            // Services may still refer to the table's old place, or not yet to its new one.
+            if let Some(service) = maps.services.get(number)
+                && Region::of(service.slots).is_at(step.from)
+            {
+                let slots = Region { first: step.to, ..Region::of(service.slots) }.slots();
+                maps.services.set(number, &Service { slots, ..service });
+            }
+        }
+        for place in self.places.get_mut(&step.table).into_iter().chain(&mut left.regions) {
+            if place.is_at(step.from) {
+                place.first = step.to;
+            }
+        }
     }
 
     fn write_senders(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
@@ -330,9 +386,12 @@ impl Writer {
         maps.listeners.delete(listeners)?;
         for key in listeners {
             if let Some(number) = self.services.remove(key) {
-                let version = maps.services.get(number).unwrap_or_default().version.wrapping_add(1);
-                maps.services.set(number, &Service { version, ..Service::default() });
+                let held = maps.services.get(number).unwrap_or_default();
+                let ended = Service { version: held.version.wrapping_add(1), ..held };
+                maps.services.set(number, &ended);
                 maps.service_counters.reset(&number, Counters::default(), maps.cpus)?;
+                // Last: the next process clears the counters of a number that has a listener here.
+                maps.services.set(number, &Service { version: ended.version, ..Service::default() });
             }
         }
         Ok(())
@@ -340,14 +399,12 @@ impl Writer {
 
     fn delete(&mut self, maps: &Maps, left: &Leftovers) -> Result<(), Error> {
         maps.prefixes.delete(&left.prefixes)?;
-        maps.members.delete(&left.members)?;
-        // Exchanges of datagrams with these targets are checked again.
+        // Exchanges of datagrams with these targets are checked again. Also before, so that an end of
+        // this process between leaves none that was idle.
         let targets: BTreeSet<_> = left.members.iter().map(|member| member.target).collect();
-        for number in targets {
-            if let Some(held) = maps.targets.get(number) {
-                maps.targets.set(number, &Target { version: held.version.wrapping_add(1), ..held });
-            }
-        }
+        change_versions(maps, &targets);
+        maps.members.delete(&left.members)?;
+        change_versions(maps, &targets);
         for region in left.regions.iter().filter(|region| region.size != 0) {
             self.regions.free(region.first);
         }
@@ -365,5 +422,13 @@ impl Writer {
             }
         });
         result
+    }
+}
+
+fn change_versions(maps: &Maps, targets: &BTreeSet<u32>) {
+    for number in targets {
+        if let Some(held) = maps.targets.get(*number) {
+            maps.targets.set(*number, &Target { version: held.version.wrapping_add(1), ..held });
+        }
     }
 }

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use aya::{TestRun as _, TestRunOptions};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use steerage_edge_dataplane::maglev::Member;
 use steerage_edge_dataplane::packet::hash::mix64;
 use steerage_edge_dataplane::packet::maps::{Counters, Event, ListenerKey};
@@ -118,6 +121,27 @@ pub(crate) fn options() -> Options {
         recent_flows: 4096,
     };
     Options { interface: "lo".to_owned(), mac: MAC, tunnel: None, pins: None, sizes, hook: None }
+}
+
+/// A BPF file system, which ends with this value.
+pub(crate) struct Pins(pub(crate) PathBuf);
+
+impl Pins {
+    pub(crate) fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("steerage-pins-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).expect("folder");
+        mount(Some("bpf"), &path, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
+        Self(path)
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+        let _ = std::fs::remove_dir(&self.0);
+    }
 }
 
 pub(crate) struct Bed {

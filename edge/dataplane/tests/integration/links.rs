@@ -5,14 +5,13 @@
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns};
 use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
 use steerage_edge_dataplane::{
@@ -20,7 +19,7 @@ use steerage_edge_dataplane::{
 };
 use steerage_requirements::requires;
 
-use crate::bed::{self, FRESH, address, table};
+use crate::bed::{self, FRESH, Pins, address, table};
 
 const VIPS: [&str; 2] = ["10.0.0.100", "fd00::100"];
 const PORT: u16 = 80;
@@ -35,17 +34,14 @@ fn sh(command: &str) -> String {
 /// A client, an edge host and nodes at one switch. Goes with its namespaces.
 struct Link {
     prefix: String,
-    pins: PathBuf,
+    pins: Pins,
 }
 
 impl Link {
     fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("sd{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let pins = std::env::temp_dir().join(&prefix);
-        std::fs::create_dir(&pins).expect("folder");
-        mount(Some("bpf"), &pins, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
-        let link = Self { prefix, pins };
+        let link = Self { prefix, pins: Pins::new() };
         let switch = link.netns("switch");
         sh(&format!(
             "ip netns add {switch}; ip -n {switch} link add br0 type bridge mcast_snooping 0; ip -n {switch} link set br0 up"
@@ -93,7 +89,7 @@ impl Link {
         Options {
             interface: "eth0".to_owned(),
             mac: self.mac(),
-            pins: Some(self.pins.join("eth0")),
+            pins: Some(self.pins.0.join("eth0")),
             hook: Some(hook),
             ..bed::options()
         }
@@ -109,8 +105,6 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let _ = umount2(&self.pins, MntFlags::MNT_DETACH);
-        let _ = std::fs::remove_dir(&self.pins);
         for name in ["switch", "client", "edge", "node1", "node2"] {
             let _ = Command::new("ip").args(["netns", "del", &self.netns(name)]).status();
         }
@@ -220,7 +214,7 @@ fn clients_reach_both_nodes_through_the_link() {
             link.within("client", || sh("ping -c 3 -i 0.1 -W 2 10.0.0.100; ping -c 3 -i 0.1 -W 2 fd00::100"));
         assert_eq!(pings.matches(" 0% packet loss").count(), 2, "{pings}");
         assert_eq!(dataplane.counts().events().expect("events").get(&Event::Echo), Some(&6));
-        link.within("edge", || remove("eth0", &link.pins.join("eth0")).expect("remove"));
+        link.within("edge", || remove("eth0", &link.pins.0.join("eth0")).expect("remove"));
         let is_attached = link.within("edge", || dataplane.is_attached().expect("list"));
         assert_eq!(is_attached, hook == Hook::Filter, "of a filter it is not found out");
         let lost = link.within("client", || Connection::open(VIPS[0]).is_err());
@@ -290,7 +284,7 @@ fn program_outlives_its_daemon_and_is_replaced_without_loss() {
         }
         let now = connections.each_mut().map(|one| one.node().expect("still served"));
         assert_eq!(now, nodes);
-        link.within("edge", || remove("eth0", &link.pins.join("eth0")).expect("remove"));
+        link.within("edge", || remove("eth0", &link.pins.0.join("eth0")).expect("remove"));
     }
 }
 
@@ -315,7 +309,7 @@ fn other_hook_takes_over() {
 fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     requires!(NetworkNamespace, Program("ip"));
     let link = Link::new();
-    let pins = link.pins.join("eth0");
+    let pins = link.pins.0.join("eth0");
     drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1, 2]))));
     let maps = std::fs::read_dir(&pins).expect("pins").map(|entry| entry.expect("entry").path());
     let maps = maps.into_iter().find(|path| path.is_dir()).expect("folder of maps");
@@ -361,7 +355,7 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
     let first = link.options(Hook::Tcx);
     let named = |name: &str| Options {
         interface: name.to_owned(),
-        pins: Some(link.pins.join(name)),
+        pins: Some(link.pins.0.join(name)),
         ..first.clone()
     };
     let rename = |from: &str, to: &str| {
@@ -379,7 +373,7 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
     drop(link.within("edge", || start(first.clone(), &state(&[1]))));
     sh(&format!("ip -n {edge} link del gone"));
     // Of other programs.
-    std::fs::create_dir_all(link.pins.join("cilium/maps-of-it")).expect("folder");
+    std::fs::create_dir_all(link.pins.0.join("cilium/maps-of-it")).expect("folder");
     rename("eth0", "lan0");
     let options = named("lan0");
     let dataplane = link.within("edge", || start(options.clone(), &state(&[2])));
@@ -391,11 +385,11 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
         }
     }
     let folders = || {
-        let found = std::fs::read_dir(&link.pins).expect("list");
+        let found = std::fs::read_dir(&link.pins.0).expect("list");
         let name =
             |found: std::io::Result<std::fs::DirEntry>| found.expect("entry").file_name().into_string();
         // The kernel has files of its own there.
-        let names = found.map(|found| name(found).expect("name")).filter(|name| !name.ends_with(".debug"));
+        let names = found.map(|found| name(found).expect("name")).filter(|name| !name.contains('.'));
         names.collect::<BTreeSet<_>>()
     };
     assert_eq!(folders(), ["cilium", "lan0", "other"].map(str::to_owned).into());
@@ -416,9 +410,9 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
 fn files_of_other_programs_are_not_removed() {
     requires!(NetworkNamespace, Program("ip"));
     let link = Link::new();
-    let pins = link.pins.join("eth0");
+    let pins = link.pins.0.join("eth0");
     drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1]))));
-    let other = link.pins.join("cilium");
+    let other = link.pins.0.join("cilium");
     for folder in [other.join("x"), pins.join("x"), pins.join("maps-1/x"), pins.join("maps-x")] {
         std::fs::create_dir_all(folder).expect("folder");
     }
@@ -426,7 +420,7 @@ fn files_of_other_programs_are_not_removed() {
     std::fs::rename(pins.join("link"), other.join("link")).expect("rename");
     link.within("edge", || {
         for name in ["cilium", "eth0", "none"] {
-            remove(name, &link.pins.join(name)).expect("remove");
+            remove(name, &link.pins.0.join(name)).expect("remove");
         }
     });
     assert!(other.join("link").exists() && other.join("x").exists());
@@ -523,7 +517,7 @@ fn four_capabilities_suffice() {
         .args(["-all,+net_admin,+net_raw,+perfmon,+bpf"])
         .arg(program)
         .args(["--ignored", "--exact", "links::load_with_few_capabilities"])
-        .env("STEERAGE_TEST_PINS", link.pins.join("eth0"))
+        .env("STEERAGE_TEST_PINS", link.pins.0.join("eth0"))
         .output()
         .expect("setpriv");
     let text = String::from_utf8_lossy(&output.stdout);

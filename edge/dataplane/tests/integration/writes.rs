@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is written is what the maps hold, in any order of states.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path as FilePath;
 use std::sync::Arc;
 
+use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::{Dataplane, Listener, Path, State, TargetState};
+use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service};
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, State, TargetState};
 use steerage_requirements::requires;
 
-use crate::bed::{self, address, table};
+use crate::bed::{self, Pins, address, table};
 
 /// Few of everything, so that numbers, prefixes and places are used again.
 fn any_state() -> impl Strategy<Value = State> {
@@ -94,4 +96,135 @@ fn one_table_is_written_alone() {
     }
     dataplane.write(state.clone()).expect("write");
     assert!(dataplane.check().expect("check"));
+}
+
+const SMALL: u32 = 251;
+/// A quarter of the slots that the maps of tests have.
+const LARGE: u32 = 16_381;
+
+/// One listener for each table of these sizes.
+fn tables(sizes: impl IntoIterator<Item = (u32, u32)>) -> State {
+    let mut state = State::default();
+    for (number, size) in sizes {
+        let key = ListenerKey::new(address("10.0.0.100"), 6, u16::try_from(number).expect("port"));
+        state.listeners.insert(key, Listener { table: number, has_affinity: false, ranges: None });
+        state.tables.insert(number, table(size, &[number, number + 1]));
+    }
+    state
+}
+
+#[test]
+fn tables_make_place_for_a_large_one() {
+    requires!(Root);
+    let mut dataplane = Dataplane::load(bed::options()).expect("load");
+    // One small table in each quarter, wherever the others were.
+    dataplane.write(tables((1..=128).map(|number| (number, SMALL)))).expect("write");
+    let more = (201..=326).map(|number| (number, SMALL));
+    dataplane.write(tables([1, 65].map(|number| (number, SMALL)).into_iter().chain(more))).expect("write");
+    let few = [1, 65, 201, 326].map(|number| (number, SMALL));
+    dataplane.write(tables(few)).expect("write");
+    assert!(dataplane.check().expect("check"));
+    let state = tables(few.into_iter().chain([(400, LARGE)]));
+    dataplane.write(state.clone()).expect("write");
+    assert!(dataplane.check().expect("check"));
+    assert_eq!(dataplane.written(), Some(&state));
+    dataplane.write(State::default()).expect("write");
+    assert_eq!(dataplane.used_slots(), 0, "no slot is leaked");
+}
+
+#[test]
+fn tables_of_half_of_the_slots_are_always_written() {
+    requires!(Root);
+    let dataplane = std::cell::RefCell::new(Dataplane::load(bed::options()).expect("load"));
+    let sizes = prop::sample::select(vec![0, SMALL, SMALL, SMALL, 509, 1021, 4093, LARGE]);
+    let any_tables = prop::collection::btree_map(1..60_u32, sizes, 0..40);
+    let mut runner = TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
+    let result = runner.run(&(any_tables, any::<bool>()), |(sizes, is_checked)| {
+        let mut dataplane = dataplane.borrow_mut();
+        let (mut total, mut wanted) = (0, BTreeMap::new());
+        for (number, size) in sizes {
+            if total + size.next_power_of_two() <= bed::options().sizes.slots / 2 {
+                total += size.next_power_of_two();
+                wanted.insert(number, size);
+            }
+        }
+        let mut state = tables(wanted.into_iter().filter(|(_, size)| *size > 0));
+        // Another number for every other one, so that old and new slots stand side by side.
+        if is_checked {
+            for (number, table) in &mut state.tables {
+                *table = self::table(u32::try_from(table.slots.len()).expect("size"), &[*number]);
+            }
+        }
+        dataplane.write(state.clone()).expect("write");
+        prop_assert!(dataplane.check().expect("check"));
+        prop_assert_eq!(dataplane.written(), Some(&state));
+        Ok(())
+    });
+    result.expect("written");
+}
+
+fn services(pins: &FilePath) -> Array<MapData, Service> {
+    let data = MapData::from_pin(pins.join("maps-1/SERVICES")).expect("map");
+    Array::try_from(Map::Array(data)).expect("array")
+}
+
+fn counters(pins: &FilePath) -> PerCpuArray<MapData, Counters> {
+    let data = MapData::from_pin(pins.join("maps-1/SERVICE_COUNTERS")).expect("map");
+    PerCpuArray::try_from(Map::PerCpuArray(data)).expect("array")
+}
+
+/// What a process leaves that is killed between two Services of a table with another place.
+#[test]
+fn services_of_a_table_agree_after_a_kill() {
+    requires!(Root);
+    let pins = Pins::new();
+    let load = || Dataplane::load(Options { pins: Some(pins.0.join("lo")), ..bed::options() });
+    let mut state = bed::state();
+    let mut dataplane = load().expect("load");
+    dataplane.write(state.clone()).expect("write");
+    let mut services = services(&pins.0.join("lo"));
+    let of_table = |services: &Array<MapData, Service>| {
+        let service = |number| (number, services.get(&number, 0).expect("service"));
+        (1..100).map(service).filter(|(_, service)| service.table == 1).collect::<Vec<_>>()
+    };
+    let before = of_table(&services);
+    assert!(before.len() > 10);
+    state.tables.insert(1, table(509, &bed::NODES));
+    dataplane.write(state.clone()).expect("write");
+    drop(dataplane);
+    for (number, old) in &before[1..] {
+        let service = services.get(number, 0).expect("service");
+        assert_ne!(service.slots, old.slots);
+        services.set(*number, Service { slots: old.slots, ..service }, 0).expect("write");
+    }
+    let mut dataplane = load().expect("load");
+    dataplane.write(state.clone()).expect("write");
+    let slots: BTreeSet<u64> = of_table(&services).iter().map(|(_, service)| service.slots).collect();
+    assert_eq!(slots.len(), 1, "one place");
+    assert!(dataplane.check().expect("check"));
+}
+
+#[test]
+fn service_without_a_listener_is_cleared() {
+    const NUMBER: u32 = 200;
+    requires!(Root);
+    let pins = Pins::new();
+    let folder = pins.0.join("lo");
+    let load = || Dataplane::load(Options { pins: Some(folder.clone()), ..bed::options() });
+    let mut dataplane = load().expect("load");
+    dataplane.write(bed::state()).expect("write");
+    drop(dataplane);
+    let (mut services, mut counters) = (services(&folder), counters(&folder));
+    let left = Service { version: 7, ..services.get(&1, 0).expect("service") };
+    services.set(NUMBER, left, 0).expect("write");
+    let count = Counters { packets: 1, ..Counters::default() };
+    let cpus = counters.get(&NUMBER, 0).expect("counters").len();
+    let values = PerCpuValues::try_from(vec![count; cpus]).expect("values");
+    counters.set(NUMBER, values, 0).expect("write");
+    let dataplane = load().expect("load");
+    assert_eq!(dataplane.written(), Some(&bed::state()));
+    let cleared = Service { version: 8, ..Service::default() };
+    assert_eq!(services.get(&NUMBER, 0).expect("service"), cleared);
+    let sums = counters.get(&NUMBER, 0).expect("counters");
+    assert!(sums.iter().all(|sum| *sum == Counters::default()));
 }
