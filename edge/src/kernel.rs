@@ -25,7 +25,7 @@ pub(crate) struct Kernel {
     metrics: Metrics,
     /// The VIPs of the last plan.
     planned_vips: Option<BTreeSet<IpAddr>>,
-    /// The maps hold what the program needs.
+    /// The maps hold what the program needs: all of a state, which the attached program has, or this process has written.
     may_attach: bool,
     /// Whether packets pass by this process's program.
     is_attached: bool,
@@ -42,7 +42,7 @@ impl Kernel {
     pub(crate) fn new(dataplane: Dataplane, metrics: Metrics) -> anyhow::Result<Self> {
         Ok(Self {
             netlink: Rtnetlink::open()?,
-            may_attach: dataplane.written().is_some_and(|written| !written.listeners.is_empty()),
+            may_attach: dataplane.is_in_use(),
             dataplane,
             groups: Groups::default(),
             metrics,

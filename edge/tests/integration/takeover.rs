@@ -69,6 +69,9 @@ fn vips_stay_if_all_processes_end() {
     eventually("the lease is limited", || !testbed.keeps_vips_forever(0));
     // The standby cannot take over in time.
     testbed.stop(1);
+    eventually("the first host has the VIPs, and no other one could", || {
+        testbed.has_vips(0) && testbed.lease_left(0) > 2 * SHORTEST_LEASE
+    });
     assert!(testbed.terminate(0));
     assert!(testbed.keeps_vips_forever(0));
 }
