@@ -12,7 +12,7 @@ use steerage_edge_packet::maps::{Config, Flow, FlowKey, LAYOUT, SLOTS_PER_ELEMEN
 use crate::attach::{self, Hook};
 use crate::counters::Counts;
 use crate::error::Error;
-use crate::leases::Leases;
+use crate::leases::{EarlierLeases, Leases};
 use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
 use crate::state::{MacAddress, State, Table};
@@ -85,6 +85,7 @@ pub struct Dataplane {
     /// How this process has attached the program.
     attached: Option<Hook>,
     counts: Counts,
+    earlier_leases: EarlierLeases,
 }
 
 impl Dataplane {
@@ -109,12 +110,18 @@ impl Dataplane {
             (program, maps) = open(&options)?;
             is_adopted = false;
         }
+        let others = options.pins.as_deref().map(pins::other_layouts).unwrap_or_default();
+        let earlier_leases = EarlierLeases::open(others);
+        if !is_adopted {
+            earlier_leases.copy_to(&maps);
+        }
         let config = Config { layout: LAYOUT, mac: options.mac, pad: 0, tunnel: options.tunnel.unwrap_or(0) };
         maps.config.set(0, &config);
         let writer = if is_adopted { adopt::adopt(&maps)? } else { Writer::new(&maps) };
         let maps = Arc::new(maps);
         let counts = Counts::new(Arc::clone(&maps));
-        Ok(Self { options, program, maps, writer: Some(writer), is_adopted, attached: None, counts })
+        let writer = Some(writer);
+        Ok(Self { options, program, maps, writer, is_adopted, attached: None, counts, earlier_leases })
     }
 
     /// Whether the maps were an earlier process's.
@@ -214,6 +221,7 @@ impl Dataplane {
         let (interface, hook) = (self.options.interface.clone(), self.options.hook);
         let hook = attach::attach(self.program_mut()?, &interface, &pins, hook)?;
         self.attached = Some(hook);
+        self.earlier_leases.close();
         pins::remove_other_layouts(&pins)?;
         Ok(hook)
     }
@@ -251,9 +259,10 @@ impl Dataplane {
         self.maps.config.set(0, &Config { layout: LAYOUT, mac, pad: 0, tunnel });
     }
 
-    /// The leases of VIPs.
+    /// The leases of VIPs. Until [`Dataplane::attach`] they are also those of maps of another layout, by
+    /// which an earlier process's program may answer.
     pub fn leases(&self) -> Leases {
-        Leases::new(Arc::clone(&self.maps))
+        Leases::new(Arc::clone(&self.maps), self.earlier_leases.clone())
     }
 
     /// What the program has counted.

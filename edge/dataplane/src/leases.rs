@@ -2,32 +2,80 @@
 //! Until when the program answers ARP requests and neighbour solicitations for VIPs. A lease is one
 //! word of shared memory, so any task may write it, whatever the data plane's owner does meanwhile.
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::maps::Maps;
+use crate::maps::{self, Maps};
+use crate::shared::SharedArray;
 
 /// The leases of a data plane. Clones are the same.
 #[derive(Clone, Debug)]
-pub struct Leases(Arc<Maps>);
+pub struct Leases {
+    maps: Arc<Maps>,
+    earlier: EarlierLeases,
+}
 
 impl Leases {
-    pub(crate) fn new(maps: Arc<Maps>) -> Self {
-        Self(maps)
+    pub(crate) fn new(maps: Arc<Maps>, earlier: EarlierLeases) -> Self {
+        Self { maps, earlier }
     }
 
     /// Answers for the VIPs of this lease until then: a time since the start of the kernel, with
     /// suspended time (`CLOCK_BOOTTIME`). [`Duration::ZERO`] ends the lease, [`Duration::MAX`] never
     /// ends it. Returns whether there is such a lease.
     pub fn set(&self, lease: u32, until: Duration) -> bool {
-        self.0.leases.set(lease, &u64::try_from(until.as_nanos()).unwrap_or(u64::MAX))
+        let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
+        for leases in self.earlier.lock().iter() {
+            leases.set(lease, &until);
+        }
+        self.maps.leases.set(lease, &until)
     }
 
     /// Until when a lease lasts; [`Duration::MAX`] if it never ends.
     pub fn get(&self, lease: u32) -> Duration {
-        match self.0.leases.get(lease).unwrap_or(0) {
+        match self.maps.leases.get(lease).unwrap_or(0) {
             u64::MAX => Duration::MAX,
             until => Duration::from_nanos(until),
         }
+    }
+}
+
+/// The leases of maps of other layouts: until this process attaches its program, an earlier one may
+/// answer by them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EarlierLeases(Arc<Mutex<Vec<SharedArray<u64>>>>);
+
+impl EarlierLeases {
+    /// In these folders of maps.
+    pub(crate) fn open(folders: Vec<PathBuf>) -> Self {
+        let open = |folder: PathBuf| match maps::open_leases(&folder) {
+            Ok(leases) => Some(leases),
+            Err(error) => {
+                let folder = folder.display();
+                tracing::debug!(%folder, %error, "no leases of an earlier data plane; skipped");
+                None
+            }
+        };
+        Self(Arc::new(Mutex::new(folders.into_iter().filter_map(open).collect())))
+    }
+
+    /// New maps continue with the leases that the earlier program answers by.
+    pub(crate) fn copy_to(&self, maps: &Maps) {
+        let earlier = self.lock();
+        for lease in 0..u32::try_from(maps.leases.len()).unwrap_or(u32::MAX) {
+            if let Some(until) = earlier.iter().filter_map(|leases| leases.get(lease)).max() {
+                maps.leases.set(lease, &until);
+            }
+        }
+    }
+
+    /// No program answers by them any more.
+    pub(crate) fn close(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<SharedArray<u64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

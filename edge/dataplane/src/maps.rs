@@ -2,8 +2,9 @@
 //! The maps of a loaded program. `writer`, `flows` and `counters` use them.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
 
-use aya::maps::{Map, MapData};
+use aya::maps::{Map, MapData, MapType};
 use aya::{Ebpf, Pod};
 use steerage_edge_packet::maps::{Config, Service, Slots, Target};
 
@@ -97,11 +98,23 @@ pub(crate) struct Maps {
     pub(crate) events: KernelMap,
 }
 
+const LEASES: &str = "LEASES";
+
+/// The pinned leases in a folder of maps. They are the same in all layouts.
+pub(crate) fn open_leases(maps: &Path) -> Result<SharedArray<u64>, Error> {
+    let data = MapData::from_pin(maps.join(LEASES))?;
+    let info = data.info()?;
+    if info.map_type()? != MapType::Array || info.value_size() != 8 {
+        return Err(Error::Missing(LEASES));
+    }
+    KernelMap { name: LEASES, data }.share()
+}
+
 /// The names of all maps in the object file.
 pub(crate) const NAMES: [&str; 19] = [
     "CONFIG",
     "GATE",
-    "LEASES",
+    LEASES,
     "SERVICES",
     "SLOTS",
     "TARGETS",
@@ -128,7 +141,7 @@ impl Maps {
             cpus,
             config: take("CONFIG")?.share()?,
             gate: take("GATE")?.share()?,
-            leases: take("LEASES")?.share()?,
+            leases: take(LEASES)?.share()?,
             services: take("SERVICES")?.share()?,
             slots: take("SLOTS")?.share()?,
             targets: take("TARGETS")?.share()?,

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_edge_packet::maps::ListenerKey;
+use steerage_edge_packet::maps::{ListenerKey, SLOTS_PER_ELEMENT};
+
+use crate::regions::elements;
 
 /// A link-layer address.
 pub type MacAddress = [u8; 6];
@@ -52,6 +54,13 @@ impl Table {
     pub fn new(size: u32, members: &[crate::maglev::Member]) -> Self {
         let slots = crate::maglev::fill(size, members);
         Self { slots, members: members.iter().map(|member| member.target).collect() }
+    }
+
+    /// How many of the map's slots a table of this size takes: it is rounded up, so that tables can
+    /// make place for each other. States can always be written while the sum is at most half of the
+    /// map, because old and new tables stand side by side during a write.
+    pub fn room(size: u32) -> u32 {
+        if size == 0 { 0 } else { elements(size).next_power_of_two().saturating_mul(SLOTS_PER_ELEMENT) }
     }
 }
 

@@ -316,12 +316,25 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     std::fs::remove_file(maps.join("GATE")).expect("remove");
     let load = || link.within("edge", || Dataplane::load(link.options(Hook::Tcx)).expect("load"));
     let is_in_use = |dataplane: &Dataplane| link.within("edge", || dataplane.is_in_use());
-    let mut dataplane = load();
+    let dataplane = load();
     assert!(!dataplane.is_adopted(), "a map is missing");
     link.within("client", || {
         Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
     });
+    assert_eq!(dataplane.leases().get(FRESH), Duration::MAX, "as the earlier process has left it");
+    // The old program answers by the leases of this process.
+    let forget = || link.within("client", || sh("ip neigh flush dev eth0"));
+    dataplane.leases().set(FRESH, Duration::ZERO);
+    forget();
+    assert!(link.within("client", || Connection::open(VIPS[0]).is_err()), "the lease has ended");
+    drop(dataplane);
     // A process that is killed in the first write has written listeners and no VIPs.
+    let mut dataplane = load();
+    dataplane.leases().set(FRESH, Duration::MAX);
+    forget();
+    link.within("client", || {
+        Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("by the old program")
+    });
     let half = State { vips: std::collections::BTreeMap::new(), ..state(&[1]) };
     dataplane.write(half).expect("write");
     assert!(!is_in_use(&dataplane));
@@ -552,5 +565,11 @@ fn load_with_few_capabilities() {
         dataplane.attach().expect("attach");
         assert!(dataplane.is_attached().expect("attached"));
         assert!(!earlier.exists(), "the program is removed");
+        // Leases of another layout.
+        let maps = pins.join("maps-1");
+        std::fs::rename(&maps, pins.join("maps-7")).expect("rename");
+        let dataplane = Dataplane::load(Options { pins: Some(pins), ..bed::options() }).expect("load");
+        assert!(!dataplane.is_adopted());
+        assert_eq!(dataplane.leases().get(FRESH), Duration::MAX);
     }
 }

@@ -10,7 +10,7 @@ use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service};
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, State, TargetState};
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, State, Table, TargetState};
 use steerage_requirements::requires;
 
 use crate::bed::{self, Pins, address, table};
@@ -53,7 +53,7 @@ fn any_state() -> impl Strategy<Value = State> {
         })
 }
 
-fn of(size: u32, members: &BTreeSet<u32>) -> Arc<steerage_edge_dataplane::Table> {
+fn of(size: u32, members: &BTreeSet<u32>) -> Arc<Table> {
     table(size, &members.iter().copied().collect::<Vec<_>>())
 }
 
@@ -143,8 +143,8 @@ fn tables_of_half_of_the_slots_are_always_written() {
         let mut dataplane = dataplane.borrow_mut();
         let (mut total, mut wanted) = (0, BTreeMap::new());
         for (number, size) in sizes {
-            if total + size.next_power_of_two() <= bed::options().sizes.slots / 2 {
-                total += size.next_power_of_two();
+            if total + Table::room(size) <= bed::options().sizes.slots / 2 {
+                total += Table::room(size);
                 wanted.insert(number, size);
             }
         }
