@@ -8,7 +8,9 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_edge_packet::V6;
 use steerage_edge_packet::hash::GATE_WORDS;
-use steerage_edge_packet::maps::{AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, Service, Vip};
+use steerage_edge_packet::maps::{
+    AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, Service, Target, Vip,
+};
 
 use crate::error::Error;
 use crate::maps::Maps;
@@ -16,7 +18,7 @@ use crate::numbers::Numbers;
 use crate::range_sets::RangeSets;
 use crate::records;
 use crate::regions::elements;
-use crate::state::{Listener, State, Table};
+use crate::state::{Listener, State, Table, TargetState};
 use crate::syscall;
 use crate::writer::{Region, SENDER_SET, Writer};
 
@@ -46,10 +48,7 @@ pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
     for (key, _, service) in &services {
         writer.users.entry(service.table).or_default().push(*key);
     }
-    for number in 0..u32::try_from(maps.targets.len()).unwrap_or(u32::MAX) {
-        let target = maps.targets.get(number).and_then(|target| records::target_state(&target));
-        state.targets.extend(target.map(|target| (number, target)));
-    }
+    state.targets = read_targets(maps)?;
     let senders = maps.senders.read::<Mac, u32>()?;
     let nets = |number: &u32| sets.get(number).cloned().unwrap_or_default();
     state.senders = senders.iter().map(|(mac, number)| (mac.mac, nets(number))).collect();
@@ -95,6 +94,22 @@ fn clear_unused_services(maps: &Maps, services: &[(ListenerKey, u32, Service)]) 
         }
     }
     Ok(())
+}
+
+/// The targets. Of one that was being deleted, the flows end, and its counters.
+fn read_targets(maps: &Maps) -> Result<BTreeMap<u32, TargetState>, Error> {
+    let mut found = BTreeMap::new();
+    for number in 0..u32::try_from(maps.targets.len()).unwrap_or(u32::MAX) {
+        let Some(target) = maps.targets.get(number) else { continue };
+        let cleared = Target { version: target.version, ..Target::default() };
+        if let Some(state) = records::target_state(&target) {
+            found.insert(number, state);
+        } else if target != cleared {
+            maps.target_counters.reset(&number, Counters::default(), maps.cpus)?;
+            maps.targets.set(number, &Target { version: target.version.wrapping_add(1), ..cleared });
+        }
+    }
+    Ok(found)
 }
 
 fn read_sets(maps: &Maps) -> Result<BTreeMap<u32, Arc<BTreeSet<IpNet>>>, Error> {

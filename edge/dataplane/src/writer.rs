@@ -415,9 +415,12 @@ impl Writer {
         let mut result = Ok(());
         each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
             if new.is_none() {
-                let version = maps.targets.get(*number).unwrap_or_default().version.wrapping_add(1);
-                maps.targets.set(*number, &Target { version, ..Target::default() });
+                let held = maps.targets.get(*number).unwrap_or_default();
+                let ended = Target { version: held.version.wrapping_add(1), family: 0, ..held };
+                maps.targets.set(*number, &ended);
                 let reset = maps.target_counters.reset(number, Counters::default(), maps.cpus);
+                // Last, as of Services.
+                maps.targets.set(*number, &Target { version: ended.version, ..Target::default() });
                 result = std::mem::replace(&mut result, Ok(())).and(reset);
             }
         });

@@ -5,11 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path as FilePath;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::maps::{Array, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::{TestRun as _, TestRunOptions};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service};
+use steerage_edge_dataplane::packet::frames::Frame;
+use steerage_edge_dataplane::packet::hash::mix64;
+use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service, Target};
 use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, State, Table, TargetState};
 use steerage_requirements::requires;
 
@@ -163,13 +167,72 @@ fn tables_of_half_of_the_slots_are_always_written() {
     result.expect("written");
 }
 
-fn services(pins: &FilePath) -> Array<MapData, Service> {
-    let data = MapData::from_pin(pins.join("maps-1/SERVICES")).expect("map");
+/// A packet that is under way while tables move must not find another table's slots.
+#[test]
+fn packets_find_their_own_slots_while_tables_move() {
+    requires!(Root);
+    let pins = Pins::new();
+    let load = || Dataplane::load(Options { pins: Some(pins.0.join("lo")), ..bed::options() }).expect("load");
+    let mut dataplane = load();
+    let mut base = bed::state();
+    base.tables.insert(1, table(SMALL, &[1]));
+    dataplane.write(base.clone()).expect("write");
+    let other = load();
+    let is_stopped = AtomicBool::new(false);
+    let sent = std::thread::scope(|scope| {
+        let packets = scope.spawn(|| {
+            let [family, _] = bed::families();
+            let mut sent = 0;
+            while !is_stopped.load(Ordering::Relaxed) {
+                let port = u16::try_from(sent % 60_000).expect("port") + 1;
+                let frame = Frame::tcp((family.client, port), (family.vip, bed::TCP), bed::SYN).bytes();
+                let mut options = TestRunOptions::new();
+                options.data_in = Some(&frame);
+                other.program().expect("program").test_run(options).expect("test run");
+                sent += 1;
+            }
+            sent
+        });
+        for round in 0..150 {
+            let mut state = base.clone();
+            // Another size for the table of the packets, and other tables where it was.
+            let size = if round % 2 == 0 { SMALL } else { 509 };
+            let mut total = Table::room(size) + 2 * Table::room(SMALL);
+            state.tables.insert(1, table(size, &[1]));
+            for item in 0..100 {
+                let hash = mix64(round << 8 | item);
+                let number = 10 + u32::try_from(hash % 300).expect("number");
+                let size = [SMALL, SMALL, SMALL, 509, 1021, 4093, LARGE]
+                    [usize::try_from(hash >> 32).expect("size") % 7];
+                if total + Table::room(size) <= bed::options().sizes.slots / 2
+                    && !state.tables.contains_key(&number)
+                {
+                    total += Table::room(size);
+                    let key =
+                        ListenerKey::new(address("10.0.0.200"), 6, u16::try_from(number).expect("port"));
+                    let listener = Listener { table: number, has_affinity: false, ranges: None };
+                    state.listeners.insert(key, listener);
+                    state.tables.insert(number, table(size, &[2]));
+                }
+            }
+            dataplane.write(state).expect("write");
+        }
+        is_stopped.store(true, Ordering::Relaxed);
+        packets.join().expect("packets")
+    });
+    let packets = |target| dataplane.counts().target(target).expect("counters").packets;
+    println!("{sent} packets");
+    assert!(sent > 100);
+    assert_eq!((packets(1), packets(2)), (sent, 0));
+}
+
+fn array<T: aya::Pod>(pins: &FilePath, name: &str) -> Array<MapData, T> {
+    let data = MapData::from_pin(pins.join("maps-1").join(name)).expect("map");
     Array::try_from(Map::Array(data)).expect("array")
 }
 
-fn counters(pins: &FilePath) -> PerCpuArray<MapData, Counters> {
-    let data = MapData::from_pin(pins.join("maps-1/SERVICE_COUNTERS")).expect("map");
+fn counters(pins: &FilePath, name: &str) -> PerCpuArray<MapData, Counters> {
+    let data = MapData::from_pin(pins.join("maps-1").join(name)).expect("map");
     PerCpuArray::try_from(Map::PerCpuArray(data)).expect("array")
 }
 
@@ -182,7 +245,7 @@ fn services_of_a_table_agree_after_a_kill() {
     let mut state = bed::state();
     let mut dataplane = load().expect("load");
     dataplane.write(state.clone()).expect("write");
-    let mut services = services(&pins.0.join("lo"));
+    let mut services = array::<Service>(&pins.0.join("lo"), "SERVICES");
     let of_table = |services: &Array<MapData, Service>| {
         let service = |number| (number, services.get(&number, 0).expect("service"));
         (1..100).map(service).filter(|(_, service)| service.table == 1).collect::<Vec<_>>()
@@ -205,8 +268,9 @@ fn services_of_a_table_agree_after_a_kill() {
 }
 
 #[test]
-fn service_without_a_listener_is_cleared() {
+fn what_a_kill_leaves_of_a_service_and_a_target_is_cleared() {
     const NUMBER: u32 = 200;
+    const TARGET: u32 = 20;
     requires!(Root);
     let pins = Pins::new();
     let folder = pins.0.join("lo");
@@ -214,17 +278,26 @@ fn service_without_a_listener_is_cleared() {
     let mut dataplane = load().expect("load");
     dataplane.write(bed::state()).expect("write");
     drop(dataplane);
-    let (mut services, mut counters) = (services(&folder), counters(&folder));
+    let mut services = array::<Service>(&folder, "SERVICES");
+    let mut of_services = counters(&folder, "SERVICE_COUNTERS");
     let left = Service { version: 7, ..services.get(&1, 0).expect("service") };
     services.set(NUMBER, left, 0).expect("write");
     let count = Counters { packets: 1, ..Counters::default() };
-    let cpus = counters.get(&NUMBER, 0).expect("counters").len();
-    let values = PerCpuValues::try_from(vec![count; cpus]).expect("values");
-    counters.set(NUMBER, values, 0).expect("write");
+    let cpus = of_services.get(&NUMBER, 0).expect("counters").len();
+    let values = || PerCpuValues::try_from(vec![count; cpus]).expect("values");
+    of_services.set(NUMBER, values(), 0).expect("write");
+    let (mut targets, mut of_targets) =
+        (array::<Target>(&folder, "TARGETS"), counters(&folder, "TARGET_COUNTERS"));
+    let left = Target { version: 7, family: 0, ..targets.get(&1, 0).expect("target") };
+    targets.set(TARGET, left, 0).expect("write");
+    of_targets.set(TARGET, values(), 0).expect("write");
     let dataplane = load().expect("load");
     assert_eq!(dataplane.written(), Some(&bed::state()));
+    assert_eq!(targets.get(&TARGET, 0).expect("target"), Target { version: 8, ..Target::default() });
+    let sums = of_targets.get(&TARGET, 0).expect("counters");
+    assert!(sums.iter().all(|sum| *sum == Counters::default()));
     let cleared = Service { version: 8, ..Service::default() };
     assert_eq!(services.get(&NUMBER, 0).expect("service"), cleared);
-    let sums = counters.get(&NUMBER, 0).expect("counters");
+    let sums = of_services.get(&NUMBER, 0).expect("counters");
     assert!(sums.iter().all(|sum| *sum == Counters::default()));
 }
