@@ -36,6 +36,9 @@ use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
 const EVENT_BUFFER: usize = 1024;
 const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
 
+/// Errors of the removal of a directory that is gone or has to stay.
+const IS_LEFT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::ResourceBusy];
+
 /// Removes the eBPF programs and maps of all links, and the multicast groups; none of either is success.
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
@@ -45,8 +48,8 @@ pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
             .with_context(|| format!("cannot remove the eBPF program from {interface}"))?;
     }
     match fs::remove_dir(bpf_dir) {
-        // What is left is not the edge's.
-        Err(error) if ![ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty].contains(&error.kind()) => {
+        // What is left is not the edge's: another program's files, or the file system itself.
+        Err(error) if !IS_LEFT.contains(&error.kind()) => {
             return Err(error).with_context(|| format!("cannot remove {}", bpf_dir.display()));
         }
         _ => {}

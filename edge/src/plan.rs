@@ -10,7 +10,7 @@ use std::time::Instant;
 use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
 use steerage_edge_dataplane::maglev::{self, Member};
-use steerage_edge_dataplane::packet::maps::{ListenerKey, SLOTS_PER_ELEMENT};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::packet::protocol;
 use steerage_edge_dataplane::{Listener, State, Table};
 
@@ -165,8 +165,7 @@ fn assign(
 
 /// Gives the largest tables fewer slots, and the longest lists fewer targets, if the maps have no room for all.
 fn fit(wanted: &mut [(usize, &TargetGroup, Vec<Member>, u32)], room: Room) {
-    let sizes =
-        wanted.iter().map(|(.., size)| u64::from(*size).next_multiple_of(u64::from(SLOTS_PER_ELEMENT)));
+    let sizes = wanted.iter().map(|(.., size)| Table::room(*size).into());
     let most_slots = fair_share(sizes, room.slots);
     for (_, group, members, size) in &mut *wanted {
         if let Some(most) = most_slots {
