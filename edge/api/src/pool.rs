@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.addresses"}"#,
     printcolumn = r#"{"name":"Auto","type":"boolean","jsonPath":".spec.autoAssign"}"#,
+    printcolumn = r#"{"name":"Priority","type":"integer","jsonPath":".spec.priority","priority":1}"#,
+    printcolumn = r#"{"name":"Namespaces","type":"string","jsonPath":".spec.namespaces","priority":1}"#,
     printcolumn = r#"{"name":"Assigned","type":"integer","jsonPath":".status.assigned"}"#
 )]
 #[serde(rename_all = "camelCase")]
@@ -27,6 +29,27 @@ pub struct AddressPoolSpec {
     /// Whether to assign addresses of this pool to Services that do not name a pool.
     #[serde(default = "yes")]
     pub auto_assign: bool,
+    /// Addresses that are not assigned: CIDRs with their first and last addresses, ranges, and single addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<String>,
+    /// Namespaces whose Services may use the pool. Empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+    /// Pools of a higher priority come first for Services that do not name a pool; those of equal priority by name.
+    #[serde(default)]
+    pub priority: i32,
+}
+
+impl Default for AddressPoolSpec {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            auto_assign: yes(),
+            excluded: Vec::new(),
+            namespaces: Vec::new(),
+            priority: 0,
+        }
+    }
 }
 
 fn yes() -> bool {

@@ -20,12 +20,16 @@ pub const ADDRESS_OUTSIDE_POOLS: &str = "AddressOutsidePools";
 pub const ADDRESS_IN_USE: &str = "AddressInUse";
 /// There is no pool of the requested name.
 pub const UNKNOWN_POOL: &str = "UnknownPool";
+/// The requested pool is not for Services of this namespace.
+pub const POOL_NOT_ADMITTED: &str = "PoolNotAdmitted";
 /// The requested addresses do not fit the families of the Service.
 pub const INVALID_ADDRESS: &str = "InvalidAddress";
 
 /// What one load balancer requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
+    /// The namespace of the Service.
+    pub namespace: &'a str,
     /// The families to serve, one address each.
     pub families: &'a [Family],
     /// Requested addresses, at most one of each family.
@@ -62,28 +66,40 @@ impl Taken for AddressSet {
 }
 
 /// Allocates one address for each family, in the families' order. `taken` are the addresses of all other load balancers. The same
-/// arguments always give the same addresses: the lowest free one of the first pool by name, if possible one that does not rest.
+/// arguments always give the same addresses: the lowest free one of the first pool by priority and name, if possible one that does not rest.
 pub fn allocate(pools: &[Pool], taken: &impl Taken, request: Request<'_>) -> Result<Vec<IpAddr>, Error> {
     let allowed = allowed(pools, request)?;
     fits(request)?;
     request.families.iter().map(|family| one(pools, &allowed, taken, request, *family)).collect()
 }
 
-/// The pools that this request may use, by name.
+/// The pools that this request may use, by priority and name.
 fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>, Error> {
     let wanted = request.pool;
     let mut allowed: Vec<&Pool> = match wanted {
         Some(name) => pools.iter().filter(|pool| pool.name == name).collect(),
         None => pools.iter().collect(),
     };
-    allowed.sort_by(|a, b| a.name.cmp(&b.name));
+    let exists = !allowed.is_empty();
+    allowed.retain(|pool| pool.admits(request.namespace));
+    allowed.sort_by(|a, b| (b.priority, &a.name).cmp(&(a.priority, &b.name)));
     match wanted {
+        Some(name) if exists && allowed.is_empty() => {
+            let message = format!(
+                "AddressPool `{}` is not for Services of namespace {}. {} Name one of: {}; or ask for the namespace to be added to it.",
+                shown(name),
+                request.namespace,
+                result(request),
+                names(pools, request)
+            );
+            Err(Error::invalid(POOL_NOT_ADMITTED, message))
+        }
         Some(name) if allowed.is_empty() => {
             let message = format!(
                 "AddressPool `{}` does not exist. {} Create it, or name one of: {}.",
                 shown(name),
                 result(request),
-                names(pools)
+                names(pools, request)
             );
             Err(Error::invalid(UNKNOWN_POOL, message))
         }
@@ -228,8 +244,9 @@ fn outside(address: IpAddr, pools: &[Pool], request: Request<'_>) -> Error {
             )
         }
         None => format!(
-            "Address {address} is in no AddressPool. {result} Add it to one of: {}; or request another.",
-            names(pools)
+            "Address {address} is in no AddressPool for namespace {}. {result} Add it to one of: {}; or request another.",
+            request.namespace,
+            names(pools, request)
         ),
     };
     Error::invalid(ADDRESS_OUTSIDE_POOLS, message)
@@ -242,14 +259,17 @@ fn nothing_free(family: Family, request: Request<'_>) -> Error {
             format!("AddressPool `{name}` has no free {family} address. {result} Add some to it.")
         }
         None => format!(
-            "No AddressPool with autoAssign has a free {family} address. {result} Add some to one, or name a pool."
+            "No AddressPool with autoAssign for namespace {} has a free {family} address. {result} Add some to one, or name a pool.",
+            request.namespace
         ),
     };
     Error::invalid(NO_FREE_ADDRESS, message)
 }
 
-fn names(pools: &[Pool]) -> String {
-    let mut names: Vec<&str> = pools.iter().map(|pool| pool.name.as_str()).collect();
+/// The pools that Services of the namespace may use: others are none of a tenant's business.
+fn names(pools: &[Pool], request: Request<'_>) -> String {
+    let admitted = pools.iter().filter(|pool| pool.admits(request.namespace));
+    let mut names: Vec<&str> = admitted.map(|pool| pool.name.as_str()).collect();
     names.sort_unstable();
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

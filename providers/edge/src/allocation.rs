@@ -69,6 +69,7 @@ impl Allocation {
         let resting = self.resting(&lb.owner.service);
         let published = self.undisputed(&name, &current, &lb.published, index);
         let request = Request {
+            namespace: lb.owner.service.namespace(),
             families: &lb.families,
             addresses: &lb.requested_addresses,
             pool: lb.pool.as_deref(),
@@ -97,6 +98,7 @@ impl Allocation {
             }
             Err(error) => {
                 let request = WaitingRequest {
+                    namespace: lb.owner.service.namespace().to_owned(),
                     families: lb.families.clone(),
                     addresses: lb.requested_addresses.clone(),
                     pool: lb.pool.clone(),
@@ -235,6 +237,7 @@ impl Taken for TakenByOthers<'_> {
 /// What an owner without an address waits for.
 #[derive(Clone, Debug)]
 pub(crate) struct WaitingRequest {
+    namespace: String,
     families: Vec<Family>,
     addresses: Vec<IpAddr>,
     pool: Option<String>,
@@ -249,13 +252,11 @@ impl WaitingRequest {
             Some(name) => pool.name == *name,
             None => pool.auto_assign,
         };
-        match requested {
-            Some(requested) => *requested == address,
-            None => {
-                self.families.contains(&family)
-                    && pools.iter().any(|pool| is_usable(pool) && pool.contains(address))
-            }
+        if let Some(requested) = requested {
+            return *requested == address;
         }
+        let is_usable = |pool: &&Pool| is_usable(pool) && pool.admits(&self.namespace);
+        self.families.contains(&family) && pools.iter().filter(is_usable).any(|pool| pool.contains(address))
     }
 }
 

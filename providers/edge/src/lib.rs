@@ -25,8 +25,8 @@ pub mod spec;
 
 pub use address_set::AddressSet;
 pub use allocate::{
-    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS, Request, Taken,
-    UNKNOWN_POOL, allocate,
+    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS,
+    POOL_NOT_ADMITTED, Request, Taken, UNKNOWN_POOL, allocate,
 };
 pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
@@ -52,6 +52,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         ADDRESS_IN_USE,
         "The requested address belongs to another Service.",
         "Request another address, or free this one.",
+    ),
+    (
+        POOL_NOT_ADMITTED,
+        "The requested AddressPool is not for Services of this namespace.",
+        "Name another one, or ask its operator to add the namespace.",
     ),
     (UNKNOWN_POOL, "There is no AddressPool of the requested name.", "Create it, or name an existing one."),
     (

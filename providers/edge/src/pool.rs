@@ -24,7 +24,11 @@ pub struct Pool {
     pub name: String,
     /// Whether a Service that names no pool may get an address from it.
     pub auto_assign: bool,
-    /// Its ranges, in the order of its entries.
+    /// The namespaces whose Services may use it; none for all.
+    pub namespaces: Vec<String>,
+    /// Pools of a higher priority come first.
+    pub priority: i32,
+    /// Its ranges without the excluded addresses, in the order of its entries.
     pub ranges: Vec<Range>,
     /// The invalid entries, each with the reason.
     pub problems: Vec<String>,
@@ -40,7 +44,27 @@ impl Pool {
                 Err(problem) => problems.push(format!("`{entry}` is invalid: {problem}. It is ignored.")),
             }
         }
-        Self { name: name.into(), auto_assign: spec.auto_assign, ranges, problems }
+        for entry in &spec.excluded {
+            match Range::excluded(entry) {
+                Ok(excluded) => ranges = ranges.into_iter().flat_map(|range: Range| range.without(excluded)).collect(),
+                Err(problem) => problems.push(format!(
+                    "`{entry}` of excluded is invalid: {problem}. It is ignored: the addresses may be assigned."
+                )),
+            }
+        }
+        Self {
+            name: name.into(),
+            auto_assign: spec.auto_assign,
+            namespaces: spec.namespaces.clone(),
+            priority: spec.priority,
+            ranges,
+            problems,
+        }
+    }
+
+    /// Whether Services of this namespace may use it.
+    pub fn admits(&self, namespace: &str) -> bool {
+        self.namespaces.is_empty() || self.namespaces.iter().any(|admitted| admitted == namespace)
     }
 
     /// The addresses of this family in its ranges, which may overlap.
@@ -93,6 +117,30 @@ impl Range {
             }
             None => Ok(self),
         }
+    }
+
+    /// What an entry of excluded addresses says: of a CIDR all addresses.
+    fn excluded(text: &str) -> Result<Self, String> {
+        match text.trim().parse::<IpNet>() {
+            Ok(net) => Ok(Self {
+                family: Family::of(net.addr()),
+                first: number(net.network()),
+                last: number(net.broadcast()),
+            }),
+            Err(_) => text.parse(),
+        }
+    }
+
+    /// The range without these addresses: none, one or two ranges.
+    fn without(self, excluded: Self) -> impl Iterator<Item = Self> {
+        let is_apart =
+            self.family != excluded.family || excluded.last < self.first || self.last < excluded.first;
+        let whole = is_apart.then_some(self);
+        let is_before = !is_apart && self.first < excluded.first;
+        let before = is_before.then(|| Self { last: excluded.first - 1, ..self });
+        let is_after = !is_apart && excluded.last < self.last;
+        let after = is_after.then(|| Self { first: excluded.last + 1, ..self });
+        [whole, before, after].into_iter().flatten()
     }
 
     /// Its lowest address.
@@ -187,9 +235,36 @@ mod tests {
     }
 
     #[test]
+    fn excluded_addresses_are_in_no_range() {
+        let spec = |excluded: &[&str]| AddressPoolSpec {
+            addresses: ["10.0.0.0/28", "fd00::1-fd00::9"].map(str::to_owned).into(),
+            excluded: excluded.iter().map(ToString::to_string).collect(),
+            ..AddressPoolSpec::default()
+        };
+        let ranges = |excluded: &[&str]| -> Vec<String> {
+            let pool = Pool::new("p", &spec(excluded));
+            assert_eq!(pool.problems, [""; 0]);
+            pool.ranges.iter().map(|range| format!("{}-{}", range.first(), range.last())).collect()
+        };
+        assert_eq!(ranges(&["10.0.1.0/24", "fd01::1"]), ["10.0.0.1-10.0.0.14", "fd00::1-fd00::9"]);
+        assert_eq!(
+            ranges(&["10.0.0.4/30", "fd00::9"]),
+            ["10.0.0.1-10.0.0.3", "10.0.0.8-10.0.0.14", "fd00::1-fd00::8"]
+        );
+        assert_eq!(
+            ranges(&["10.0.0.1", "10.0.0.14", "10.0.0.5-10.0.0.6", "fd00::/64"]),
+            ["10.0.0.2-10.0.0.4", "10.0.0.7-10.0.0.13"]
+        );
+        let pool = Pool::new("p", &spec(&["10.0.0.300"]));
+        assert!(pool.problems[0].contains("excluded is invalid"), "{:?}", pool.problems);
+        assert_eq!(pool.ranges.len(), 2);
+    }
+
+    #[test]
     fn invalid_entries_are_reported_and_left_out() {
         let addresses = ["10.0.0.1", "10.0.0.300", "10.0.0.9-10.0.0.1", "10.0.0.1-fd00::1", "10.0.0.0/33"];
-        let spec = AddressPoolSpec { addresses: addresses.map(str::to_owned).into(), auto_assign: true };
+        let spec =
+            AddressPoolSpec { addresses: addresses.map(str::to_owned).into(), ..AddressPoolSpec::default() };
         let pool = Pool::new("p", &spec);
         assert_eq!(pool.ranges.len(), 1);
         assert_eq!(pool.problems.len(), 4, "{:?}", pool.problems);
@@ -206,15 +281,17 @@ mod tests {
             ("::/120", "::1"),
             ("ff02::1", "ff02::1"),
         ] {
-            let pool =
-                Pool::new("p", &AddressPoolSpec { addresses: vec![entry.to_owned()], auto_assign: true });
+            let pool = Pool::new(
+                "p",
+                &AddressPoolSpec { addresses: vec![entry.to_owned()], ..AddressPoolSpec::default() },
+            );
             assert!(
                 pool.ranges.is_empty() && pool.problems[0].contains(&format!(": {found} is")),
                 "{pool:?}"
             );
         }
         let addresses = ["10.0.0.0/8", "fd00::/8", "223.255.255.255", "128.0.0.0"].map(str::to_owned).into();
-        let pool = Pool::new("p", &AddressPoolSpec { addresses, auto_assign: true });
+        let pool = Pool::new("p", &AddressPoolSpec { addresses, ..AddressPoolSpec::default() });
         assert_eq!(pool.problems, [""; 0]);
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn status_counts_own_addresses_and_lists_problems() {
         let addresses = vec!["10.0.0.0/30".to_owned(), "oops".to_owned()];
-        let spec = AddressPoolSpec { addresses, auto_assign: true };
+        let spec = AddressPoolSpec { addresses, ..AddressPoolSpec::default() };
         let used = ["10.0.0.1", "10.0.0.2", "10.9.0.1"].map(|a| a.parse().expect("ip")).into_iter().collect();
         let status = status("p", &spec, &used, &BTreeSet::new());
         assert_eq!(status.assigned, 2);
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn families_of_a_pool_are_counted_apart_and_overlaps_once() {
         let addresses = ["10.0.0.0/29", "10.0.0.2-10.0.0.9", "fd00::/64", "oops"].map(str::to_owned).into();
-        let pool = Pool::new("p", &AddressPoolSpec { addresses, auto_assign: true });
+        let pool = Pool::new("p", &AddressPoolSpec { addresses, ..AddressPoolSpec::default() });
         let used = ["10.0.0.1", "10.0.0.9", "10.9.0.1", "fd00::1", "fd01::1"].map(|a| a.parse().expect("ip"));
         let usages = usage(&pool, &used.into_iter().collect());
         let expected = [
@@ -98,7 +98,8 @@ mod tests {
 
     #[test]
     fn addresses_outside_all_pools_are_named() {
-        let spec = AddressPoolSpec { addresses: vec!["10.0.0.0/30".to_owned()], auto_assign: true };
+        let spec =
+            AddressPoolSpec { addresses: vec!["10.0.0.0/30".to_owned()], ..AddressPoolSpec::default() };
         let outside = |n: u8| Outside { holder: format!("Service shop/{n}"), address: [10, 9, 0, n].into() };
         let problem =
             |count| status("p", &spec, &AddressSet::default(), &(0..count).map(outside).collect()).problem;

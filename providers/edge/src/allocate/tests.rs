@@ -10,7 +10,7 @@ use super::*;
 
 fn pool(name: &str, auto_assign: bool, entries: &[&str]) -> Pool {
     let addresses = entries.iter().map(ToString::to_string).collect();
-    let pool = Pool::new(name, &AddressPoolSpec { addresses, auto_assign });
+    let pool = Pool::new(name, &AddressPoolSpec { addresses, auto_assign, ..AddressPoolSpec::default() });
     assert!(pool.problems.is_empty());
     pool
 }
@@ -25,8 +25,55 @@ fn ips(list: &[&str]) -> Vec<IpAddr> {
 
 const V4: &[Family] = &[Family::V4];
 static NONE: BTreeSet<IpAddr> = BTreeSet::new();
-const ANY: Request<'_> =
-    Request { families: V4, addresses: &[], pool: None, current: &[], published: &[], resting: &NONE };
+const ANY: Request<'_> = Request {
+    namespace: "shop",
+    families: V4,
+    addresses: &[],
+    pool: None,
+    current: &[],
+    published: &[],
+    resting: &NONE,
+};
+
+#[test]
+fn pools_are_for_their_namespaces_and_the_highest_priority_comes_first() {
+    let of = |name: &str, entry: &str, namespaces: &[&str], priority| {
+        let spec = AddressPoolSpec {
+            addresses: vec![entry.to_owned()],
+            namespaces: namespaces.iter().map(ToString::to_string).collect(),
+            priority,
+            ..AddressPoolSpec::default()
+        };
+        Pool::new(name, &spec)
+    };
+    let pools = [
+        of("a", "10.0.1.1", &[], -1),
+        of("b", "10.0.2.1", &[], 0),
+        of("c", "10.0.3.1", &["shop", "bank"], 7),
+        of("d", "10.0.4.1", &["bank"], 9),
+    ];
+    let mut given = Vec::new();
+    while let Ok(addresses) = allocate(&pools, &given.iter().copied().collect::<AddressSet>(), ANY) {
+        given.extend(addresses);
+    }
+    assert_eq!(given, ips(&["10.0.3.1", "10.0.2.1", "10.0.1.1"]), "and none of another namespace's");
+    let taken = AddressSet::default();
+    let named = Request { pool: Some("d"), ..ANY };
+    let error = allocate(&pools, &taken, named).expect_err("not for this namespace").to_string();
+    assert!(error.contains("is not for Services of namespace shop"), "{error}");
+    assert!(error.contains("Name one of: a, b, c;"), "{error}");
+    let asked = Request { addresses: &ips(&["10.0.4.1"]), ..ANY };
+    assert_eq!(reason(allocate(&pools, &taken, asked)), ADDRESS_OUTSIDE_POOLS);
+    // An address that is assigned stays, whatever becomes of the pool.
+    let current = ips(&["10.0.4.1"]);
+    assert!(is_unchanged(&pools, &taken, Request { current: &current, published: &current, ..ANY }));
+    assert!(is_unchanged(
+        &pools,
+        &taken,
+        Request { pool: Some("d"), current: &current, published: &current, ..ANY }
+    ));
+    assert!(allocate(&pools, &taken, Request { namespace: "bank", ..named }).is_ok());
+}
 
 fn reason(result: Result<Vec<IpAddr>, Error>) -> &'static str {
     result.expect_err("refused").reason()

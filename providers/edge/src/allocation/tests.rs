@@ -43,7 +43,10 @@ pub(crate) fn unreachable_client() -> Client {
 }
 
 fn pools(range: &str) -> [Pool; 1] {
-    [Pool::new("default", &AddressPoolSpec { addresses: vec![range.to_owned()], auto_assign: true })]
+    [Pool::new(
+        "default",
+        &AddressPoolSpec { addresses: vec![range.to_owned()], ..AddressPoolSpec::default() },
+    )]
 }
 
 /// The object of a load balancer with these addresses; this version cannot read the rest.
@@ -132,6 +135,7 @@ async fn times_pass() {
 #[test]
 fn released_address_wakes_only_those_who_may_use_it() {
     let waiting = |addresses: &[&str], pool: Option<&str>| WaitingRequest {
+        namespace: "default".to_owned(),
         families: vec![Family::V4],
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pool: pool.map(str::to_owned),
