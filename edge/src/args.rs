@@ -28,7 +28,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub(crate) enum Command {
-    /// Remove the eBPF program and its maps from this host, so that it has no VIPs, and exit
+    /// Remove the eBPF programs, their maps and multicast groups from this host, so that it has no VIPs, and exit; stop steerage-edge
+    /// first, and give the same --bpf-dir before the subcommand
     Cleanup,
 }
 

@@ -26,7 +26,7 @@ use crate::link::heartbeat;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
-use crate::pins;
+use crate::pin_names;
 use crate::prober::Prober;
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
@@ -36,29 +36,35 @@ use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
 const EVENT_BUFFER: usize = 1024;
 const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
 
-/// Errors of the removal of a directory that is gone or has to stay.
+/// Errors of the removal of a directory that has to stay.
 const IS_LEFT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::ResourceBusy];
 
 /// Removes the eBPF programs and maps of all links, and the multicast groups; none of either is success.
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
-    for pins in fs::read_dir(bpf_dir).into_iter().flatten().flatten() {
-        let interface = pins::interface(&pins.file_name().to_string_lossy());
+    for (index, address) in netlink.marked()? {
+        netlink.remove(index, address)?;
+    }
+    leftovers::remove(&mut netlink)?;
+    let entries = match fs::read_dir(bpf_dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            println!("there is no {}: the edge has no program here", bpf_dir.display());
+            return Ok(());
+        }
+        entries => entries.with_context(|| format!("cannot read {}", bpf_dir.display()))?,
+    };
+    for pins in entries.flatten() {
+        let interface = pin_names::interface(&pins.file_name().to_string_lossy());
         steerage_edge_dataplane::remove(&interface, &pins.path())
             .with_context(|| format!("cannot remove the eBPF program from {interface}"))?;
     }
     match fs::remove_dir(bpf_dir) {
         // What is left is not the edge's: another program's files, or the file system itself.
         Err(error) if !IS_LEFT.contains(&error.kind()) => {
-            return Err(error).with_context(|| format!("cannot remove {}", bpf_dir.display()));
+            Err(error).with_context(|| format!("cannot remove {}", bpf_dir.display()))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    leftovers::remove(&mut netlink)?;
-    for (index, group) in netlink.marked()? {
-        netlink.remove(index, group)?;
-    }
-    Ok(())
 }
 
 /// Starts all parts, and returns at shutdown.
@@ -186,10 +192,20 @@ async fn watch_cluster(
 
 /// Loads the program, and adopts what an earlier process has left for the link.
 fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
+    if let Err(error) = fs::create_dir_all(bpf_dir)
+        && error.kind() == ErrorKind::PermissionDenied
+    {
+        return Err(error).with_context(|| {
+            format!(
+                "cannot make {}: run as uid 0, or set --bpf-dir; names there have no dots",
+                bpf_dir.display()
+            )
+        });
+    }
     let is_bpf = |found: Statfs| found.filesystem_type() == BPF_FS_MAGIC;
-    if fs::create_dir_all(bpf_dir).is_err() || !statfs(bpf_dir).is_ok_and(is_bpf) {
+    if !statfs(bpf_dir).is_ok_and(is_bpf) {
         anyhow::bail!(
-            "{} is not on a BPF file system, or has a dot in a name there: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
+            "{} is not on a BPF file system: mount one with `mount -t bpf bpf /sys/fs/bpf`, or set --bpf-dir",
             bpf_dir.display()
         );
     }
@@ -197,7 +213,7 @@ fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
         interface: link.name.clone(),
         mac: link.mac,
         tunnel: None,
-        pins: Some(bpf_dir.join(pins::folder(&link.name))),
+        pins: Some(bpf_dir.join(pin_names::folder(&link.name))),
         sizes: Sizes::default(),
         hook: None,
     };

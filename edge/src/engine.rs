@@ -384,7 +384,10 @@ impl Engine {
             tracing::info!("VIPs handed over to another edge host");
         } else {
             let vips = self.vips.held().len();
-            tracing::info!(vips, "no other edge host is active; the kernel goes on with the VIPs");
+            tracing::info!(
+                vips,
+                "no other edge host is active; the kernel continues to answer for the VIPs; run `steerage-edge cleanup` to remove them"
+            );
         }
     }
 }

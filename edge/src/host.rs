@@ -23,7 +23,7 @@ pub(crate) struct HostNetwork {
     pub(crate) interface: String,
     /// The interface's index.
     pub(crate) index: u32,
-    /// The host's own addresses on the interface, without VIPs.
+    /// The host's own addresses on the interface, without what the edge has marked.
     pub(crate) addresses: Vec<IpNet>,
     /// The routes of the main table.
     pub(crate) routes: Vec<Route>,

@@ -179,7 +179,10 @@ impl Kernel {
             Ok(()) => self.has_leftovers = false,
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::warn!(error, "not removed what an earlier version left; retrying");
+                tracing::warn!(
+                    error,
+                    "the nftables table and VIP addresses of an earlier version are not removed; retrying"
+                );
             }
         }
     }

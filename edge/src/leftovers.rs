@@ -7,11 +7,16 @@ use steerage_nft::{Batch, Family, Nft, Table};
 
 use crate::link::route::Rtnetlink;
 
-/// Removes both; none of either is success.
+/// Removes both; none of either is success, and a kernel without nftables.
 pub(crate) fn remove(netlink: &mut Rtnetlink) -> anyhow::Result<()> {
-    let mut batch = Batch::new();
-    batch.destroy_table(&Table::new(Family::Netdev, "steerage-edge"));
-    Nft::open()?.commit(batch)?;
+    match Nft::open() {
+        Ok(mut nft) => {
+            let mut batch = Batch::new();
+            batch.destroy_table(&Table::new(Family::Netdev, "steerage-edge"));
+            nft.commit(batch)?;
+        }
+        Err(error) => tracing::debug!(%error, "no nftables, so no table of an earlier version"),
+    }
     for (index, address) in netlink.marked()? {
         if !address.is_multicast() {
             netlink.remove(index, address)?;

@@ -16,7 +16,7 @@ mod leftovers;
 mod link;
 mod metrics;
 mod numbers;
-mod pins;
+mod pin_names;
 mod plan;
 mod probe_schedule;
 mod prober;

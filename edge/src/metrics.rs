@@ -41,7 +41,11 @@ impl Metrics {
                 &self.able,
             ),
             ("peers", "Other edge hosts that are alive", &self.peers),
-            ("load_balancers", "Load balancers served", &self.load_balancers),
+            (
+                "load_balancers",
+                "EdgeLoadBalancers that this host knows, also those with a problem",
+                &self.load_balancers,
+            ),
             ("load_balancers_with_problem", "Load balancers with a problem in their status", &self.problems),
             ("health_checks", "Pairs of address and health check that are probed", &self.probes),
             ("health_checks_healthy", "Pairs of address and health check that are healthy", &self.healthy),

@@ -35,7 +35,7 @@ pub(crate) enum VipRole {
     Active,
     /// Another host answers.
     Standby,
-    /// No host is known to answer: go on if this one does, and do not begin.
+    /// No host is known to answer: continue if this one does, and do not begin.
     Keeper,
 }
 
@@ -101,11 +101,11 @@ impl ServedVips {
     pub(crate) fn set_held(&mut self, role: VipRole, held: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.held, held);
         for vip in before.difference(&self.held) {
-            tracing::info!(%vip, "VIP is no longer served");
+            tracing::info!(%vip, "VIP removed from the kernel's maps, or withheld since another machine may have it");
         }
         let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
         for vip in &added {
-            tracing::info!(%vip, "VIP is served");
+            tracing::info!(%vip, "VIP written to the kernel's maps; this host answers for it while it is active");
         }
         send_if_changed(&self.published, self.held.clone());
         if role == VipRole::Active && !added.is_empty() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The flows that the kernel remembers, as hosts exchange them.
+//! Reads the flows that the kernel remembers. Tests use it; hosts do not exchange flows yet.
 
 use steerage_edge_packet::maps::{Flow, FlowKey};
 use steerage_edge_packet::{V4, V6};

@@ -4,7 +4,7 @@
 //!
 //! The plan makes a [`State`]; [`Dataplane`] writes what differs from the maps. Maps and program are
 //! pinned, so that packets pass while no daemon runs, and the next one adopts them. Nothing here
-//! decides about targets or leases, and nothing else writes to the maps.
+//! decides about targets or leases, and nothing else writes to the maps; flows and counters are the program's.
 
 mod adopt;
 mod attach;

@@ -67,7 +67,7 @@ pub(crate) struct Writer {
 
 /// What is deleted once no listener refers to it.
 #[derive(Debug, Default)]
-struct Leftovers {
+struct Deletions {
     members: Vec<Member>,
     regions: Vec<Region>,
     prefixes: Vec<Prefix>,
@@ -92,7 +92,7 @@ impl Writer {
 
     /// After an error the maps hold parts of both states, and must be adopted again.
     pub(crate) fn write(&mut self, maps: &Maps, wanted: State) -> Result<(), Error> {
-        let mut left = Leftovers::default();
+        let mut left = Deletions::default();
         self.write_targets(maps, &wanted)?;
         let moved = self.write_tables(maps, &wanted, &mut left)?;
         self.write_senders(maps, &wanted)?;
@@ -110,7 +110,7 @@ impl Writer {
         if old.as_ref() == Some(&table) {
             return Ok(());
         }
-        let mut left = Leftovers::default();
+        let mut left = Deletions::default();
         let changed = [(number, old.as_deref(), Some(&*table))];
         let moved = self.write_changed_tables(maps, &changed, &mut left)?;
         for key in moved.iter().filter_map(|table| self.users.get(table)).flatten() {
@@ -145,7 +145,7 @@ impl Writer {
         &mut self,
         maps: &Maps,
         wanted: &State,
-        left: &mut Leftovers,
+        left: &mut Deletions,
     ) -> Result<BTreeSet<u32>, Error> {
         let is_same = |a: &Arc<Table>, b: &Arc<Table>| Arc::ptr_eq(a, b) || a == b;
         // The old state is no part of the writer meanwhile.
@@ -161,7 +161,7 @@ impl Writer {
         &mut self,
         maps: &Maps,
         changed: &[(u32, Option<&Table>, Option<&Table>)],
-        left: &mut Leftovers,
+        left: &mut Deletions,
     ) -> Result<BTreeSet<u32>, Error> {
         let none = BTreeSet::new();
         let mut joined = Vec::new();
@@ -202,7 +202,7 @@ impl Writer {
     }
 
     /// Returns the first element of a place for a table's slots. Others move if there is none.
-    fn make_place(&mut self, maps: &Maps, table: u32, size: u32, left: &mut Leftovers) -> Result<u32, Error> {
+    fn make_place(&mut self, maps: &Maps, table: u32, size: u32, left: &mut Deletions) -> Result<u32, Error> {
         let mut moves = Vec::new();
         let taken = self.regions.take(elements(size), table, &mut moves);
         if !moves.is_empty() {
@@ -220,7 +220,7 @@ impl Writer {
 
     /// Copies the slots, then lets the Services that have them refer to the copy. Their version stays:
     /// nothing has changed for a flow.
-    fn move_table(&mut self, maps: &Maps, step: &Move, left: &mut Leftovers) {
+    fn move_table(&mut self, maps: &Maps, step: &Move, left: &mut Deletions) {
         if step.must_wait {
             syscall::wait_for_packets();
         }
@@ -289,7 +289,7 @@ impl Writer {
         maps: &Maps,
         wanted: &State,
         moved: &BTreeSet<u32>,
-        left: &mut Leftovers,
+        left: &mut Deletions,
     ) -> Result<(), Error> {
         let written = std::mem::take(&mut self.written.listeners);
         // Of moved tables, and those that differ.
@@ -397,7 +397,7 @@ impl Writer {
         Ok(())
     }
 
-    fn delete(&mut self, maps: &Maps, left: &Leftovers) -> Result<(), Error> {
+    fn delete(&mut self, maps: &Maps, left: &Deletions) -> Result<(), Error> {
         maps.prefixes.delete(&left.prefixes)?;
         // Exchanges of datagrams with these targets are checked again. Also before, so that an end of
         // this process between leaves none that was idle.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Announces VIPs on the link by gratuitous ARP and unsolicited neighbour advertisements: several times when this host adds one,
+//! Announces VIPs on the link by gratuitous ARP and unsolicited neighbour advertisements: several times when this host begins to answer for one,
 //! and every minute while it has it, because switches and routers miss and forget announcements.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use super::packet::PacketSocket;
 use crate::link::mac::Mac;
 use crate::vips::VipLease;
 
-/// The times between the announcements of an added VIP.
+/// The times between the announcements of a new VIP.
 const REPEATS: [Duration; 5] = [
     Duration::from_millis(50),
     Duration::from_millis(200),
@@ -42,7 +42,7 @@ pub(crate) struct Announcer {
 
 impl Announcer {
     /// `held`: the VIPs of this host; `requests`: those to announce at once. The membership comes from the heartbeats, because an
-    /// engine that does not respond removes no VIP.
+    /// engine that does not respond does not say that another host is active.
     pub(crate) fn open(
         index: u32,
         mac: watch::Receiver<Mac>,
@@ -95,7 +95,7 @@ impl Announcer {
     }
 }
 
-/// The VIPs that may be announced. One that was removed meanwhile must not be, nor those of another active host: clients would
+/// The VIPs that may be announced. One that is no longer served must not be, nor those of another active host: clients would
 /// send to this one again. A host that is not active announces only what it answers for.
 fn announced(held: &BTreeSet<IpAddr>, membership: &Membership, answers: bool) -> BTreeSet<IpAddr> {
     let may_announce = membership.active || !membership.other_active && answers;

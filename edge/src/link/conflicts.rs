@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Address conflict detection (RFC 5227, RFC 4862): probes for each VIP before this host adds it, and keeps listening for claims
+//! Address conflict detection (RFC 5227, RFC 4862): probes for each VIP before this host answers for it, and keeps listening for claims
 //! by other hosts. Edge peers are no conflict: they have the VIPs that this host may have next.
 
 use std::collections::{BTreeMap, BTreeSet};

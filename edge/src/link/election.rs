@@ -123,8 +123,8 @@ impl Election {
         }
     }
 
-    /// Whether this host does not know yet if the active hosts are of its cluster: all of them name one. Then it must not remove its
-    /// VIPs for them.
+    /// Whether this host does not know yet if the active hosts are of its cluster: all of them name one. Then it must not end its
+    /// lease for them.
     pub(crate) fn is_in_doubt(&self, now: Instant) -> bool {
         let mut others = self.active_peers(now).filter(|(_, peer)| peer.ability.can_serve).peekable();
         self.cluster == Cluster::Unread

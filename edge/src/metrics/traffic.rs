@@ -115,9 +115,9 @@ impl Collector for TrafficCollector {
         encode_counters(&mut encoder, "target", "to the target", &traffic.targets)?;
         let (dropped, answered): (Vec<_>, Vec<_>) =
             traffic.events.into_iter().partition(|(event, _)| event.is_drop());
-        let help = "Packets to VIPs that this host dropped, by reason";
+        let help = "Packets to VIPs that this host dropped, by reason: malformed, no_listener, outside_source_ranges, no_target, foreign_source, unknown_fragment, hop_limit, too_big or unknown_icmp";
         encode_events(&mut encoder, "dropped_packets", help, "reason", &dropped)?;
-        let help = "Requests on the link for VIPs that this host answered, by kind, and ARP requests and neighbour solicitations that it left to another host (lease_ended)";
+        let help = "Requests on the link for VIPs that this host answered, by kind, and requests that it did not answer: its lease has ended, or another machine may have the VIP (lease_ended)";
         encode_events(&mut encoder, "link_requests", help, "kind", &answered)
     }
 }
@@ -133,13 +133,12 @@ fn encode_counters(
         ("bytes", format!("Bytes {of} that were forwarded, with link-layer headers"), |counters| {
             counters.bytes
         }),
-        ("flows", format!("Connections and exchanges of datagrams {of} that began"), |counters| {
-            counters.flows
-        }),
     ];
     if label == "vip" {
-        let help = format!("Packets {of} that were dropped although it has the listener");
-        metrics.push(("drops", help, |counters| counters.drops));
+        let help = format!("Connections and exchanges of datagrams {of} that began");
+        metrics.push(("flows", help, |counters| counters.flows));
+        let help = "Packets to the VIP's listeners that were dropped: outside source ranges, foreign source, or no target";
+        metrics.push(("drops", help.to_owned(), |counters| counters.drops));
     }
     // A descriptor without a value is no metric.
     if counted.is_empty() {
@@ -232,7 +231,7 @@ mod tests {
             "vip_packets_total{vip=\"10.0.0.100\"} 3",
             "vip_bytes_total{vip=\"10.0.0.100\"} 180",
             "vip_drops_total{vip=\"10.0.0.100\"} 1",
-            "target_flows_total{target=\"10.0.0.1\"} 2",
+            "target_packets_total{target=\"10.0.0.1\"} 3",
             "dropped_packets_total{reason=\"no_listener\"} 7",
             "link_requests_total{kind=\"arp\"} 7",
             "link_requests_total{kind=\"lease_ended\"} 7",

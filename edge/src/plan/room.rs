@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel's maps have room for, and who gets it when it is not enough. Pure, used by `accept` and the plan.
 //!
-//! A write never fails for lack of room: then no change of anybody would reach the kernel. What is served stays, as long as it does not
+//! A write does not fail for lack of listeners, ranges, slots or members: then no change of anybody would reach the kernel. More than
+//! 32,767 targets do fail it. What is served stays, as long as it does not
 //! grow; what is new or has grown gets what is left, the namespace first that has least.
 
 use std::collections::{BTreeMap, HashMap};
@@ -111,9 +112,10 @@ pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room,
             let of_namespace = of_namespaces.entry(namespace).or_default();
             *of_namespace = of_namespace.plus(need);
         } else if let Some(one) = accepted.get_mut(position) {
+            let vips = one.vips.len();
             one.vips.clear();
             one.problems.push(format!(
-                "This host has no room for its {} listeners and {} source ranges. It is not served. Remove load balancers, or some of their ports and ranges; namespace {namespace} has {} listeners here.",
+                "This host has no room for its {vips} VIPs, {} listeners and {} source ranges. It is not served. Remove load balancers, or some of their ports and ranges; namespace {namespace} has {} listeners here.",
                 need.0[0], need.0[1], of_namespaces.get(&namespace).copied().unwrap_or_default().0[0]
             ));
         }

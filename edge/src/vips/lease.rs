@@ -28,18 +28,18 @@ const TIMEOUTS: u32 = 2;
 /// So long after a host could have taken over last, the lease lasts so long: that host may be there again. Later it has no end.
 const AFTER_STANDBY: Duration = Duration::from_mins(1);
 
-fn term(timing: HeartbeatTiming) -> Duration {
+fn lease_time(timing: HeartbeatTiming) -> Duration {
     SLACK + timing.timeout().saturating_mul(TIMEOUTS)
 }
 
-/// What becomes of the lease.
+/// The next state of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
-    /// It goes on as it is.
+    /// It continues as it is.
     Unchanged,
     /// It ends now.
     End,
-    /// It lasts for [`term`], from now on.
+    /// It lasts for [`lease_time`], from now on.
     Limited,
     /// It lasts for [`AFTER_STANDBY`], from now on.
     Long,
@@ -70,16 +70,21 @@ pub(crate) struct VipLease(Arc<Mutex<Lease>>);
 #[derive(Debug)]
 struct Lease {
     leases: Leases,
-    term: Duration,
+    time: Duration,
     /// When another host could have taken over last.
     standby_at: Option<Instant>,
-    /// The process ends and has decided what becomes of the lease.
+    /// The process ends and has decided the last state of the lease.
     is_left: bool,
 }
 
 impl VipLease {
     pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
-        Self(Arc::new(Mutex::new(Lease { leases, term: term(timing), standby_at: None, is_left: false })))
+        Self(Arc::new(Mutex::new(Lease {
+            leases,
+            time: lease_time(timing),
+            standby_at: None,
+            is_left: false,
+        })))
     }
 
     /// Whether this host answers for its VIPs.
@@ -101,8 +106,8 @@ impl VipLease {
         match Renewal::new(role, lasts, since_standby) {
             Renewal::Unchanged => return,
             Renewal::End => lease.set(Duration::ZERO),
-            Renewal::Limited => lease.set(now() + lease.term),
-            Renewal::Long => lease.set(now() + lease.term.max(AFTER_STANDBY)),
+            Renewal::Limited => lease.set(now() + lease.time),
+            Renewal::Long => lease.set(now() + lease.time.max(AFTER_STANDBY)),
             Renewal::Unlimited => lease.set(Duration::MAX),
         }
         if lasts && role == VipRole::Standby {
@@ -178,10 +183,10 @@ mod tests {
             let timing = HeartbeatTiming { interval: Duration::from_millis(milliseconds), misses };
             // The host may die just before a renewal. The next one takes over once it is found dead, at the latest after as long again.
             let needed = RENEWAL_INTERVAL + timing.timeout() * 2;
-            assert!(term(timing) > needed, "{timing:?}");
+            assert!(lease_time(timing) > needed, "{timing:?}");
         }
         let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
-        assert_eq!(term(default), Duration::from_millis(6_200));
+        assert_eq!(lease_time(default), Duration::from_millis(6_200));
     }
 
     #[test]
