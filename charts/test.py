@@ -15,6 +15,7 @@ ALERTS = CHART / "files" / "alerts.yaml"
 DASHBOARD = CHART / "files" / "dashboard.json"
 UNIT_TESTS = CHART.with_name("alerts-test.yaml")
 BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
+FULL_POOL = {"addresses": ["10.0.200.0/24"], "autoAssign": False, "excluded": ["10.0.200.1"], "namespaces": ["shop"], "priority": 7}
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnets": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
@@ -46,7 +47,7 @@ MONITORING = {
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
     }
 }
-VALID = {"defaults": {}, "pools": POOLS, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
+VALID = {"defaults": {}, "pools": POOLS, "all of a pool": {"edge": {"addressPools": [{"name": "a", **FULL_POOL}]}}, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
 INVALID = {
     "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
@@ -58,6 +59,7 @@ INVALID = {
     "kube-proxy's file beside kube-proxy": {"agent": {"kubeProxyConfigMap": "kube-proxy"}},
     "an API server without a port": {"agent": {"kubeProxyReplacement": True, "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
+    "a pool for a namespace that cannot be": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/24"], "namespaces": ["Shop"]}]}},
     "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
     "an IPv4 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/33"]}]}},
     "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
@@ -263,12 +265,15 @@ class Values(unittest.TestCase):
             self.assertEqual([expected] * 5, found)
         self.assertFalse([name for name in render({"crds": {"install": False}}) if "CustomResource" in name])
 
+    def test_all_settings_of_a_pool_are_in_its_spec(self):
+        self.assertEqual(FULL_POOL, render(VALID["all of a pool"])["AddressPool/a"]["spec"])
+
     def test_pools_come_after_definitions_that_are_new(self):
         new = render(POOLS)["AddressPool/default"]
         known = render(POOLS, "--api-versions", "steerage.dev/v1alpha1/AddressPool")["AddressPool/default"]
         self.assertEqual("post-install,post-upgrade,post-rollback", new["metadata"]["annotations"]["helm.sh/hook"])
         self.assertNotIn("annotations", known["metadata"])
-        self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True}, known["spec"])
+        self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True, "priority": 0}, known["spec"])
 
 
 class Rights(unittest.TestCase):
