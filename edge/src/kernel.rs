@@ -166,7 +166,6 @@ impl Kernel {
             Ok(hook) => {
                 self.is_attached = true;
                 tracing::info!(interface = link.name, ?hook, "the eBPF program is attached");
-                self.has_leftovers = true;
             }
             Err(error) => self.on_error(&error, "the eBPF program is not attached; retrying"),
         }

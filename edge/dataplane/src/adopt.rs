@@ -42,7 +42,7 @@ pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
         tables: tables.into_iter().map(|(number, table)| (number, Arc::new(table))).collect(),
         ..State::default()
     };
-    let limit = u32::try_from(maps.services.len()).unwrap_or(u32::MAX);
+    let limit = maps.services.len();
     writer.services = Numbers::adopt(limit, services.iter().map(|(key, number, _)| (*key, *number)));
     writer.range_sets = RangeSets::adopt(SENDER_SET, &ranges);
     for (key, _, service) in &services {
@@ -85,7 +85,7 @@ fn read_services(maps: &Maps) -> Result<Vec<(ListenerKey, u32, Service)>, Error>
 /// Ends the flows of Services without a listener, whose numbers the next listeners get.
 fn clear_unused_services(maps: &Maps, services: &[(ListenerKey, u32, Service)]) -> Result<(), Error> {
     let used: HashSet<u32> = services.iter().map(|(_, number, _)| *number).collect();
-    for number in 0..u32::try_from(maps.services.len()).unwrap_or(u32::MAX) {
+    for number in 0..maps.services.len() {
         let Some(service) = maps.services.get(number).filter(|_| !used.contains(&number)) else { continue };
         let cleared = Service { version: service.version, ..Service::default() };
         if service != cleared {
@@ -99,7 +99,7 @@ fn clear_unused_services(maps: &Maps, services: &[(ListenerKey, u32, Service)]) 
 /// The targets. Of one that was being deleted, the flows end, and its counters.
 fn read_targets(maps: &Maps) -> Result<BTreeMap<u32, TargetState>, Error> {
     let mut found = BTreeMap::new();
-    for number in 0..u32::try_from(maps.targets.len()).unwrap_or(u32::MAX) {
+    for number in 0..maps.targets.len() {
         let Some(target) = maps.targets.get(number) else { continue };
         let cleared = Target { version: target.version, ..Target::default() };
         if let Some(state) = records::target_state(&target) {

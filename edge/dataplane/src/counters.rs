@@ -29,7 +29,7 @@ impl Counts {
     /// If the kernel refuses.
     pub fn listeners(&self) -> Result<BTreeMap<ListenerKey, Counters>, Error> {
         let mut found = BTreeMap::new();
-        for number in 1..count(self.maps.services.len()) {
+        for number in 1..self.maps.services.len() {
             let Some(service) = self.maps.services.get(number) else { continue };
             if service.listener != ListenerKey::default() {
                 found.insert(service.listener, self.sum(&self.maps.service_counters, number)?);
@@ -44,7 +44,7 @@ impl Counts {
     /// If the kernel refuses.
     pub fn targets(&self) -> Result<BTreeMap<IpAddr, Counters>, Error> {
         let mut found = BTreeMap::new();
-        for number in 1..count(self.maps.targets.len()) {
+        for number in 1..self.maps.targets.len() {
             let target = self.maps.targets.get(number);
             if let Some(state) = target.and_then(|target| records::target_state(&target)) {
                 found.insert(state.address, self.target(number)?);
@@ -74,16 +74,18 @@ impl Counts {
     }
 
     fn sum(&self, map: &KernelMap, number: u32) -> Result<Counters, Error> {
-        let values = map.lookup::<u32, Counters>(&number, self.maps.cpus)?;
-        Ok(values.iter().fold(Counters::default(), |sum, value| Counters {
-            packets: sum.packets + value.packets,
-            bytes: sum.bytes + value.bytes,
-            flows: sum.flows + value.flows,
-            drops: sum.drops + value.drops,
-        }))
+        let mut sum = Counters::default();
+        for value in map.lookup::<u32, Counters>(&number, self.maps.cpus)? {
+            add(&mut sum, &value);
+        }
+        Ok(sum)
     }
 }
 
-fn count(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
+/// Adds what was counted to a sum.
+pub fn add(sum: &mut Counters, counted: &Counters) {
+    sum.packets += counted.packets;
+    sum.bytes += counted.bytes;
+    sum.flows += counted.flows;
+    sum.drops += counted.drops;
 }

@@ -199,14 +199,13 @@ impl Dataplane {
     /// # Errors
     /// If the kernel refuses to describe a map.
     pub fn sizes(&self) -> Result<Sizes, Error> {
-        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         let maps = &self.maps;
         Ok(Sizes {
-            services: count(maps.services.len()),
-            slots: count(maps.slots.len()).saturating_mul(SLOTS_PER_ELEMENT),
+            services: maps.services.len(),
+            slots: maps.slots.len().saturating_mul(SLOTS_PER_ELEMENT),
             members: maps.members.size()?,
             prefixes: maps.prefixes.size()?,
-            targets: count(maps.targets.len()),
+            targets: maps.targets.len(),
             ..self.options.sizes
         })
     }

@@ -63,7 +63,7 @@ impl EarlierLeases {
     /// New maps continue with the leases that the earlier program answers by.
     pub(crate) fn copy_to(&self, maps: &Maps) {
         let earlier = self.lock();
-        for lease in 0..u32::try_from(maps.leases.len()).unwrap_or(u32::MAX) {
+        for lease in 0..maps.leases.len() {
             if let Some(until) = earlier.iter().filter_map(|leases| leases.get(lease)).max() {
                 maps.leases.set(lease, &until);
             }

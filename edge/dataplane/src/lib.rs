@@ -8,7 +8,7 @@
 
 mod adopt;
 mod attach;
-mod counters;
+pub mod counters;
 mod dataplane;
 mod difference;
 mod error;

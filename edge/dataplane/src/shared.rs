@@ -52,8 +52,9 @@ impl<T: Pod> SharedArray<T> {
         Ok(Self { words, count, elements: PhantomData })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.count
+    /// The number of elements: the kernel counts them in 32 bits.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.count).unwrap_or(u32::MAX)
     }
 
     /// The element, or `None` behind the end.

@@ -77,11 +77,10 @@ struct Deletions {
 impl Writer {
     /// For empty maps.
     pub(crate) fn new(maps: &Maps) -> Self {
-        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
         Self {
             written: State::default(),
-            services: Numbers::new(count(maps.services.len())),
-            regions: Regions::new(count(maps.slots.len())),
+            services: Numbers::new(maps.services.len()),
+            regions: Regions::new(maps.slots.len()),
             places: BTreeMap::new(),
             users: BTreeMap::new(),
             range_sets: RangeSets::new(SENDER_SET),

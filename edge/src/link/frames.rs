@@ -5,6 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::groups::solicited_node;
 use crate::link::mac::Mac;
 
 pub(crate) const ARP: u16 = 0x0806;
@@ -35,12 +36,9 @@ pub(crate) fn probe(mac: Mac, vip: IpAddr) -> Vec<u8> {
     match vip {
         IpAddr::V4(vip) => arp(mac, Ipv4Addr::UNSPECIFIED, vip),
         IpAddr::V6(vip) => {
-            let last = vip.octets();
-            let mut group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
-            group[13..].copy_from_slice(&last[13..]);
             let mut body = vec![NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0];
-            body.extend_from_slice(&last);
-            icmp6(mac, Ipv6Addr::UNSPECIFIED, group.into(), body)
+            body.extend_from_slice(&vip.octets());
+            icmp6(mac, Ipv6Addr::UNSPECIFIED, solicited_node(vip), body)
         }
     }
 }

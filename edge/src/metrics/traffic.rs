@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
+use steerage_edge_dataplane::counters::add;
 use steerage_edge_dataplane::packet::maps::{Counters, Event, ListenerKey};
 use steerage_edge_dataplane::{Counts, Error};
 use steerage_process::prometheus_client::collector::Collector;
@@ -49,13 +50,6 @@ impl Totals {
         self.last = listeners;
         vips
     }
-}
-
-fn add(sum: &mut Counters, counted: &Counters) {
-    sum.packets += counted.packets;
-    sum.bytes += counted.bytes;
-    sum.flows += counted.flows;
-    sum.drops += counted.drops;
 }
 
 fn read(counts: &Counts, totals: &Mutex<Totals>) -> Result<Traffic, Error> {
