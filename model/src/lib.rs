@@ -4,7 +4,7 @@
 //! Owns the projections that every part of Steerage works on (only the fields that Steerage uses), the rules that say which
 //! node is eligible and which endpoints count. `steerage-watch`
 //! creates the values; the controller, the agent and the providers read them. [`chain`] prints an error and its causes in one line,
-//! for logs, [`shown`] shortens what a user wrote, for messages, and [`printable`] escapes control characters in them. No Kubernetes client, no I/O, no clock.
+//! for logs, [`shown`] shortens what a user wrote, for messages, and [`printable`] escapes control characters in them. [`Statement`] is what an agent says of its node. No Kubernetes client, no I/O, no clock.
 
 pub mod annotations;
 mod chain;
@@ -18,6 +18,7 @@ mod selection;
 mod service;
 mod service_cidr;
 mod shown;
+mod statement;
 
 pub use chain::chain;
 pub use endpoint_ports::{EndpointPort, EndpointPortRef, EndpointPorts};
@@ -34,3 +35,4 @@ pub use service::{
 };
 pub use service_cidr::ServiceCidr;
 pub use shown::{printable, shortened, shown};
+pub use statement::{MAX_STATEMENT_WAIT, STATEMENT_PATH, Statement};

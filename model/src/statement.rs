@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an agent says of its node for all health-check node ports at once. The agent answers requests with it; the edge asks and
+//! obeys. Only the value and its form as JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The path at which an agent states, on its health port (`--healthz-port`).
+///
+/// Query parameters: `after`, a revision, asks for what has changed since; `wait`, in milliseconds, holds the request open until
+/// something has changed, at most so long. An agent that does not know the revision states all.
+pub const STATEMENT_PATH: &str = "/statement";
+
+/// The longest `wait` of a request, in milliseconds. A longer one is shortened to this.
+pub const MAX_STATEMENT_WAIT: u64 = 10_000;
+
+/// One answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Statement {
+    /// What this answer leads to: the next request's `after`. It has a meaning for the agent only; an agent that starts anew begins
+    /// new ones.
+    pub revision: String,
+    /// Whether `ports` lists all ports of the node. Otherwise it lists those that have changed.
+    pub complete: bool,
+    /// Whether load balancers may rely on the node's data plane. If not, no port has an endpoint for them, whatever its count.
+    pub healthy: bool,
+    /// By health-check node port, the number of the Service's local endpoints of the family of the address that was asked; `null`
+    /// where the agent does not serve the port any more.
+    pub ports: BTreeMap<u16, Option<u32>>,
+}
