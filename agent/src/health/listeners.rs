@@ -15,7 +15,8 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use super::http::{WEIGHT, json, listen, listen_at_vip, serve};
-use super::ports::{HealthCheckPorts, PortStatus, ProxyHealth};
+use super::ports::{HealthCheckPorts, PortStatus};
+use super::proxy_health::ProxyHealth;
 
 /// A port that could not be opened.
 #[derive(Debug)]

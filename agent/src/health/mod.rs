@@ -8,6 +8,7 @@ mod http;
 mod listeners;
 mod node;
 mod ports;
+mod proxy_health;
 
 use std::io;
 
@@ -16,7 +17,8 @@ use tokio::runtime::{Builder, Handle};
 
 pub use listeners::Listeners;
 pub use node::{HealthAddress, NodeHealth, serve_node_health};
-pub use ports::{HealthCheckPorts, ProxyHealth};
+pub use ports::HealthCheckPorts;
+pub use proxy_health::ProxyHealth;
 
 /// Starts a runtime of one thread for the health servers, for the life of the process. Their clients can keep one processor busy
 /// at most, and never delay the agent's loop.

@@ -19,7 +19,7 @@ use steerage_model::Family;
 use steerage_process::connection_limiter::ConnectionLimiter;
 
 use super::http::{json, listen, serve};
-use super::ports::ProxyHealth;
+use super::proxy_health::ProxyHealth;
 use crate::metrics::KubeProxyMetrics;
 
 /// Time between two tries to open a busy port.
