@@ -179,7 +179,7 @@ struct AgentArgs {
         value_parser = interface
     )]
     forward_tunnel_devices: Vec<String>,
-    /// Serve the node's /healthz and /livez on these ports, of all addresses or of one [default: 10356, and 10256 with
+    /// Serve the node's /healthz, /livez and /statement on these ports, of all addresses or of one [default: 10356, and 10256 with
     /// --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "[IP:]PORT,…", value_delimiter = ',')]
     healthz_port: Vec<HealthAddress>,

@@ -6,12 +6,14 @@ mod host;
 mod kubeproxy;
 mod packets;
 mod pending;
+mod statements;
 
 pub use foreign::{ForeignChanges, ForeignTables};
 pub use host::HostMetrics;
 pub use kubeproxy::KubeProxyMetrics;
 pub use packets::{register_counted_packets, register_sample_counted_packets};
 pub use pending::PendingMetrics;
+pub use statements::{StatementKind, StatementMetrics};
 
 use steerage_process::prometheus_client::metrics::counter::Counter;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
@@ -53,6 +55,8 @@ pub struct Metrics {
     pub unreachable_peers: Gauge,
     /// Health-check ports.
     pub health_ports: Gauge,
+    /// Statements of the node.
+    pub statements: StatementMetrics,
     /// Time of the last successful write, in seconds since 1970.
     pub last_write: Gauge,
     /// What is known of the host.
@@ -83,6 +87,7 @@ impl Metrics {
             reduced_services: Gauge::default(),
             unreachable_peers: Gauge::default(),
             health_ports: Gauge::default(),
+            statements: StatementMetrics::default(),
             last_write: Gauge::default(),
             host: HostMetrics::default(),
             kube_proxy: KubeProxyMetrics::default(),
@@ -103,6 +108,7 @@ impl Metrics {
             reduced_services,
             unreachable_peers,
             health_ports,
+            statements,
             last_write,
             host,
             kube_proxy: _,
@@ -152,6 +158,7 @@ impl Metrics {
             unreachable_peers,
         );
         registry.register("health_ports", "Health-check node ports that are open", health_ports);
+        statements.register(registry);
         registry.register_with_unit(
             "last_write_timestamp",
             "Unix time of the last successful write",

@@ -48,6 +48,13 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
                     ),
                     ("the same", "/livez", "200 while the rules are current, otherwise 503"),
                     (
+                        "the same",
+                        "/statement",
+                        "JSON: what all health-check node ports answer at addresses of the family that was asked, or what has \
+                         changed since the revision `after`, for which a request waits `wait` milliseconds, 10000 at most; 503 \
+                         until the rules are in the kernel",
+                    ),
+                    (
                         "with `--kube-proxy-replacement` also `127.0.0.1:10249`, or `--metrics-bind-address`",
                         "/metrics, /healthz, /proxyMode",
                         "what kube-proxy serves there: the metrics, `ok` and `nftables`",

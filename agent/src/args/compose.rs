@@ -115,7 +115,9 @@ impl Args {
         let node_health = NodeHealth {
             proxy_health: proxy_health.clone(),
             families: dataplane.families().to_vec(),
+            ports: ports.clone(),
             counts: metrics.kube_proxy.clone(),
+            statements: metrics.statements.clone(),
         };
         let health_addresses = healthz_ports(healthz_port, kube_proxy_replacement);
         servers.spawn(serve_node_health(health_addresses, node_health));

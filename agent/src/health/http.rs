@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -59,14 +59,16 @@ fn bind(socket: Socket, address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Responds to every request with `answer` of its path, until dropped; connections end with it.
-pub(super) fn serve<A>(
+/// Responds to every request with `answer` of its path and query, until dropped; connections end with it. An answer that takes time
+/// is given up when the client closes its connection, or its writing half.
+pub(super) fn serve<A, F>(
     listener: TcpListener,
     connections: &ConnectionLimiter,
     answer: A,
-) -> impl Future<Output = Infallible> + Send + use<A>
+) -> impl Future<Output = Infallible> + Send + use<A, F>
 where
-    A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
+    A: Fn(Uri) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
     let answer = Arc::new(answer);
     let server = connections.server();
@@ -91,13 +93,14 @@ where
 }
 
 /// Serves one connection to its end.
-async fn attend<A>(stream: TcpStream, answer: Arc<A>)
+async fn attend<A, F>(stream: TcpStream, answer: Arc<A>)
 where
-    A: Fn(&str) -> Response<Full<Bytes>> + Send + Sync + 'static,
+    A: Fn(Uri) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {
     let service = service_fn(move |request: Request<Incoming>| {
-        let response = answer(request.uri().path());
-        async move { Ok::<_, Infallible>(response) }
+        let response = answer(request.uri().clone());
+        async move { Ok::<_, Infallible>(response.await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -111,10 +114,20 @@ where
 
 /// A JSON response: 200 or 503.
 pub(super) fn json(good: bool, body: Vec<u8>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
-    *response.status_mut() = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    response(status, "application/json", body.into())
+}
+
+/// A response of plain text.
+pub(super) fn text(status: StatusCode, body: &str) -> Response<Full<Bytes>> {
+    response(status, "text/plain; charset=utf-8", Bytes::copy_from_slice(body.as_bytes()))
+}
+
+fn response(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    *response.status_mut() = status;
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }

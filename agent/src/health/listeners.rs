@@ -83,8 +83,9 @@ impl Listeners {
                     self.busy.remove(&(address, service));
                     let (ports, proxy_health) = (self.ports.clone(), self.proxy_health.clone());
                     let family = Family::of(address.ip());
-                    let answer = move |_: &str| {
-                        respond(ports.answer(address.port()), family, proxy_health.is_healthy())
+                    let answer = move |_| {
+                        let status = ports.answer(address.port());
+                        std::future::ready(respond(status, family, proxy_health.is_healthy()))
                     };
                     let serving = serve(listener, &self.connections, answer);
                     let server = tokio::spawn(async move {
@@ -99,6 +100,9 @@ impl Listeners {
                 }
             }
         }
+        let of_node = self.busy.iter().filter(|(address, _)| addresses.contains(&address.ip()));
+        let unserved = of_node.map(|(address, _)| (Family::of(address.ip()), address.port())).collect();
+        self.ports.set_unserved(unserved);
         busy
     }
 
@@ -358,12 +362,17 @@ mod tests {
         ports.publish(
             &[(key.clone(), HealthPort { port, v4: Some(1), v6: None, vips: Arc::default() })].into(),
         );
-        let mut listeners = Listeners::new(ports, proxy_health, Handle::current());
+        let mut listeners = Listeners::new(ports.clone(), proxy_health, Handle::current());
+        let stated = |family| ports.stated_since(family, None).map(|stated| stated.ports);
+        assert_eq!(stated(Family::V4), None, "before servers are open");
         let busy = listeners.reconcile(&addresses());
         assert_eq!(busy.iter().map(|busy| &busy.service).collect::<Vec<_>>(), [&key]);
         assert!(listeners.reconcile(&addresses()).is_empty() && listeners.has_busy_ports());
+        let served = Some([(port, Some(1))].into());
+        assert_eq!((stated(Family::V4), stated(Family::V6)), (Some(BTreeMap::new()), served.clone()));
         drop(squatter);
         assert!(listeners.reconcile(&addresses()).is_empty() && !listeners.has_busy_ports());
+        assert_eq!((stated(Family::V4), stated(Family::V6)), (served.clone(), served));
         let text = ask(SocketAddr::new(LOOPBACKS[0].parse().unwrap(), port), "GET /").await.unwrap();
         assert!(text.starts_with("HTTP/1.1 200 "), "{text}");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Health checks of load balancers: per Service on its health-check node port, and for the node as a whole.
+//! Health checks of load balancers: per Service on its health-check node port, and for the node as a whole. A statement says of all
+//! these ports at once what each answers.
 //!
 //! Responses follow kube-proxy (pkg/proxy/healthcheck of Kubernetes 1.36). A count falls as soon as an endpoint is gone, and rises
 //! only after the rules that serve it are in the kernel.
@@ -9,6 +10,8 @@ mod listeners;
 mod node;
 mod ports;
 mod proxy_health;
+mod stated_ports;
+mod statement;
 
 use std::io;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Health of the node as a whole: `/healthz` and `/livez` as kube-proxy serves them on port 10256 (KEP-3836).
+//! Health of the node as a whole: `/healthz` and `/livez` as kube-proxy serves them on port 10256 (KEP-3836), and the
+//! node's statement of its health-check ports.
 //!
 //! Load balancers of Services with external policy Cluster probe `/healthz`. `/livez` says whether the data plane is current;
 //! `/healthz` also fails on a node that is being deleted.
@@ -11,16 +12,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{Response, StatusCode, Uri};
 use http_body_util::Full;
 use jiff::Timestamp;
 use serde::Serialize;
-use steerage_model::Family;
+use steerage_model::{Family, STATEMENT_PATH};
 use steerage_process::connection_limiter::ConnectionLimiter;
 
 use super::http::{json, listen, serve};
+use super::ports::HealthCheckPorts;
 use super::proxy_health::ProxyHealth;
-use crate::metrics::KubeProxyMetrics;
+use super::statement;
+use crate::metrics::{KubeProxyMetrics, StatementMetrics};
 
 /// Time between two tries to open a busy port.
 const RETRY: Duration = Duration::from_secs(5);
@@ -66,8 +69,12 @@ pub struct NodeHealth {
     pub proxy_health: ProxyHealth,
     /// The families that this node serves.
     pub families: Vec<Family>,
+    /// What health-check ports answer.
+    pub ports: HealthCheckPorts,
     /// Counts answers.
     pub counts: KubeProxyMetrics,
+    /// Counts statements.
+    pub statements: StatementMetrics,
 }
 
 /// Serves at these addresses, until dropped. Retries busy ones.
@@ -84,8 +91,9 @@ async fn serve_on(address: SocketAddr, connections: &ConnectionLimiter, health: 
     loop {
         match listen(address) {
             Ok(listener) => {
-                let health = health.clone();
-                return serve(listener, connections, move |path| respond(path, &health)).await;
+                let (health, family) = (health.clone(), Family::of(address.ip()));
+                return serve(listener, connections, move |uri| respond_at(uri, family, health.clone()))
+                    .await;
             }
             Err(error) if error.raw_os_error() == Some(nix::libc::EAFNOSUPPORT) => {
                 tracing::info!(%address, "host lacks this address family; node health is not served on it");
@@ -119,8 +127,17 @@ struct FamilyBody {
     healthy: bool,
 }
 
+/// The answer at an address of this family.
+pub(super) async fn respond_at(uri: Uri, family: Family, health: NodeHealth) -> Response<Full<Bytes>> {
+    if uri.path() == STATEMENT_PATH {
+        let NodeHealth { proxy_health, families: _, ports, counts: _, statements } = &health;
+        return statement::respond(uri.query(), family, ports, proxy_health, statements).await;
+    }
+    respond(uri.path(), &health)
+}
+
 fn respond(path: &str, health: &NodeHealth) -> Response<Full<Bytes>> {
-    let NodeHealth { proxy_health, families, counts } = health;
+    let NodeHealth { proxy_health, families, ports: _, counts, statements: _ } = health;
     let (node_eligible, fit) = match path {
         "/livez" => (None, true),
         "/healthz" => (Some(proxy_health.is_eligible()), proxy_health.is_eligible()),
@@ -161,15 +178,19 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use http_body_util::BodyExt;
+    use steerage_model::Key;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::plan::HealthPort;
 
     fn node_health(proxy_health: &ProxyHealth) -> NodeHealth {
         NodeHealth {
             proxy_health: proxy_health.clone(),
             families: vec![Family::V4],
+            ports: HealthCheckPorts::default(),
             counts: KubeProxyMetrics::default(),
+            statements: StatementMetrics::default(),
         }
     }
 
@@ -186,8 +207,13 @@ mod tests {
         let proxy_health = ProxyHealth::default();
         proxy_health.set_eligible(true);
         let listen = free.iter().map(|port| HealthAddress::all(*port)).collect();
-        let server = tokio::spawn(serve_node_health(listen, node_health(&proxy_health)));
-        for (port, host) in free.into_iter().flat_map(|port| ["127.0.0.1", "::1"].map(|host| (port, host))) {
+        let health = node_health(&proxy_health);
+        let web = HealthPort { port: 30001, v4: Some(4), v6: Some(6), vips: Arc::default() };
+        health.ports.publish(&[(Key::new("shop", "web"), web)].into());
+        health.ports.set_unserved(BTreeSet::new());
+        let server = tokio::spawn(serve_node_health(listen, health));
+        let hosts = [("127.0.0.1", "{\"30001\":4}"), ("::1", "{\"30001\":6}")];
+        for (port, (host, counts)) in free.into_iter().flat_map(|port| hosts.map(|host| (port, host))) {
             let mut stream = loop {
                 match tokio::net::TcpStream::connect((host, port)).await {
                     Ok(stream) => break stream,
@@ -198,6 +224,14 @@ mod tests {
             let mut answer = [0; 512];
             let length = stream.read(&mut answer).await.unwrap();
             assert!(answer[..length].starts_with(b"HTTP/1.1 200 "), "{host} {port}");
+            let request = format!("GET {STATEMENT_PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut statement = String::new();
+            stream.read_to_string(&mut statement).await.unwrap();
+            assert!(
+                statement.starts_with("HTTP/1.1 200 ") && statement.contains(counts),
+                "{host} {statement}"
+            );
         }
         server.abort();
     }

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of health-check ports. The agent's loop writes it; the health servers read it.
+//! The state of health-check ports. The agent's loop writes it; the health servers read it, and wait for changes of what is stated.
 
+use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use steerage_model::{Family, Key};
+use tokio::sync::watch;
 
+use super::stated_ports::{PerFamily, StatedDelta, StatedPorts};
 use crate::plan::{HealthPort, POLICY_GRACE_PERIOD};
 
 /// The state of one port.
@@ -42,7 +46,24 @@ struct OpenPort {
 
 /// The open ports. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct HealthCheckPorts(Arc<Mutex<PortTable>>);
+pub struct HealthCheckPorts(Arc<SharedPorts>);
+
+#[derive(Debug)]
+struct SharedPorts {
+    /// Differs from that of any other process, whose numbers of changes mean nothing here.
+    instance: u64,
+    table: Mutex<PortTable>,
+    /// The number of the last change of what is stated.
+    changes: watch::Sender<PerFamily<u64>>,
+}
+
+impl Default for SharedPorts {
+    fn default() -> Self {
+        // The keys of a hasher come from the kernel's random numbers.
+        let instance = RandomState::new().hash_one(());
+        Self { instance, table: Mutex::default(), changes: watch::Sender::default() }
+    }
+}
 
 #[derive(Debug, Default)]
 struct PortTable {
@@ -53,6 +74,9 @@ struct PortTable {
     lingering: BTreeSet<(Instant, u16)>,
     /// Increases when a port opens, closes, or gets another Service or other VIPs.
     version: u64,
+    /// Ports on which the agent cannot listen at an address of the node; `None` before it has tried for the first time.
+    unserved: Option<BTreeSet<(Family, u16)>>,
+    stated: PerFamily<StatedPorts>,
 }
 
 impl PortTable {
@@ -67,10 +91,23 @@ impl PortTable {
         self.version += u64::from(old.is_none_or(|old| who(&old) != new));
         self.open.insert(port, OpenPort { answer, until: None });
         self.of_service.entry(service).or_default().insert(port);
+        self.restate(port);
     }
 
     fn close(&mut self, port: u16) {
         self.version += u64::from(self.take(port).is_some());
+        self.restate(port);
+    }
+
+    /// States what the port's servers answer.
+    fn restate(&mut self, port: u16) {
+        for family in [Family::V4, Family::V6] {
+            let is_unserved = |unserved: &BTreeSet<_>| unserved.contains(&(family, port));
+            let open = self.open.get(&port).filter(|_| !self.unserved.as_ref().is_some_and(is_unserved));
+            let count = open.and_then(|open| open.answer.count(family));
+            let count = count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+            self.stated.get_mut(family).set(port, count);
+        }
     }
 
     fn take(&mut self, port: u16) -> Option<PortStatus> {
@@ -94,26 +131,21 @@ impl PortTable {
             self.lingering.insert((until, port));
         }
     }
-}
 
-impl HealthCheckPorts {
-    /// Call it before a change is in the kernel: counts fall and none rises; a new port opens with 0. A port that ends with policy
-    /// Local lingers for [`POLICY_GRACE_PERIOD`] if a load balancer still probes it.
-    pub fn withdraw(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
-        let mut table = self.lock();
+    fn withdraw(&mut self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
         let now = Instant::now();
-        let ports = table.of_service.get(service).cloned().unwrap_or_default();
+        let ports = self.of_service.get(service).cloned().unwrap_or_default();
         for port in ports.into_iter().filter(|port| desired.is_none_or(|desired| desired.port != *port)) {
             if still_balanced && desired.is_none() {
                 // Under policy Cluster every node serves: healthy stays healthy.
-                table.linger(port, now + POLICY_GRACE_PERIOD);
+                self.linger(port, now + POLICY_GRACE_PERIOD);
             } else {
-                table.close(port);
+                self.close(port);
             }
         }
         let Some(desired) = desired else { return };
         let fallen = |old: Option<usize>, new: Option<usize>| new.map(|new| new.min(old.unwrap_or(0)));
-        let old = table.open.get(&desired.port).filter(|open| open.answer.service == *service);
+        let old = self.open.get(&desired.port).filter(|open| open.answer.service == *service);
         let old = old.map(|open| &open.answer);
         let answer = PortStatus {
             service: service.clone(),
@@ -121,17 +153,27 @@ impl HealthCheckPorts {
             v6: fallen(old.and_then(|old| old.v6), desired.v6),
             vips: Arc::clone(&desired.vips),
         };
-        table.insert(desired.port, answer);
+        self.insert(desired.port, answer);
+    }
+}
+
+impl HealthCheckPorts {
+    /// Call it before a change is in the kernel: counts fall and none rises; a new port opens with 0. A port that ends with policy
+    /// Local lingers for [`POLICY_GRACE_PERIOD`] if a load balancer still probes it.
+    pub fn withdraw(&self, service: &Key, desired: Option<&HealthPort>, still_balanced: bool) {
+        self.change(|table| table.withdraw(service, desired, still_balanced));
     }
 
     /// Call it once a change is in the kernel: counts become what is desired.
     pub fn publish(&self, desired: &BTreeMap<Key, HealthPort>) {
-        let mut table = self.lock();
-        for (service, health) in desired {
-            let HealthPort { port: _, v4, v6, vips } = health;
-            let answer = PortStatus { service: service.clone(), v4: *v4, v6: *v6, vips: Arc::clone(vips) };
-            table.insert(health.port, answer);
-        }
+        self.change(|table| {
+            for (service, health) in desired {
+                let HealthPort { port: _, v4, v6, vips } = health;
+                let answer =
+                    PortStatus { service: service.clone(), v4: *v4, v6: *v6, vips: Arc::clone(vips) };
+                table.insert(health.port, answer);
+            }
+        });
     }
 
     /// Closes ports that have lingered long enough.
@@ -140,10 +182,24 @@ impl HealthCheckPorts {
     }
 
     fn expire_at(&self, now: Instant) {
-        let mut table = self.lock();
-        while let Some((_, port)) = table.lingering.first().copied().filter(|(until, _)| *until <= now) {
-            table.close(port);
-        }
+        self.change(|table| {
+            while let Some((_, port)) = table.lingering.first().copied().filter(|(until, _)| *until <= now) {
+                table.close(port);
+            }
+        });
+    }
+
+    /// Call it when servers were opened: nothing is stated before, and these ports are not, where a load balancer would not find the
+    /// agent's answer either.
+    pub(super) fn set_unserved(&self, unserved: BTreeSet<(Family, u16)>) {
+        self.change(|table| {
+            let old = table.unserved.take().unwrap_or_default();
+            let changed: Vec<_> = old.symmetric_difference(&unserved).map(|(_, port)| *port).collect();
+            table.unserved = Some(unserved);
+            for port in changed {
+                table.restate(port);
+            }
+        });
     }
 
     /// When the next lingering port closes.
@@ -171,8 +227,36 @@ impl HealthCheckPorts {
         self.lock().open.iter().map(|(port, open)| (*port, open.answer.clone())).collect()
     }
 
+    /// Says from which process numbers of changes are.
+    pub(super) fn instance(&self) -> u64 {
+        self.0.instance
+    }
+
+    /// What is stated at addresses of this family to a client that knows this change. `None` before servers were opened for the first
+    /// time: ports may be missing then.
+    pub(super) fn stated_since(&self, family: Family, known: Option<u64>) -> Option<StatedDelta> {
+        let table = self.lock();
+        table.unserved.as_ref()?;
+        Some(table.stated.get(family).since(known))
+    }
+
+    /// Waits for a change of what is stated at addresses of this family, after this change.
+    pub(super) async fn changed_since(&self, family: Family, known: u64) {
+        let mut changes = self.0.changes.subscribe();
+        // The sender lives as long as `self`.
+        let _ = changes.wait_for(|changes| *changes.get(family) > known).await;
+    }
+
+    /// Changes the table, and wakes those that wait if what is stated has changed.
+    fn change(&self, change: impl FnOnce(&mut PortTable)) {
+        let mut table = self.lock();
+        change(&mut table);
+        let latest = table.stated.map(StatedPorts::change);
+        self.0.changes.send_if_modified(|known| std::mem::replace(known, latest) != latest);
+    }
+
     fn lock(&self) -> MutexGuard<'_, PortTable> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
