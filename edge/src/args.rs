@@ -64,6 +64,9 @@ pub(crate) struct EdgeArgs {
     #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u8).range(2..=100))]
     pub(crate) heartbeat_misses: u8,
+    /// Ask nodes on this port for their statements, where the agent has its own `--healthz-port`; 0 disables
+    #[arg(long, env = "STEERAGE_STATEMENTS_PORT", value_name = "PORT", default_value_t = 10356)]
+    pub(crate) statements_port: u16,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory
     #[arg(long, env = "STEERAGE_OBJECTS_DIR", value_name = "DIRECTORY", requires = "status_dir")]
     pub(crate) objects_dir: Option<PathBuf>,

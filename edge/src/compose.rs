@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The composition root: connects the parts of the edge as the flags say, and decides nothing else.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, Statfs, statfs};
 use steerage_edge_dataplane::{Dataplane, Options, Sizes};
 use steerage_process::Process;
@@ -34,6 +37,8 @@ use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
+/// Answers of nodes that may wait for the engine; then no node is asked again.
+const STATEMENT_BUFFER: usize = 1024;
 const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
 
 /// Errors of the removal of a directory that has to stay.
@@ -77,6 +82,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         group,
         heartbeat_interval,
         heartbeat_misses,
+        statements_port,
         objects_dir,
         status_dir,
     } = edge;
@@ -113,7 +119,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
             .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
 
-    let (monitored_vips, monitored_vips_rx) = watch::channel(std::collections::BTreeSet::new());
+    let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
     let (peers, peers_rx) = watch::channel(Vec::new());
     let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
     let (claims, claims_rx) = mpsc::unbounded_channel();
@@ -128,7 +134,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("conflict detection", detection.run());
 
     let lease = VipLease::new(dataplane.leases(), timing);
-    let (held, held_rx) = watch::channel(std::collections::BTreeSet::new());
+    let (held, held_rx) = watch::channel(BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
     let announcer =
         Announcer::open(link.index, mac_rx, held_rx, membership.clone(), lease.clone(), announcements_rx)
@@ -146,19 +152,20 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
 
+    allow_many_connections();
     let (health, health_rx) = mpsc::unbounded_channel();
-    let prober = Prober::new(health, metrics.clone());
+    let (statements, statements_rx) = mpsc::channel(STATEMENT_BUFFER);
+    let prober = Prober::new(statements_port, health, statements, metrics.clone());
     let keeper =
         LeaseKeeper { lease: lease.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
     process.spawn("lease", keeper.run());
-    let served = dataplane.written().into_iter().flat_map(|written| &written.vips);
-    let served = served.filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
-    let vips = ServedVips::new(lease, served, timing.timeout(), held, announcements);
+    let vips = ServedVips::new(lease, served_vips(&dataplane), timing.timeout(), held, announcements);
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events: events_rx,
         health: health_rx,
+        statements: statements_rx,
         membership,
         conflicts: conflicts_rx,
         claims: claims_rx,
@@ -169,6 +176,22 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
+}
+
+/// Those that an earlier process has left.
+fn served_vips(dataplane: &Dataplane) -> BTreeSet<IpAddr> {
+    let written = dataplane.written().into_iter().flat_map(|written| &written.vips);
+    written.filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect()
+}
+
+/// Raises the limit of open descriptors: each node holds a request, and the usual limit is 1024.
+fn allow_many_connections() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
+        if soft < hard { setrlimit(Resource::RLIMIT_NOFILE, hard, hard) } else { Ok(()) }
+    });
+    if let Err(error) = raised {
+        tracing::warn!(%error, "limit of open descriptors not raised; continuing with less");
+    }
 }
 
 /// Starts what needs the API server, and returns where the status goes.

@@ -27,7 +27,7 @@ use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
 use crate::plan::{Assignments, LoadBalancerStatus, Plan, PlanInputs, Room, plan};
-use crate::prober::Prober;
+use crate::prober::{Prober, StatementReport};
 use crate::status::HostStatus;
 use crate::vips::{SERVED, ServedVips, VipRole, WITHHELD};
 
@@ -49,6 +49,8 @@ const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 pub(crate) struct Inputs {
     pub(crate) events: mpsc::Receiver<IndexEvent>,
     pub(crate) health: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
+    /// For the prober, which follows from them what `health` brings.
+    pub(crate) statements: mpsc::Receiver<StatementReport>,
     pub(crate) membership: watch::Receiver<Membership>,
     pub(crate) conflicts: watch::Receiver<AddressConflicts>,
     /// Claims by other hosts to VIPs that were free before.
@@ -178,6 +180,13 @@ impl Engine {
                         self.update_health(probe, health);
                     }
                 }
+                Some(report) = inputs.statements.recv() => {
+                    self.prober.record(&report);
+                    while let Ok(report) = inputs.statements.try_recv() {
+                        self.prober.record(&report);
+                    }
+                    continue;
+                }
                 Ok(()) = inputs.membership.changed() => {
                     let next = inputs.membership.borrow_and_update().clone();
                     self.update_membership(next);
@@ -224,6 +233,10 @@ impl Engine {
     }
 
     fn update_health(&mut self, probe: Probe, health: TargetHealth) {
+        let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
+        if self.health.is_known(&probe, &health) {
+            return;
+        }
         tracing::info!(
             target_address = %probe.address,
             port = probe.check.port,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The health of targets: thresholds and weights, from the results of single probes. Pure; `prober` makes the probes.
+//! The health of targets: thresholds and weights, from the results of single probes, or what their nodes state. Pure; `prober` makes
+//! the probes and asks for the statements.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -60,8 +61,8 @@ impl Default for TargetHealth {
     }
 }
 
-/// Of every probe that was tried at least once, answered or not. A new probe that asks the same as another one begins with its
-/// health: an edited interval or threshold says nothing about the target.
+/// Of every probe that was tried at least once, answered or not, or that a node's statement decides. A new probe that asks the same
+/// as another one begins with its health: an edited interval or threshold says nothing about the target.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HealthByProbe {
     by_probe: HashMap<Probe, TargetHealth>,
@@ -72,6 +73,11 @@ pub(crate) struct HealthByProbe {
 impl HealthByProbe {
     pub(crate) fn get(&self, probe: &Probe) -> Option<&TargetHealth> {
         self.by_probe.get(probe).or_else(|| self.by_question.get(&probe.question()))
+    }
+
+    /// Whether this is what was inserted last for the probe.
+    pub(crate) fn is_known(&self, probe: &Probe, health: &TargetHealth) -> bool {
+        self.by_probe.get(probe) == Some(health)
     }
 
     pub(crate) fn insert(&mut self, probe: Probe, health: TargetHealth) {
@@ -171,6 +177,30 @@ impl HealthTracker {
         self.health != before
     }
 
+    /// The node itself has said so: no threshold counts. Whether the health has changed.
+    pub(crate) fn obey(&mut self, result: ProbeResult, now: Instant) -> bool {
+        let before = self.health.clone();
+        self.contrary = 0;
+        match result {
+            ProbeResult::Passed(weight) => {
+                self.health.state = TargetState::Healthy;
+                self.health.reason.clear();
+                self.was_healthy = true;
+                self.set_weight(weight, now);
+            }
+            ProbeResult::Failed(reason) | ProbeResult::Unanswered(reason) => {
+                self.health.state = TargetState::Unhealthy;
+                self.health.reason = reason;
+            }
+        }
+        self.health != before
+    }
+
+    /// Whether the weight is this one, and not an earlier one that has to stay for a moment.
+    pub(crate) fn has_weight(&self, wanted: Option<u32>) -> bool {
+        self.health.weight == bounded(wanted)
+    }
+
     /// The delay until the next probe while no probe has decided.
     pub(crate) fn initial_delay(&self, interval: Duration, now: Instant) -> Option<Duration> {
         if self.health.state != TargetState::Initial || self.unanswered == 0 {
@@ -205,13 +235,17 @@ impl HealthTracker {
 
     fn set_weight(&mut self, weight: Option<u32>, now: Instant) {
         let due = self.weight_changed.is_none_or(|last| now.duration_since(last) >= WEIGHT_INTERVAL);
-        // A weight of zero contradicts status 200; the status wins.
-        let weight = weight.map(|weight| weight.clamp(1, steerage_edge_dataplane::maglev::MAX_WEIGHT));
+        let weight = bounded(weight);
         if weight != self.health.weight && due {
             self.health.weight = weight;
             self.weight_changed = Some(now);
         }
     }
+}
+
+/// A weight of zero contradicts status 200; the status wins.
+fn bounded(weight: Option<u32>) -> Option<u32> {
+    weight.map(|weight| weight.clamp(1, steerage_edge_dataplane::maglev::MAX_WEIGHT))
 }
 
 #[cfg(test)]
@@ -383,5 +417,35 @@ mod tests {
         assert_eq!(weight(Some(1_000_000), 12), Some(100));
         assert_eq!(weight(Some(0), 18), Some(1));
         assert_eq!(weight(None, 24), None);
+    }
+
+    #[test]
+    fn statement_is_obeyed_at_once_but_for_its_weight() {
+        let start = Instant::now();
+        let mut tracker = HealthTracker::new(None, start);
+        let failed = || ProbeResult::Failed("no local endpoint".to_owned());
+        let mut steps = Vec::new();
+        for (result, seconds) in [
+            (failed(), 0),
+            (ProbeResult::Passed(Some(3)), 0),
+            (failed(), 0),
+            (ProbeResult::Passed(Some(200)), 4),
+            (ProbeResult::Passed(Some(200)), 4),
+            (ProbeResult::Passed(Some(200)), 5),
+        ] {
+            let changed = tracker.obey(result, start + Duration::from_secs(seconds));
+            let TargetHealth { state, weight, .. } = tracker.health().clone();
+            steps.push((changed, state, weight, tracker.has_weight(Some(200))));
+        }
+        let (healthy, unhealthy) = (TargetState::Healthy, TargetState::Unhealthy);
+        let expected = [
+            (true, unhealthy, None, false),
+            (true, healthy, Some(3), false),
+            (true, unhealthy, Some(3), false),
+            (true, healthy, Some(3), false),
+            (false, healthy, Some(3), false),
+            (true, healthy, Some(100), true),
+        ];
+        assert_eq!(steps, expected);
     }
 }

@@ -8,6 +8,8 @@ use steerage_process::prometheus_client::metrics::family::Family;
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_process::prometheus_client::registry::Registry;
 
+use crate::prober::{StatementMode, StatementResult};
+
 mod traffic;
 
 #[cfg(test)]
@@ -25,10 +27,23 @@ pub(crate) struct Metrics {
     pub(crate) probes: Gauge<i64, AtomicI64>,
     pub(crate) healthy: Gauge<i64, AtomicI64>,
     probe_results: Family<[(&'static str, &'static str); 1], Counter<u64, AtomicU64>>,
+    statements: Family<[(&'static str, &'static str); 1], Counter<u64, AtomicU64>>,
+    nodes: Family<[(&'static str, &'static str); 1], Gauge<i64, AtomicI64>>,
     pub(crate) takeovers: Counter<u64, AtomicU64>,
     pub(crate) failures: Counter<u64, AtomicU64>,
     pub(crate) status_writes: Counter<u64, AtomicU64>,
     pub(crate) status_write_failures: Counter<u64, AtomicU64>,
+}
+
+const STATEMENT_KINDS: [&str; 5] = ["complete", "changes", "unchanged", "none", "unanswered"];
+
+fn decided_by(mode: StatementMode) -> Option<&'static str> {
+    match mode {
+        StatementMode::Asked => None,
+        StatementMode::Stating => Some("statements"),
+        StatementMode::Silent => Some("silence"),
+        StatementMode::Probed => Some("probes"),
+    }
 }
 
 impl Metrics {
@@ -47,7 +62,11 @@ impl Metrics {
                 &self.load_balancers,
             ),
             ("load_balancers_with_problem", "Load balancers with a problem in their status", &self.problems),
-            ("health_checks", "Pairs of address and health check that are probed", &self.probes),
+            (
+                "health_checks",
+                "Pairs of address and health check that are probed or decided by statements",
+                &self.probes,
+            ),
             ("health_checks_healthy", "Pairs of address and health check that are healthy", &self.healthy),
         ];
         for (name, help, gauge) in gauges {
@@ -68,8 +87,51 @@ impl Metrics {
             self.probe_results.get_or_create(&[("result", result)]).inc_by(0);
         }
         registry.register("probes", "Probes, by result: passed or failed", self.probe_results.clone());
+        for kind in STATEMENT_KINDS {
+            self.statements.get_or_create(&[("kind", kind)]).inc_by(0);
+        }
+        registry.register(
+            "statement_requests",
+            "Ended requests to nodes for their statements, by the kind of answer: complete, changes, unchanged, none (another answer, \
+             or refused) or unanswered",
+            self.statements.clone(),
+        );
+        for by in [StatementMode::Stating, StatementMode::Silent, StatementMode::Probed] {
+            if let Some(by) = decided_by(by) {
+                self.nodes.get_or_create(&[("by", by)]).set(0);
+            }
+        }
+        registry.register(
+            "statement_nodes",
+            "Node addresses that are asked for statements, by what decides the health of their targets: statements, silence after \
+             statements, or probes",
+            self.nodes.clone(),
+        );
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
+        }
+    }
+
+    /// A request for a statement has ended.
+    pub(crate) fn count_statement(&self, result: &StatementResult) {
+        let [complete, changes, unchanged, none, unanswered] = STATEMENT_KINDS;
+        let kind = match result {
+            StatementResult::Stated(statement) if statement.complete => complete,
+            StatementResult::Stated(statement) if !statement.ports.is_empty() => changes,
+            StatementResult::Stated(_) => unchanged,
+            StatementResult::NotStated(_) => none,
+            StatementResult::Unanswered(_) => unanswered,
+        };
+        self.statements.get_or_create(&[("kind", kind)]).inc();
+    }
+
+    /// What decides the health of a node's targets has changed.
+    pub(crate) fn count_node(&self, before: StatementMode, after: StatementMode) {
+        if let Some(by) = decided_by(before) {
+            self.nodes.get_or_create(&[("by", by)]).dec();
+        }
+        if let Some(by) = decided_by(after) {
+            self.nodes.get_or_create(&[("by", by)]).inc();
         }
     }
 

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known of a node from its statements: which health checks they decide, and how. Pure; `node` asks it for each check, and
+//! `statement_task` makes the requests.
+//!
+//! A statement is obeyed at once. Silence after statements is judged as failed probes would be: all requests to the node count for
+//! each of its checks. A node that answers, but states nothing, is probed.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
+use steerage_model::Statement;
+
+use crate::health::ProbeResult;
+
+/// Why a target is unhealthy, in its status.
+const NO_ENDPOINT: &str = "no local endpoint";
+const NOT_HEALTHY: &str = "the node's service proxy is not healthy";
+pub(super) const SILENT: &str = "the node does not answer";
+
+/// The result of a request for a statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StatementResult {
+    Stated(Statement),
+    /// The node refuses the connection or answers otherwise, with the reason.
+    NotStated(String),
+    /// No answer in time, or no route, with the reason.
+    Unanswered(String),
+}
+
+/// What decides the health of a node's targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum StatementMode {
+    /// Nothing yet: the first request has not ended.
+    #[default]
+    Asked,
+    /// Probes, because the node makes no statements.
+    Probed,
+    /// Its statements, and probes for the ports that they do not list.
+    Stating,
+    /// Its last statement, until it has been silent for too long.
+    Silent,
+}
+
+/// The ports whose checks have to be decided again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum AffectedPorts {
+    These(Vec<u16>),
+    All,
+}
+
+impl AffectedPorts {
+    const NONE: Self = Self::These(Vec::new());
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The first request will tell.
+    Wait,
+    /// No statement decides this check.
+    Probe,
+    Obey(ProbeResult),
+    /// The node is silent, but not yet for long enough.
+    Keep,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct NodeStatement {
+    mode: StatementMode,
+    is_healthy: bool,
+    /// The number of local endpoints, by port.
+    ports: HashMap<u16, u32>,
+    silence: Option<Silence>,
+}
+
+/// The requests since the last answer.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    /// When the first of them began.
+    begun: Instant,
+    requests: u32,
+}
+
+impl NodeStatement {
+    pub(super) fn mode(&self) -> StatementMode {
+        self.mode
+    }
+
+    /// The number of ports that the node states.
+    pub(super) fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// A request that began at this time has ended.
+    pub(super) fn record(&mut self, result: &StatementResult, begun: Instant) -> AffectedPorts {
+        let before = self.mode;
+        let knows_ports = matches!(before, StatementMode::Stating | StatementMode::Silent);
+        match result {
+            StatementResult::Stated(statement) if statement.complete || knows_ports => {
+                self.silence = None;
+                self.mode = StatementMode::Stating;
+                let affected = self.apply(statement);
+                if before == StatementMode::Stating { affected } else { AffectedPorts::All }
+            }
+            StatementResult::Unanswered(_) if knows_ports => {
+                self.mode = StatementMode::Silent;
+                let silence = self.silence.get_or_insert(Silence { begun, requests: 0 });
+                silence.requests = silence.requests.saturating_add(1);
+                AffectedPorts::All
+            }
+            // Changes of what is not known say nothing.
+            StatementResult::Stated(_) | StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
+                *self = Self { mode: StatementMode::Probed, ..Self::default() };
+                if before == StatementMode::Probed { AffectedPorts::NONE } else { AffectedPorts::All }
+            }
+        }
+    }
+
+    fn apply(&mut self, statement: &Statement) -> AffectedPorts {
+        let Statement { complete, healthy, ports, revision: _ } = statement;
+        let is_all = *complete || *healthy != self.is_healthy;
+        self.is_healthy = *healthy;
+        if *complete {
+            self.ports.clear();
+        }
+        for (port, endpoints) in ports {
+            match endpoints {
+                Some(endpoints) => self.ports.insert(*port, *endpoints),
+                None => self.ports.remove(port),
+            };
+        }
+        if is_all { AffectedPorts::All } else { AffectedPorts::These(ports.keys().copied().collect()) }
+    }
+
+    /// How the health of a target with this check is decided now.
+    pub(super) fn verdict(&self, check: &HealthCheck, now: Instant) -> Verdict {
+        if check.protocol != HealthCheckProtocol::Http {
+            return Verdict::Probe;
+        }
+        if self.mode == StatementMode::Asked {
+            return Verdict::Wait;
+        }
+        let Some(endpoints) = self.ports.get(&check.port).copied() else { return Verdict::Probe };
+        match self.silence {
+            Some(silence) if silence.is_long(check, now) => {
+                Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()))
+            }
+            Some(_) => Verdict::Keep,
+            None if !self.is_healthy => Verdict::Obey(ProbeResult::Failed(NOT_HEALTHY.to_owned())),
+            None if endpoints == 0 => Verdict::Obey(ProbeResult::Failed(NO_ENDPOINT.to_owned())),
+            None => Verdict::Obey(ProbeResult::Passed(Some(endpoints))),
+        }
+    }
+}
+
+impl Silence {
+    /// Whether probes of this check would have failed as often by now. The time alone is not enough: the first request may have
+    /// been held for an interval before the node fell silent.
+    fn is_long(self, check: &HealthCheck, now: Instant) -> bool {
+        let threshold = check.unhealthy_threshold.max(1);
+        let interval = Duration::from_millis(check.interval_milliseconds.into());
+        let timeout = Duration::from_millis(check.timeout_milliseconds.into());
+        let needed = interval.saturating_mul(threshold - 1).saturating_add(timeout);
+        self.requests >= threshold && now.duration_since(self.begun) >= needed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::{Just, Strategy, any, prop_assert_eq, prop_oneof, proptest};
+    use std::collections::BTreeMap;
+
+    const PORT: u16 = 30_001;
+
+    fn check() -> HealthCheck {
+        HealthCheck {
+            protocol: HealthCheckProtocol::Http,
+            port: PORT,
+            path: Some("/healthz".to_owned()),
+            interval_milliseconds: 1000,
+            timeout_milliseconds: 400,
+            healthy_threshold: 2,
+            unhealthy_threshold: 3,
+        }
+    }
+
+    fn stated(complete: bool, healthy: bool, ports: &[(u16, Option<u32>)]) -> StatementResult {
+        let ports = ports.iter().copied().collect();
+        StatementResult::Stated(Statement { revision: "r".to_owned(), complete, healthy, ports })
+    }
+
+    fn not_stated() -> StatementResult {
+        StatementResult::NotStated("status 404".to_owned())
+    }
+
+    fn unanswered() -> StatementResult {
+        StatementResult::Unanswered("no route".to_owned())
+    }
+
+    fn passed(count: u32) -> Verdict {
+        Verdict::Obey(ProbeResult::Passed(Some(count)))
+    }
+
+    fn failed(reason: &str) -> Verdict {
+        Verdict::Obey(ProbeResult::Failed(reason.to_owned()))
+    }
+
+    #[test]
+    fn last_results_decide() {
+        let (start, none) = (Instant::now(), AffectedPorts::NONE);
+        let all = || AffectedPorts::All;
+        let some = |port: u16| AffectedPorts::These(vec![port]);
+        let mut node = NodeStatement::default();
+        assert_eq!(node.verdict(&check(), start), Verdict::Wait);
+        for (result, affected, verdict, mode) in [
+            (unanswered(), all(), Verdict::Probe, StatementMode::Probed),
+            (not_stated(), none.clone(), Verdict::Probe, StatementMode::Probed),
+            (stated(false, true, &[(PORT, Some(1))]), none.clone(), Verdict::Probe, StatementMode::Probed),
+            (stated(true, true, &[(PORT, Some(2)), (1, Some(0))]), all(), passed(2), StatementMode::Stating),
+            (stated(false, true, &[]), none.clone(), passed(2), StatementMode::Stating),
+            (stated(false, true, &[(1, Some(7))]), some(1), passed(2), StatementMode::Stating),
+            (
+                stated(false, true, &[(PORT, Some(0))]),
+                some(PORT),
+                failed(NO_ENDPOINT),
+                StatementMode::Stating,
+            ),
+            (stated(false, false, &[]), all(), failed(NOT_HEALTHY), StatementMode::Stating),
+            (stated(false, true, &[(PORT, Some(3))]), all(), passed(3), StatementMode::Stating),
+            (stated(false, true, &[(PORT, None)]), some(PORT), Verdict::Probe, StatementMode::Stating),
+            (stated(true, true, &[(PORT, Some(4))]), all(), passed(4), StatementMode::Stating),
+            (unanswered(), all(), Verdict::Keep, StatementMode::Silent),
+            (stated(false, true, &[]), all(), passed(4), StatementMode::Stating),
+            (stated(true, true, &[]), all(), Verdict::Probe, StatementMode::Stating),
+            (stated(true, true, &[(PORT, Some(5))]), all(), passed(5), StatementMode::Stating),
+            (unanswered(), all(), Verdict::Keep, StatementMode::Silent),
+            (not_stated(), all(), Verdict::Probe, StatementMode::Probed),
+        ] {
+            let tcp = HealthCheck { protocol: HealthCheckProtocol::Tcp, ..check() };
+            assert_eq!(node.record(&result, start), affected, "{result:?}");
+            assert_eq!((node.verdict(&check(), start), node.mode()), (verdict, mode), "{result:?}");
+            assert_eq!(node.verdict(&tcp, start), Verdict::Probe, "another answer than the agent's");
+        }
+    }
+
+    #[test]
+    fn silence_lasts_as_long_as_failed_probes() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let silent = || Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()));
+        let mut node = NodeStatement::default();
+        node.record(&stated(true, true, &[(PORT, Some(1))]), start);
+        // The first one was held before the node fell silent.
+        for (begun, ended, verdict) in [
+            (0, 1400, Verdict::Keep),
+            (1400, 1800, Verdict::Keep),
+            (2400, 2800, silent()),
+            (3400, 3800, silent()),
+        ] {
+            node.record(&unanswered(), at(begun));
+            assert_eq!(node.verdict(&check(), at(ended)), verdict, "{ended}");
+        }
+        let slow = HealthCheck { interval_milliseconds: 10_000, ..check() };
+        assert_eq!(node.verdict(&slow, at(20_399)), Verdict::Keep, "its own interval counts");
+        assert_eq!(node.verdict(&slow, at(20_400)), silent());
+        let patient = HealthCheck { unhealthy_threshold: 5, interval_milliseconds: 0, ..check() };
+        assert_eq!(node.verdict(&patient, at(20_400)), Verdict::Keep, "its own threshold counts");
+        node.record(&stated(false, true, &[]), at(21_000));
+        assert_eq!(node.verdict(&check(), at(21_000)), passed(1));
+        node.record(&unanswered(), at(22_000));
+        assert_eq!(node.verdict(&check(), at(60_000)), Verdict::Keep, "silence begins anew");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Complete(bool, BTreeMap<u16, u32>),
+        Changes(bool, BTreeMap<u16, Option<u32>>),
+        NotStated,
+        Unanswered,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let ports = || proptest::collection::btree_map(1_u16..6, 0_u32..3, 0..5);
+        let changes = proptest::collection::btree_map(1_u16..6, proptest::option::of(0_u32..3), 0..4);
+        let step = prop_oneof![
+            (any::<bool>(), ports()).prop_map(|(healthy, ports)| Step::Complete(healthy, ports)),
+            (any::<bool>(), changes).prop_map(|(healthy, ports)| Step::Changes(healthy, ports)),
+            Just(Step::NotStated),
+            Just(Step::Unanswered),
+        ];
+        proptest::collection::vec(step, 0..30)
+    }
+
+    proptest! {
+        /// Who decides the affected ports again, and no others, has the verdicts of the whole statement.
+        #[test]
+        fn affected_ports_are_all_that_change(steps in steps()) {
+            let now = Instant::now();
+            let (mut node, mut truth) = (NodeStatement::default(), None);
+            let verdicts = |node: &NodeStatement| -> BTreeMap<u16, Verdict> {
+                (1..6).map(|port| (port, node.verdict(&HealthCheck { port, ..check() }, now))).collect()
+            };
+            let mut followed = verdicts(&node);
+            for step in steps {
+                let result = match step {
+                    Step::Complete(healthy, ports) => {
+                        truth = Some((healthy, ports.clone()));
+                        let ports: Vec<_> = ports.into_iter().map(|(port, count)| (port, Some(count))).collect();
+                        stated(true, healthy, &ports)
+                    }
+                    Step::Changes(healthy, changes) => {
+                        if let Some((is_healthy, ports)) = &mut truth {
+                            *is_healthy = healthy;
+                            for (port, count) in &changes {
+                                match count {
+                                    Some(count) => ports.insert(*port, *count),
+                                    None => ports.remove(port),
+                                };
+                            }
+                        }
+                        stated(false, healthy, &changes.into_iter().collect::<Vec<_>>())
+                    }
+                    Step::NotStated => {
+                        truth = None;
+                        not_stated()
+                    }
+                    Step::Unanswered => unanswered(),
+                };
+                let affected = node.record(&result, now);
+                let present = verdicts(&node);
+                match affected {
+                    AffectedPorts::All => followed.clone_from(&present),
+                    AffectedPorts::These(ports) => for port in ports {
+                        if let Some(verdict) = present.get(&port) {
+                            followed.insert(port, verdict.clone());
+                        }
+                    }
+                }
+                prop_assert_eq!(&followed, &present);
+                if node.mode() == StatementMode::Stating {
+                    let (healthy, ports) = truth.as_ref().expect("stated");
+                    for (port, verdict) in present {
+                        let expected = match ports.get(&port) {
+                            None => Verdict::Probe,
+                            Some(_) if !healthy => failed(NOT_HEALTHY),
+                            Some(0) => failed(NO_ENDPOINT),
+                            Some(count) => passed(*count),
+                        };
+                        prop_assert_eq!(verdict, expected);
+                    }
+                }
+            }
+        }
+    }
+}

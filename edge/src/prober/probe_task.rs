@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The task that probes one target with one check, as a cloud's load balancer does. `node` starts one for each check that no
+//! statement decides. It sends changes of health, and decides nothing beyond them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use steerage_edge_api::HealthCheckProtocol;
+use steerage_process::duration;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use super::http::{self, Response};
+use super::spread;
+use crate::channel::send_if_changed;
+use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
+use crate::metrics::Metrics;
+use crate::probe_schedule::ProbeSchedule;
+
+const CONCURRENT_PROBES: usize = 512;
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What all tasks share.
+#[derive(Clone, Debug)]
+pub(super) struct ProbeTasks {
+    permits: Arc<Semaphore>,
+    pub(super) changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
+    pub(super) metrics: Metrics,
+}
+
+#[derive(Debug)]
+pub(super) struct ProbeTask {
+    handle: JoinHandle<()>,
+    is_urgent: watch::Sender<bool>,
+}
+
+impl Drop for ProbeTask {
+    fn drop(&mut self) {
+        self.handle.abort();
+    }
+}
+
+impl ProbeTasks {
+    pub(super) fn new(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>, metrics: Metrics) -> Self {
+        Self { permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
+    }
+
+    /// Begins with the health that is known.
+    pub(super) fn spawn(
+        &self,
+        probe: Probe,
+        known: Option<TargetHealth>,
+        source: Option<IpAddr>,
+        is_urgent: bool,
+    ) -> ProbeTask {
+        let (sender, receiver) = watch::channel(is_urgent);
+        let worker = Worker { probe, known, source, is_urgent: receiver, tasks: self.clone() };
+        ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender }
+    }
+}
+
+impl ProbeTask {
+    /// An urgent target is probed sooner.
+    pub(super) fn set_urgent(&self, is_urgent: bool) {
+        send_if_changed(&self.is_urgent, is_urgent);
+    }
+}
+
+struct Worker {
+    probe: Probe,
+    known: Option<TargetHealth>,
+    source: Option<IpAddr>,
+    /// Whether no target of its group is healthy.
+    is_urgent: watch::Receiver<bool>,
+    tasks: ProbeTasks,
+}
+
+impl Worker {
+    async fn run(mut self) {
+        let check = &self.probe.check;
+        let interval = Duration::from_millis(check.interval_milliseconds.into()).max(MIN_INTERVAL);
+        let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
+        let started = Instant::now();
+        let mut tracker = HealthTracker::new(self.known.take(), started);
+        let mut schedule = ProbeSchedule::new(interval, spread(self.probe.address), started);
+        loop {
+            let Ok(permit) = self.tasks.permits.acquire().await else { return };
+            let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
+                Ok(Ok(result)) => result,
+                Ok(Err(error)) => ProbeResult::Unanswered(error.to_string()),
+                Err(_) => ProbeResult::Unanswered(format!("no response within {}", duration::display(limit))),
+            };
+            drop(permit);
+            self.tasks.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));
+            let now = Instant::now();
+            schedule.record(&result, now);
+            if tracker.record(check, result, now)
+                && self.tasks.changes.send((self.probe.clone(), tracker.health().clone())).is_err()
+            {
+                return;
+            }
+            let initial_delay = tracker.initial_delay(interval, now);
+            loop {
+                schedule.set_urgent(*self.is_urgent.borrow_and_update(), Instant::now());
+                tokio::select! {
+                    () = tokio::time::sleep_until(schedule.due(initial_delay).into()) => break,
+                    changed = self.is_urgent.changed() => if changed.is_err() { return },
+                }
+            }
+        }
+    }
+}
+
+async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult> {
+    let to = SocketAddr::new(probe.address, probe.check.port);
+    let mut stream = http::connect(to, source).await?;
+    match probe.check.protocol {
+        HealthCheckProtocol::Tcp => Ok(ProbeResult::Passed(None)),
+        HealthCheckProtocol::Http => {
+            let path = probe.check.path.as_deref().unwrap_or("/");
+            // The path must not inject headers.
+            if !path.starts_with('/') || path.bytes().any(|byte| byte <= b' ' || byte == 0x7f) {
+                return Ok(ProbeResult::Failed(format!("`{path}` is not a path")));
+            }
+            Ok(classify(&http::get(&mut stream, to, path).await?))
+        }
+    }
+}
+
+/// Only status 200 passes, as in the clouds.
+fn classify(response: &Response) -> ProbeResult {
+    match response.status() {
+        Some("200") => {
+            let weight = response.header("x-load-balancing-endpoint-weight");
+            ProbeResult::Passed(weight.and_then(|value| value.parse().ok()))
+        }
+        _ => ProbeResult::Failed(response.why_not()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_node::{closed as closed_address, probe_of, server};
+    use super::*;
+
+    #[test]
+    fn responses_are_classified() {
+        let failed = |reason: &str| ProbeResult::Failed(reason.to_owned());
+        for (head, result) in [
+            ("HTTP/1.1 200 OK\r\nx-load-balancing-endpoint-weight: 3\r\n\r\n", ProbeResult::Passed(Some(3))),
+            ("HTTP/1.0 200 OK\r\nX-Load-Balancing-Endpoint-Weight:many\r\n\r\n", ProbeResult::Passed(None)),
+            ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 7", ProbeResult::Passed(None)),
+            ("HTTP/1.1 204 No Content\r\n\r\n", failed("status 204")),
+            ("HTTP/1.1 503 Service Unavailable\r\n\r\n", failed("status 503")),
+            ("", failed("connection closed without a response")),
+            ("SSH-2.0-x\r\n", failed("not an HTTP response")),
+        ] {
+            assert_eq!(classify(&Response::of_head(head)), result, "{head}");
+        }
+    }
+
+    #[tokio::test]
+    async fn tcp_probe_passes_when_a_connection_opens() {
+        let address = server(vec![""]).await;
+        let open = probe_of(address, HealthCheckProtocol::Tcp);
+        assert_eq!(super::probe(&open, None).await.expect("probe"), ProbeResult::Passed(None));
+        let mut closed = open.clone();
+        let (_bound, free) = closed_address();
+        closed.check.port = free.port();
+        assert!(super::probe(&closed, None).await.is_err());
+        assert!(super::probe(&open, Some("192.0.2.1".parse().expect("address"))).await.is_err(), "not ours");
+    }
+
+    #[tokio::test]
+    async fn path_cannot_inject_a_header() {
+        let address = server(vec!["HTTP/1.1 200 OK\r\n\r\n"]).await;
+        let mut probe = probe_of(address, HealthCheckProtocol::Http);
+        probe.check.path = Some("/ HTTP/1.1\r\nX: y".to_owned());
+        assert!(matches!(super::probe(&probe, None).await.expect("probe"), ProbeResult::Failed(_)));
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The prober with real sockets.
+
+use std::time::Duration;
+
+use super::test_node::{Manner, TestAgent, closed, probe_of, server};
+use super::*;
+use steerage_edge_api::{HealthCheckProtocol, TargetState};
+
+/// It asks for no statements.
+fn prober(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>) -> Prober {
+    Prober::new(0, changes, mpsc::channel(1).0, Metrics::default())
+}
+
+const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
+const BAD: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\n";
+
+#[tokio::test]
+async fn urgent_target_does_not_wait_for_its_interval() {
+    let address = server(vec![BAD, GOOD]).await;
+    let (changes, mut heard) = mpsc::unbounded_channel();
+    let mut prober = prober(changes);
+    let mut probe = probe_of(address, HealthCheckProtocol::Http);
+    probe.check.interval_milliseconds = 3_600_000;
+    let probes: HashSet<_> = [probe].into();
+    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| None);
+    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Unhealthy);
+    // The plan knows only now that no target is healthy.
+    prober.set_probes(&probes, &probes, &HealthByProbe::default(), |_| None);
+    let soon = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("soon");
+    assert_eq!(soon.expect("a change").1.state, TargetState::Healthy);
+}
+
+#[tokio::test]
+async fn only_transitions_are_sent() {
+    let address = server(vec![GOOD, GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
+    let (changes, mut heard) = mpsc::unbounded_channel();
+    let mut prober = prober(changes);
+    let probe = probe_of(address, HealthCheckProtocol::Http);
+    prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &HealthByProbe::default(), |_| None);
+    for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy] {
+        let (of, seen) = heard.recv().await.expect("a change");
+        assert_eq!((of, seen.state), (probe.clone(), state));
+    }
+    prober.set_probes(&HashSet::new(), &HashSet::new(), &HealthByProbe::default(), |_| None);
+    assert!(prober.nodes.is_empty());
+}
+
+/// An edited threshold is no new target: a single failed probe after the edit does not make it unhealthy.
+#[tokio::test]
+async fn edited_check_continues_with_the_health_of_the_target() {
+    let address = server(vec![GOOD, BAD, GOOD]).await;
+    let (changes, mut heard) = mpsc::unbounded_channel();
+    let (mut prober, mut health) = (prober(changes), HealthByProbe::default());
+    let mut probe = probe_of(address, HealthCheckProtocol::Http);
+    probe.check.interval_milliseconds = 3_600_000;
+    prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &health, |_| None);
+    let (of, first) = heard.recv().await.expect("a change");
+    assert_eq!(first.state, TargetState::Healthy);
+    health.insert(of, first);
+    probe.check.interval_milliseconds = 100;
+    prober.set_probes(&[probe].into(), &HashSet::new(), &health, |_| None);
+    while prober.tasks.metrics.probes_that_passed() < 2 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(heard.try_recv().is_err(), "one of two probes that may fail");
+}
+
+/// A prober, and the part of the engine that belongs to it.
+struct Engine {
+    prober: Prober,
+    health: HealthByProbe,
+    changes: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
+    reports: mpsc::Receiver<StatementReport>,
+}
+
+impl Engine {
+    fn new(agent: &TestAgent) -> Self {
+        let ((changes, changes_rx), (reports, reports_rx)) = (mpsc::unbounded_channel(), mpsc::channel(8));
+        let prober = Prober::new(agent.address.port(), changes, reports, Metrics::default());
+        Self { prober, health: HealthByProbe::default(), changes: changes_rx, reports: reports_rx }
+    }
+
+    fn set(&mut self, probes: &[&Probe]) {
+        let probes = probes.iter().copied().cloned().collect();
+        self.health.set_probes(&probes);
+        self.prober.set_probes(&probes, &HashSet::new(), &self.health, |_| None);
+    }
+
+    async fn step(&mut self) -> Option<(Probe, TargetHealth)> {
+        tokio::select! {
+            Some((probe, health)) = self.changes.recv() => {
+                let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
+                if self.health.is_known(&probe, &health) {
+                    return None;
+                }
+                self.health.insert(probe.clone(), health.clone());
+                Some((probe, health))
+            }
+            Some(report) = self.reports.recv() => {
+                self.prober.record(&report);
+                None
+            }
+            () = tokio::time::sleep(Duration::from_mins(1)) => panic!("nothing for a minute"),
+        }
+    }
+
+    /// The next change of health, as state, weight and reason.
+    async fn next(&mut self) -> (TargetState, Option<u32>, String) {
+        loop {
+            if let Some((_, TargetHealth { state, weight, reason })) = self.step().await {
+                return (state, weight, reason);
+            }
+        }
+    }
+
+    /// Waits until so many checks are probed, without a change of health.
+    async fn wait_until_probed(&mut self, count: usize) {
+        while self.prober.nodes.values().map(Node::probed).sum::<usize>() != count {
+            assert_eq!(self.step().await, None);
+        }
+    }
+}
+
+fn healthy(weight: Option<u32>) -> (TargetState, Option<u32>, String) {
+    (TargetState::Healthy, weight, String::new())
+}
+
+fn unhealthy(weight: Option<u32>, reason: &str) -> (TargetState, Option<u32>, String) {
+    (TargetState::Unhealthy, weight, reason.to_owned())
+}
+
+/// Neither is probed in the time of a test, but at its beginning.
+fn hourly(address: SocketAddr) -> Probe {
+    let mut probe = probe_of(address, HealthCheckProtocol::Http);
+    probe.check.interval_milliseconds = 3_600_000;
+    probe
+}
+
+#[tokio::test]
+async fn statement_is_obeyed_before_the_interval_ends() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let probe = hourly(to);
+    agent.set(to.port(), Some(3));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(3)));
+    for _ in 0..3 {
+        agent.set(to.port(), Some(0));
+        assert_eq!(engine.next().await, unhealthy(Some(3), "no local endpoint"));
+        agent.set(to.port(), Some(3));
+        assert_eq!(engine.next().await, healthy(Some(3)));
+    }
+    assert_eq!(engine.prober.nodes.values().map(Node::probed).sum::<usize>(), 0);
+    engine.set(&[]);
+    assert!(engine.prober.nodes.is_empty());
+}
+
+#[tokio::test]
+async fn held_back_weight_follows_without_another_change() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let probe = probe_of(to, HealthCheckProtocol::Http);
+    agent.set(to.port(), Some(3));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(3)));
+    agent.set(to.port(), Some(5));
+    assert_eq!(engine.next().await, healthy(Some(5)));
+}
+
+#[tokio::test]
+async fn new_check_of_a_stated_port_has_its_health_at_once() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let (probe, (_other, of)) = (hourly(to), closed());
+    agent.set(to.port(), Some(1));
+    agent.set(of.port(), Some(0));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(1)));
+    let new = hourly(of);
+    engine.set(&[&probe, &new]);
+    assert_eq!(engine.prober.stated_health(&new).map(|health| health.state), Some(TargetState::Unhealthy));
+    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
+    engine.set(&[&probe]);
+    assert_eq!(engine.prober.stated_health(&new), None);
+}
+
+#[tokio::test]
+async fn ports_without_a_statement_are_probed() {
+    let (agent, to) = (TestAgent::start(Manner::Status("404 Not Found")).await, server(vec![GOOD]).await);
+    let (probe, tcp) = (hourly(to), Probe { check: tcp_check(to), ..hourly(to) });
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe, &tcp]);
+    for _ in 0..2 {
+        assert_eq!(engine.next().await, healthy(None));
+    }
+    engine.wait_until_probed(2).await;
+    // The agent comes to state, first of other ports.
+    agent.set(1, Some(1));
+    agent.set_manner(Manner::States);
+    while engine.prober.nodes.values().any(|node| node.mode() != StatementMode::Stating) {
+        assert_eq!(engine.step().await, None);
+    }
+    engine.wait_until_probed(2).await;
+    agent.set(to.port(), Some(0));
+    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
+    engine.wait_until_probed(1).await;
+    // It no longer serves the port, on which something else passes.
+    agent.set(to.port(), None);
+    assert_eq!(engine.next().await, healthy(None));
+    engine.wait_until_probed(2).await;
+}
+
+fn tcp_check(to: SocketAddr) -> steerage_edge_api::HealthCheck {
+    probe_of(to, HealthCheckProtocol::Tcp).check
+}
+
+/// Nothing listens while it restarts; the threshold keeps the health.
+#[tokio::test]
+async fn restarted_agent_changes_no_health_by_its_absence() {
+    let (mut agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let probe = hourly(to);
+    agent.set(to.port(), Some(2));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    agent.stop().await;
+    engine.wait_until_probed(1).await;
+    agent.set_manner(Manner::Status("503 Service Unavailable"));
+    agent.restart(&[]).await;
+    agent.set_manner(Manner::States);
+    agent.set(to.port(), Some(2));
+    engine.wait_until_probed(0).await;
+    agent.set(to.port(), Some(0));
+    assert_eq!(engine.next().await, unhealthy(Some(2), "no local endpoint"));
+}
+
+#[tokio::test]
+async fn silent_node_is_unhealthy_until_it_answers() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let mut probe = probe_of(to, HealthCheckProtocol::Http);
+    probe.check.timeout_milliseconds = 1000;
+    agent.set(to.port(), Some(2));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    agent.set_manner(Manner::Silent);
+    assert_eq!(engine.next().await, unhealthy(Some(2), "the node does not answer"));
+    agent.set_manner(Manner::States);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    assert_eq!(engine.prober.nodes.values().map(Node::probed).sum::<usize>(), 0);
+}
+
+#[tokio::test]
+async fn node_that_never_answered_is_probed() {
+    let (agent, to) = (TestAgent::start(Manner::Silent).await, server(vec![GOOD]).await);
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&hourly(to)]);
+    assert_eq!(engine.next().await, healthy(None));
+}
