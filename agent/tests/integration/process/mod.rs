@@ -13,6 +13,7 @@ mod kube_proxy_leftovers;
 mod replacement;
 mod scene;
 mod service_cidrs;
+mod statements;
 mod steady;
 mod traffic;
 mod upgrade;
