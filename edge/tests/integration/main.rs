@@ -4,5 +4,6 @@
 
 mod announcements;
 mod forwarding;
+mod statements;
 mod takeover;
 mod testbed;

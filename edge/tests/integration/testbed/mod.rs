@@ -2,6 +2,7 @@
 //! A link in network namespaces: a switch, a router with a client behind it, edge hosts that run the real binary, and nodes that
 //! serve the VIPs as nodes with kube-proxy do. It needs root, and removes everything it made.
 
+pub(crate) mod agent;
 pub(crate) mod net;
 
 use std::fs::{self, File};

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Nodes whose agents state their local endpoints: the edge obeys at once, and judges a silent node by its checks' thresholds.
+
+use serde_json::json;
+use steerage_requirements::requires;
+
+use crate::testbed::agent::{Agent, STATED};
+use crate::testbed::{TestBed, eventually, sh};
+
+/// An edge host that serves a load balancer with two nodes, whose agents state two endpoints each.
+fn stating(interval_milliseconds: u32) -> (TestBed, [Agent; 2]) {
+    let mut testbed = TestBed::new(1, 2);
+    let agents = [0, 1].map(|node| Agent::start(&testbed.nodes[node], 2));
+    testbed.apply_load_balancer(&[0, 1], |lb| {
+        let check = &mut lb["spec"]["healthCheck"];
+        check["port"] = json!(STATED);
+        check["intervalMilliseconds"] = json!(interval_milliseconds);
+    });
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1]);
+    (testbed, agents)
+}
+
+/// The reasons of the targets of a node.
+fn reasons(testbed: &TestBed, node: usize) -> Vec<String> {
+    let health = testbed.target_health(0);
+    let targets = health["spec"]["targets"].as_array().cloned().unwrap_or_default();
+    let of_node = targets.into_iter().filter(|target| target["node"] == json!(testbed.nodes[node].name));
+    of_node.map(|target| target["reason"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+fn all_are(reasons: &[String], expected: &str) -> bool {
+    reasons.len() == 2 && reasons.iter().all(|reason| reason == expected)
+}
+
+#[test]
+fn target_leaves_when_its_node_says_so() {
+    requires!(NetworkNamespace, Program("ip"));
+    let (testbed, agents) = stating(3_600_000);
+    let stating = "steerage_edge_statement_nodes{by=\"statements\"}";
+    eventually("all addresses state", || testbed.metric(0, stating).as_deref() == Some("4"));
+    agents[0].set(0);
+    testbed.wait_until_served_by(&[1]);
+    eventually("the reason is reported", || all_are(&reasons(&testbed, 0), "no local endpoint"));
+    agents[0].set(2);
+    agents[1].set(0);
+    testbed.wait_until_served_by(&[0]);
+    agents[1].set(1);
+    testbed.wait_until_served_by(&[0, 1]);
+}
+
+#[test]
+fn silent_node_leaves_after_its_threshold() {
+    requires!(NetworkNamespace, Program("ip"));
+    let (testbed, _agents) = stating(500);
+    let switch = testbed.netns("switch");
+    sh(&format!("ip -n {switch} link set p21 nomaster"));
+    testbed.wait_until_served_by(&[1]);
+    eventually("the reason is reported", || all_are(&reasons(&testbed, 0), "the node does not answer"));
+    assert_eq!(testbed.target_health(0)["spec"]["targets"].as_array().map(Vec::len), Some(4));
+    sh(&format!("ip -n {switch} link set p21 master br0"));
+    testbed.wait_until_served_by(&[0, 1]);
+}
