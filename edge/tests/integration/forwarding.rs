@@ -301,7 +301,7 @@ fn rules_of_an_earlier_version_are_removed_once_the_program_forwards() {
     testbed.apply_load_balancer(&[0, 1, 2], |_| {});
     testbed.start_ready(0);
     testbed.wait_until_served_by(&[0, 1, 2]);
-    assert_eq!(sh(&format!("ip netns exec {edge} nft list tables")), "");
+    eventually("they are removed", || sh(&format!("ip netns exec {edge} nft list tables")).is_empty());
 }
 
 #[test]
