@@ -189,8 +189,8 @@ impl HealthCheckPorts {
         });
     }
 
-    /// Call it when servers were opened: nothing is stated before, and these ports are not, where a load balancer would not find the
-    /// agent's answer either.
+    /// Call it when servers were opened, with the ports that have none at an address of the node: a load balancer that probes does not
+    /// find the agent there, so they are not stated. Before the first call nothing is.
     pub(super) fn set_unserved(&self, unserved: BTreeSet<(Family, u16)>) {
         self.change(|table| {
             let old = table.unserved.take().unwrap_or_default();
