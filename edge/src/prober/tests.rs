@@ -105,10 +105,13 @@ impl Engine {
         }
     }
 
-    /// The next change of health, as state, weight and reason.
+    /// The next change of health that decides, as state, weight and reason. Where the agent had no core for a second, its node is
+    /// probed at first.
     async fn next(&mut self) -> (TargetState, Option<u32>, String) {
         loop {
-            if let Some((_, TargetHealth { state, weight, reason })) = self.step().await {
+            if let Some((_, TargetHealth { state, weight, reason })) = self.step().await
+                && state != TargetState::Initial
+            {
                 return (state, weight, reason);
             }
         }
@@ -154,6 +157,23 @@ async fn statement_is_obeyed_before_the_interval_ends() {
     assert_eq!(engine.prober.nodes.values().map(Node::probed).sum::<usize>(), 0);
     engine.set(&[]);
     assert!(engine.prober.nodes.is_empty());
+}
+
+/// Its task may end only after it has sent.
+#[tokio::test]
+async fn probe_that_ended_late_does_not_overrule_a_statement() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let probe = hourly(to);
+    agent.set(to.port(), Some(3));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(3)));
+    let late = TargetHealth { state: TargetState::Unhealthy, ..TargetHealth::default() };
+    engine.prober.tasks.changes.send((probe.clone(), late)).expect("a receiver");
+    while !engine.changes.is_empty() {
+        assert_eq!(engine.step().await, None);
+    }
+    assert_eq!(engine.health.get(&probe).map(|health| health.state), Some(TargetState::Healthy));
 }
 
 #[tokio::test]
