@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::TargetState;
 use steerage_edge_dataplane::State;
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
@@ -26,7 +25,9 @@ use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
-use crate::plan::{Assignments, LoadBalancerStatus, Plan, PlanInputs, Room, plan};
+use crate::plan::{
+    Assignments, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted, Room, plan,
+};
 use crate::prober::{Prober, StatementReport};
 use crate::status::HostStatus;
 use crate::vips::{SERVED, ServedVips, VipRole, WITHHELD};
@@ -100,6 +101,8 @@ pub(crate) struct Engine {
     membership: Membership,
     conflicts: AddressConflicts,
     assignments: Assignments,
+    /// The groups of the last plan, while the kernel follows it.
+    groups: Option<PlannedGroups>,
     synced_at: Option<Instant>,
     warmed_up: bool,
     /// A VIP waits for probes of its new targets, for a limited time.
@@ -138,6 +141,7 @@ impl Engine {
             health: HealthByProbe::default(),
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
+            groups: None,
             synced_at: None,
             warmed_up: listeners == 0,
             is_waiting: false,
@@ -161,6 +165,8 @@ impl Engine {
         let mut deadline = None;
         loop {
             self.report_ability();
+            // Probes whose health has changed, if nothing else has.
+            let mut changed = None;
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
                     deadline = Some(tokio::time::Instant::now() + HAND_OVER_LIMIT);
@@ -175,9 +181,9 @@ impl Engine {
                     }
                 }
                 Some((probe, health)) = inputs.health.recv() => {
-                    self.update_health(probe, health);
+                    let changed = changed.insert(Vec::from_iter(self.update_health(probe, health)));
                     while let Ok((probe, health)) = inputs.health.try_recv() {
-                        self.update_health(probe, health);
+                        changed.extend(self.update_health(probe, health));
                     }
                 }
                 Some(report) = inputs.statements.recv() => {
@@ -205,7 +211,11 @@ impl Engine {
                     }
                 }
             }
-            tokio::task::block_in_place(|| self.reconcile());
+            tokio::task::block_in_place(|| {
+                if !changed.is_some_and(|changed| self.retarget(&changed)) {
+                    self.reconcile();
+                }
+            });
             if let Some(deadline) = &mut deadline {
                 if !self.vips.has_any() {
                     break;
@@ -232,10 +242,11 @@ impl Engine {
         VipRole::new(&self.membership, self.is_leaving)
     }
 
-    fn update_health(&mut self, probe: Probe, health: TargetHealth) {
+    /// Returns the probe if that is news.
+    fn update_health(&mut self, probe: Probe, health: TargetHealth) -> Option<Probe> {
         let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
         if self.health.is_known(&probe, &health) {
-            return;
+            return None;
         }
         tracing::info!(
             target_address = %probe.address,
@@ -245,7 +256,8 @@ impl Engine {
             reason = health.reason,
             "target health changed"
         );
-        self.health.insert(probe, health);
+        self.health.insert(probe.clone(), health);
+        Some(probe)
     }
 
     fn update_membership(&mut self, next: Membership) {
@@ -313,7 +325,40 @@ impl Engine {
         Ok(())
     }
 
+    /// Lets the kernel follow the changed health of these probes. Returns false where only a plan can tell what follows.
+    fn retarget(&mut self, changed: &[Probe]) -> bool {
+        let Some(groups) = &mut self.groups else { return false };
+        let inputs = HealthInputs { host: &self.host, health: &self.health, room: self.room };
+        let Some(Retargeted { tables, statuses, urgent, healthy_vips }) =
+            groups.retarget(inputs, &mut self.assignments, changed)
+        else {
+            return false;
+        };
+        for (probe, is_urgent) in &urgent {
+            self.prober.set_urgent(probe, *is_urgent);
+        }
+        self.healthy_vips = healthy_vips;
+        self.kernel.write_tables(tables);
+        if self.kernel.error().is_some() {
+            // The next plan repeats it, and its statuses say why.
+            return false;
+        }
+        self.metrics.healthy.set(number(self.health.healthy()));
+        if !statuses.is_empty() {
+            self.outputs.status.send_modify(|status| {
+                for changed in statuses {
+                    let lists = status.load_balancers.get_mut(&changed.load_balancer);
+                    if let Some(list) = lists.and_then(|status| status.targets.get_mut(changed.position)) {
+                        *list = changed.targets;
+                    }
+                }
+            });
+        }
+        true
+    }
+
     fn reconcile(&mut self) {
+        self.groups = None;
         self.host.peers.clone_from(&self.membership.peers);
         self.host.conflicts.clone_from(&self.conflicts.taken);
         if !self.index.has_synced() {
@@ -328,7 +373,7 @@ impl Engine {
         let now = Instant::now();
         let inputs =
             PlanInputs { index: &self.index, host: &self.host, health: &self.health, room: self.room, now };
-        let Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, assignments } =
+        let Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, groups, assignments } =
             plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
@@ -345,13 +390,15 @@ impl Engine {
         if !self.warmed_up {
             return;
         }
-        self.write(state);
+        if self.write(state) {
+            self.groups = Some(groups);
+        }
         self.metrics.probes.set(number(probes.len()));
         self.publish(statuses);
     }
 
-    /// Writes the maps. This host does not answer for VIPs that another machine on the link may have.
-    fn write(&mut self, mut state: State) {
+    /// Writes the maps; whether the kernel has all. This host does not answer for VIPs that another machine on the link may have.
+    fn write(&mut self, mut state: State) -> bool {
         let is_free = |vip: &IpAddr| self.conflicts.free.contains(vip) || self.vips.held().contains(vip);
         for (vip, lease) in &mut state.vips {
             if !is_free(vip) {
@@ -361,21 +408,21 @@ impl Engine {
         let held = state.vips.iter().filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
         let was_programmed = self.kernel.is_programmed();
         if !self.kernel.write(&self.link, state) {
-            return;
+            return false;
         }
         self.vips.set_held(self.role(), held);
         done(&mut self.gates.programmed);
         if !was_programmed {
             self.vips.announce_pending();
         }
+        true
     }
 
     fn publish(&self, mut statuses: std::collections::BTreeMap<String, LoadBalancerStatus>) {
         let with_problem = statuses.values().filter(|status| !status.problem.is_empty()).count();
-        let healthy = self.health.values().filter(|health| health.state == TargetState::Healthy).count();
         self.metrics.load_balancers.set(number(statuses.len()));
         self.metrics.problems.set(number(with_problem));
-        self.metrics.healthy.set(number(healthy));
+        self.metrics.healthy.set(number(self.health.healthy()));
         if let Some(error) = self.kernel.error() {
             for status in statuses.values_mut() {
                 status.problem = format!(

@@ -17,7 +17,7 @@ pub(crate) struct Probe {
 
 /// What a probe asks. Checks that differ in their times and thresholds ask the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Question {
+pub(crate) struct Question {
     address: IpAddr,
     protocol: HealthCheckProtocol,
     port: u16,
@@ -25,7 +25,7 @@ struct Question {
 }
 
 impl Probe {
-    fn question(&self) -> Question {
+    pub(crate) fn question(&self) -> Question {
         let HealthCheck { protocol, port, path, .. } = &self.check;
         Question { address: self.address, protocol: *protocol, port: *port, path: path.clone() }
     }
@@ -68,6 +68,8 @@ pub(crate) struct HealthByProbe {
     by_probe: HashMap<Probe, TargetHealth>,
     /// The last change of any probe that asks this.
     by_question: HashMap<Question, TargetHealth>,
+    /// The number of probes whose target is healthy.
+    healthy: usize,
 }
 
 impl HealthByProbe {
@@ -82,7 +84,9 @@ impl HealthByProbe {
 
     pub(crate) fn insert(&mut self, probe: Probe, health: TargetHealth) {
         self.by_question.insert(probe.question(), health.clone());
-        self.by_probe.insert(probe, health);
+        self.healthy += usize::from(is_healthy(&health));
+        let before = self.by_probe.insert(probe, health);
+        self.healthy -= usize::from(before.as_ref().is_some_and(is_healthy));
     }
 
     /// Forgets all but these, which are probed from now on. New ones begin with what is known.
@@ -95,6 +99,7 @@ impl HealthByProbe {
             }
         }
         self.by_probe.retain(|probe, _| probes.contains(probe));
+        self.healthy = self.by_probe.values().filter(|health| is_healthy(health)).count();
         let asked: HashSet<_> = self.by_probe.keys().map(Probe::question).collect();
         self.by_question.retain(|question, _| asked.contains(question));
     }
@@ -104,9 +109,14 @@ impl HealthByProbe {
         self.by_probe.len()
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &TargetHealth> {
-        self.by_probe.values()
+    /// The number of probes whose target is healthy.
+    pub(crate) fn healthy(&self) -> usize {
+        self.healthy
     }
+}
+
+fn is_healthy(health: &TargetHealth) -> bool {
+    health.state == TargetState::Healthy
 }
 
 /// The least time between two changes of a weight: each change moves connections.

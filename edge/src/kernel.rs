@@ -4,9 +4,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::bail;
-use steerage_edge_dataplane::{Dataplane, Error, State};
+use steerage_edge_dataplane::{Dataplane, Error, State, Table};
 use steerage_model::chain;
 
 use crate::host::HostNetwork;
@@ -16,6 +17,8 @@ use crate::link::mac::Mac;
 use crate::link::route::{Addresses, Link, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::plan::Room;
+
+const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
 
 #[derive(Debug)]
 pub(crate) struct Kernel {
@@ -149,7 +152,7 @@ impl Kernel {
     /// Writes the maps. Whether the kernel has all of it, by this process's program.
     pub(crate) fn write(&mut self, link: &Link, state: State) -> bool {
         if let Err(error) = self.dataplane.write(state) {
-            self.on_error(&error, "maps not written; the kernel forwards by the last ones; retrying");
+            self.on_error(&error, NOT_WRITTEN);
             return false;
         }
         self.may_attach = true;
@@ -158,6 +161,16 @@ impl Kernel {
             self.error = None;
         }
         self.is_programmed
+    }
+
+    /// Writes these tables alone, by number. A failure shows in [`Kernel::error`], and then all is to be written again.
+    pub(crate) fn write_tables(&mut self, tables: Vec<(u32, Arc<Table>)>) {
+        for (number, table) in tables {
+            if let Err(error) = self.dataplane.write_table(number, table) {
+                self.on_error(&error, NOT_WRITTEN);
+                return;
+            }
+        }
     }
 
     /// Lets packets pass by this process's program.

@@ -2,35 +2,38 @@
 //! The plan: what the kernel should hold, which targets to probe and what to report, from the index, the host's network and
 //! the health of targets. Pure: it changes nothing, and what the next plan needs of this one is part of the result.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
-use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::packet::protocol;
-use steerage_edge_dataplane::{Listener, State, Table};
+use steerage_edge_dataplane::{Listener, State};
 
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::index::Index;
 use crate::link::mac::Mac;
-use crate::numbers::{TableNumbers, TargetNumbers};
 use crate::vips::{SERVED, WITHHELD};
 
 mod accept;
+mod assignments;
+mod retarget;
 mod room;
 mod select;
 mod targets;
 
 use accept::{Accepted, accept_all};
+pub(crate) use assignments::Assignments;
+use assignments::{Assigned, PlannedTables, assign};
+pub(crate) use retarget::{HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
-use room::{Served, fair_share, served};
-use select::{Frontend, Selection, TargetsInUse, select};
-use targets::{TableKey, TargetGroup};
+use room::served;
+use select::{Frontend, Selection, select};
+use targets::TargetGroup;
 
 /// What a plan follows from.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +45,7 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) now: Instant,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Plan {
     /// What the kernel's maps should hold. VIPs in conflict are withheld.
     pub(crate) state: State,
@@ -55,6 +58,8 @@ pub(crate) struct Plan {
     pub(crate) healthy_vips: u32,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
     pub(crate) is_waiting: bool,
+    /// What follows from the next changes of health.
+    pub(crate) groups: PlannedGroups,
     /// For the next plan.
     pub(crate) assignments: Assignments,
 }
@@ -70,115 +75,20 @@ pub(crate) struct LoadBalancerStatus {
     pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
 }
 
-/// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
-/// each VIP uses.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Assignments {
-    targets: TargetNumbers,
-    numbers: TableNumbers,
-    tables: HashMap<TableKey, AssignedTable>,
-    in_use: TargetsInUse,
-    served: Served,
-}
-
-#[derive(Clone, Debug)]
-struct AssignedTable {
-    number: u32,
-    size: u32,
-    members: Vec<Member>,
-    table: Arc<Table>,
-}
-
-impl Assignments {
-    /// Continues with the numbers that the kernel holds.
-    pub(crate) fn adopt(written: &State) -> Self {
-        Self {
-            targets: TargetNumbers::adopt(written),
-            numbers: TableNumbers::adopt(written),
-            served: served(written),
-            ..Self::default()
-        }
-    }
-}
-
-/// The number of each group's table, by the group's position.
-type PlannedTables = BTreeMap<usize, u32>;
-
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let accepted = accept_all(inputs, &previous.served);
     let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
-    let (tables, mut assignments) = assign(&groups, &frontends, in_use, previous, inputs);
-    let is_healthy = |to: &&Frontend<'_>| groups.get(to.group).is_some_and(TargetGroup::has_healthy);
+    let Assigned { tables, mut assignments, used, is_cut } =
+        assign(&groups, &frontends, in_use, previous, inputs);
     let state = state(inputs.host, &groups, &frontends, &tables, &assignments);
     assignments.served = served(&state);
-    Plan {
-        state,
-        probes: groups.iter().flat_map(|group| &group.probes).cloned().collect(),
-        urgent_probes: groups
-            .iter()
-            .filter(|group| !group.has_healthy())
-            .flat_map(|group| &group.probes)
-            .cloned()
-            .collect(),
-        statuses: statuses(&accepted, &groups, &frontends),
-        healthy_vips: u32::try_from(frontends.iter().filter(is_healthy).count()).unwrap_or(u32::MAX),
-        is_waiting,
-        assignments,
-    }
-}
-
-/// A table for each group that a frontend uses.
-fn assign(
-    groups: &[TargetGroup],
-    frontends: &[Frontend<'_>],
-    in_use: TargetsInUse,
-    previous: &Assignments,
-    inputs: &PlanInputs<'_>,
-) -> (PlannedTables, Assignments) {
-    let mut targets = previous.targets.clone();
-    let mut numbers = previous.numbers.clone();
-    let mut assigned = HashMap::with_capacity(groups.len());
-    let mut planned = BTreeMap::new();
-    let used: BTreeSet<usize> = frontends.iter().map(|frontend| frontend.group).collect();
-    let mut wanted: Vec<_> = used
-        .into_iter()
-        .filter_map(|position| {
-            let group = groups.get(position)?;
-            let (members, size) = group.members(&mut targets);
-            Some((position, group, members, size))
-        })
-        .collect();
-    fit(&mut wanted, inputs.room);
-    for (position, group, members, size) in wanted {
-        let before = previous.tables.get(&group.key);
-        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
-        let table = before
-            .filter(|before| before.size == size && before.members == members)
-            .map_or_else(|| Arc::new(Table::new(size, &members)), |before| Arc::clone(&before.table));
-        planned.insert(position, number);
-        assigned.insert(group.key.clone(), AssignedTable { number, size, members, table });
-    }
-    targets.retain(&assigned.values().flat_map(|table| &table.table.members).copied().collect(), inputs.now);
-    numbers.retain(assigned.values().map(|table| table.number).collect());
-    (planned, Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() })
-}
-
-/// Gives the largest tables fewer slots, and the longest lists fewer targets, if the maps have no room for all.
-fn fit(wanted: &mut [(usize, &TargetGroup, Vec<Member>, u32)], room: Room) {
-    let sizes = wanted.iter().map(|(.., size)| Table::room(*size).into());
-    let most_slots = fair_share(sizes, room.slots);
-    for (_, group, members, size) in &mut *wanted {
-        if let Some(most) = most_slots {
-            *size = (*size).min(maglev::largest_size(most));
-        }
-        group.keep_members(members, usize::try_from(*size).unwrap_or(usize::MAX));
-    }
-    let counts = wanted.iter().map(|(_, _, members, _)| u64::try_from(members.len()).unwrap_or(u64::MAX));
-    if let Some(most) = fair_share(counts, room.members) {
-        for (_, group, members, _) in wanted {
-            group.keep_members(members, usize::try_from(most).unwrap_or(usize::MAX).max(1));
-        }
-    }
+    let statuses = statuses(&accepted, &groups, &frontends);
+    let probes = groups.iter().flat_map(|group| &group.probes).cloned().collect();
+    let urgent = groups.iter().filter(|group| !group.has_healthy());
+    let urgent_probes = urgent.flat_map(|group| &group.probes).cloned().collect();
+    let groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut);
+    let healthy_vips = groups.healthy_vips();
+    Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, groups, assignments }
 }
 
 fn state(

@@ -101,6 +101,13 @@ impl Prober {
         }
     }
 
+    /// Probes this one sooner, or no longer so.
+    pub(crate) fn set_urgent(&mut self, probe: &Probe, is_urgent: bool) {
+        if let Some(node) = self.nodes.get_mut(&probe.address) {
+            node.set_urgent(probe, is_urgent);
+        }
+    }
+
     /// A node has answered, or not.
     pub(crate) fn record(&mut self, report: &StatementReport) {
         let address = report.address;

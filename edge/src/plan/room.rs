@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use steerage_edge_dataplane::State;
+use steerage_edge_dataplane::{State, Table};
 
 use super::accept::Accepted;
 use super::is_same_family;
@@ -26,6 +26,36 @@ pub(crate) struct Room {
     pub(crate) slots: u64,
     /// Targets of all tables.
     pub(crate) members: u64,
+}
+
+/// What tables take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotsAndMembers {
+    pub(super) slots: u64,
+    pub(super) members: u64,
+}
+
+impl SlotsAndMembers {
+    /// Of a table of this size.
+    pub(super) fn of(size: u32, members: usize) -> Self {
+        Self { slots: Table::room(size).into(), members: count(members) }
+    }
+
+    pub(super) fn plus(self, other: Self) -> Self {
+        Self { slots: self.slots + other.slots, members: self.members + other.members }
+    }
+
+    /// Without `other`, which is part of it.
+    pub(super) fn minus(self, other: Self) -> Self {
+        Self {
+            slots: self.slots.saturating_sub(other.slots),
+            members: self.members.saturating_sub(other.members),
+        }
+    }
+
+    pub(super) fn fits(self, room: Room) -> bool {
+        self.slots <= room.slots && self.members <= room.members
+    }
 }
 
 /// Listeners, source ranges and slots.

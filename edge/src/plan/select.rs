@@ -73,7 +73,12 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
-        self.push(TargetGroup::new(self.inputs, key.clone(), targets, vip))
+        let group = self.group(key.clone(), targets, vip);
+        self.push(group)
+    }
+
+    fn group(&self, key: TableKey, targets: &Targets, vip: IpAddr) -> TargetGroup {
+        TargetGroup::new(self.inputs.host, self.inputs.health, key, targets, vip)
     }
 
     fn push(&mut self, group: TargetGroup) -> usize {
@@ -93,7 +98,7 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
         }
-        let group = TargetGroup::new(self.inputs, last.key.clone(), &last.targets, vip);
+        let group = self.group(last.key.clone(), &last.targets, vip);
         is_safer(&group).then(|| self.push(group))
     }
 }

@@ -8,9 +8,9 @@ use ipnet::IpNet;
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus};
 use steerage_edge_dataplane::maglev::{self, Member};
 
-use super::{PlanInputs, is_same_family};
+use super::is_same_family;
 use crate::hash;
-use crate::health::{Probe, TargetHealth};
+use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
 use crate::link::mac::Mac;
@@ -76,6 +76,7 @@ impl Targets {
     }
 }
 
+#[derive(Clone, Debug)]
 pub(super) struct TargetGroup {
     pub(super) key: TableKey,
     pub(super) targets: Targets,
@@ -90,6 +91,7 @@ pub(super) struct TargetGroup {
 }
 
 /// A target that can be reached.
+#[derive(Clone, Debug)]
 pub(super) struct Candidate {
     address: IpAddr,
     name_hash: u64,
@@ -106,7 +108,13 @@ impl Candidate {
 }
 
 impl TargetGroup {
-    pub(super) fn new(inputs: &PlanInputs<'_>, key: TableKey, targets: &Targets, vip: IpAddr) -> Self {
+    pub(super) fn new(
+        host: &HostNetwork,
+        health: &HealthByProbe,
+        key: TableKey,
+        targets: &Targets,
+        vip: IpAddr,
+    ) -> Self {
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,
@@ -128,18 +136,18 @@ impl TargetGroup {
                 reason,
                 weight,
             };
-            let is_local = inputs.host.is_local(address);
-            if let Some(reason) = inputs.host.off_link(address).filter(|_| !is_local) {
+            let is_local = host.is_local(address);
+            if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
                 statuses.push(status(TargetState::Refused, reason, 0));
                 continue;
             }
             let probe = Probe { address, check: group.key.check.clone() };
-            let health = inputs.health.get(&probe);
-            let is_tried = health.is_some();
-            let TargetHealth { state, reason, weight } = health.cloned().unwrap_or_default();
+            let known = health.get(&probe);
+            let is_tried = known.is_some();
+            let TargetHealth { state, reason, weight } = known.cloned().unwrap_or_default();
             let weight = if use_own_weights { target.weight } else { weight.unwrap_or(1) };
             group.probes.push(probe);
-            group.sources.extend(sources(inputs.host, target, address));
+            group.sources.extend(sources(host, target, address));
             statuses.push(status(state, reason, weight));
             let name_hash = hash::bytes(target.node.as_bytes());
             group.candidates.push(Candidate { address, name_hash, weight, state, is_tried });
@@ -147,6 +155,11 @@ impl TargetGroup {
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
         group.statuses = Arc::new(statuses);
         group
+    }
+
+    /// The same targets, with the health that they have now.
+    pub(super) fn refreshed(&self, host: &HostNetwork, health: &HealthByProbe) -> Self {
+        Self::new(host, health, self.key.clone(), &self.targets, self.vip)
     }
 
     pub(super) fn has_healthy(&self) -> bool {
@@ -176,7 +189,9 @@ impl TargetGroup {
         let mut members: Vec<_> = self.candidates.iter().filter_map(member).collect();
         members.sort_by_key(|member| (member.seed, member.target));
         let size = maglev::size(None, &members);
-        (members, if any_healthy { size } else { size.min(MAX_FAIL_OPEN_SIZE) })
+        let size = if any_healthy { size } else { size.min(MAX_FAIL_OPEN_SIZE) };
+        self.keep_members(&mut members, usize::try_from(size).unwrap_or(usize::MAX));
+        (members, size)
     }
 
     /// Keeps so many of the members. Groups keep different ones.

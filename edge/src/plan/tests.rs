@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
-use steerage_edge_dataplane::Path;
+use steerage_edge_dataplane::{Path, Table};
 use steerage_watch::Event;
 
 mod kept_targets;
 mod measure;
+mod retargeting;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")

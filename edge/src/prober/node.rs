@@ -74,15 +74,22 @@ impl Node {
         is_urgent: bool,
         known: impl FnOnce() -> Option<TargetHealth>,
     ) -> bool {
-        let checks = self.checks.entry(probe.check.port).or_default();
-        if let Some(check) = checks.iter_mut().find(|check| check.probe == *probe) {
-            check.is_urgent = is_urgent;
-            if let Judge::Probes(task) = &check.judge {
-                task.set_urgent(is_urgent);
-            }
+        if self.set_urgent(probe, is_urgent) {
             return false;
         }
-        checks.push(NodeCheck { probe: probe.clone(), is_urgent, judge: Judge::None(known()) });
+        let check = NodeCheck { probe: probe.clone(), is_urgent, judge: Judge::None(known()) };
+        self.checks.entry(probe.check.port).or_default().push(check);
+        true
+    }
+
+    /// Sets the urgency of a check; whether there is one.
+    pub(super) fn set_urgent(&mut self, probe: &Probe, is_urgent: bool) -> bool {
+        let checks = self.checks.get_mut(&probe.check.port).into_iter().flatten();
+        let Some(check) = checks.into_iter().find(|check| check.probe == *probe) else { return false };
+        check.is_urgent = is_urgent;
+        if let Judge::Probes(task) = &check.judge {
+            task.set_urgent(is_urgent);
+        }
         true
     }
 

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of each group, with the numbers by which the kernel knows tables and targets, and what one plan leaves to the next.
+//! Pure, called by the plan.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use steerage_edge_dataplane::maglev::{self, Member};
+use steerage_edge_dataplane::{State, Table};
+
+use super::PlanInputs;
+use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
+use super::select::{Frontend, TargetsInUse};
+use super::targets::{TableKey, TargetGroup};
+use crate::numbers::{TableNumbers, TargetNumbers};
+
+/// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
+/// each VIP uses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Assignments {
+    pub(super) targets: TargetNumbers,
+    numbers: TableNumbers,
+    pub(super) tables: HashMap<TableKey, AssignedTable>,
+    pub(super) in_use: TargetsInUse,
+    pub(super) served: Served,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct AssignedTable {
+    pub(super) number: u32,
+    size: u32,
+    members: Vec<Member>,
+    pub(super) table: Arc<Table>,
+}
+
+impl Assignments {
+    /// Continues with the numbers that the kernel holds.
+    pub(crate) fn adopt(written: &State) -> Self {
+        Self {
+            targets: TargetNumbers::adopt(written),
+            numbers: TableNumbers::adopt(written),
+            served: served(written),
+            ..Self::default()
+        }
+    }
+}
+
+impl Assignments {
+    /// The group's table with its number, if it has changed; `used` is what all tables take. `None` if the group has no table.
+    pub(super) fn retarget(
+        &mut self,
+        group: &TargetGroup,
+        used: &mut SlotsAndMembers,
+    ) -> Option<Option<(u32, Arc<Table>)>> {
+        let (members, size) = group.members(&mut self.targets);
+        let assigned = self.tables.get_mut(&group.key)?;
+        if assigned.size == size && assigned.members == members {
+            return Some(None);
+        }
+        *used = used
+            .minus(SlotsAndMembers::of(assigned.size, assigned.members.len()))
+            .plus(SlotsAndMembers::of(size, members.len()));
+        let number = assigned.number;
+        let table = Arc::new(Table::new(size, &members));
+        *assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
+        Some(Some((number, table)))
+    }
+}
+
+/// The number of each group's table, by the group's position.
+pub(super) type PlannedTables = BTreeMap<usize, u32>;
+
+/// The tables of all groups.
+pub(super) struct Assigned {
+    pub(super) tables: PlannedTables,
+    pub(super) assignments: Assignments,
+    pub(super) used: SlotsAndMembers,
+    /// The maps have no room for tables as large as they should be.
+    pub(super) is_cut: bool,
+}
+
+/// A table for each group that a frontend uses.
+pub(super) fn assign(
+    groups: &[TargetGroup],
+    frontends: &[Frontend<'_>],
+    in_use: TargetsInUse,
+    previous: &Assignments,
+    inputs: &PlanInputs<'_>,
+) -> Assigned {
+    let mut targets = previous.targets.clone();
+    let mut numbers = previous.numbers.clone();
+    let mut assigned = HashMap::with_capacity(groups.len());
+    let mut planned = BTreeMap::new();
+    let used: BTreeSet<usize> = frontends.iter().map(|frontend| frontend.group).collect();
+    let mut wanted: Vec<_> = used
+        .into_iter()
+        .filter_map(|position| {
+            let group = groups.get(position)?;
+            let (members, size) = group.members(&mut targets);
+            Some((position, group, members, size))
+        })
+        .collect();
+    let is_cut = fit(&mut wanted, inputs.room);
+    let mut used = SlotsAndMembers::default();
+    for (position, group, members, size) in wanted {
+        let before = previous.tables.get(&group.key);
+        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
+        let table = before
+            .filter(|before| before.size == size && before.members == members)
+            .map_or_else(|| Arc::new(Table::new(size, &members)), |before| Arc::clone(&before.table));
+        planned.insert(position, number);
+        used = used.plus(SlotsAndMembers::of(size, members.len()));
+        assigned.insert(group.key.clone(), AssignedTable { number, size, members, table });
+    }
+    targets.retain(&assigned.values().flat_map(|table| &table.table.members).copied().collect(), inputs.now);
+    numbers.retain(assigned.values().map(|table| table.number).collect());
+    let assignments = Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() };
+    Assigned { tables: planned, assignments, used, is_cut }
+}
+
+/// Gives the largest tables fewer slots, and the longest lists fewer targets, if the maps have no room for all. Whether it has.
+fn fit(wanted: &mut [(usize, &TargetGroup, Vec<Member>, u32)], room: Room) -> bool {
+    let sizes = wanted.iter().map(|(.., size)| Table::room(*size).into());
+    let most_slots = fair_share(sizes, room.slots);
+    if let Some(most) = most_slots {
+        for (_, group, members, size) in &mut *wanted {
+            *size = (*size).min(maglev::largest_size(most));
+            group.keep_members(members, usize::try_from(*size).unwrap_or(usize::MAX));
+        }
+    }
+    let counts = wanted.iter().map(|(_, _, members, _)| u64::try_from(members.len()).unwrap_or(u64::MAX));
+    let most_members = fair_share(counts, room.members);
+    if let Some(most) = most_members {
+        for (_, group, members, _) in wanted {
+            group.keep_members(members, usize::try_from(most).unwrap_or(usize::MAX).max(1));
+        }
+    }
+    most_slots.is_some() || most_members.is_some()
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What follows from the health of a few targets, without a plan: only their groups get other tables and statuses. Pure, used by
+//! the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
+//!
+//! A plan costs as much as there are load balancers, and targets change their health all the time. It must come to the same result
+//! as a plan; where that is not certain it comes to none.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use steerage_edge_api::TargetStatus;
+use steerage_edge_dataplane::Table;
+
+use super::Assignments;
+use super::room::{Room, SlotsAndMembers};
+use super::select::Frontend;
+use super::targets::TargetGroup;
+use crate::health::{HealthByProbe, Probe, Question};
+use crate::host::HostNetwork;
+
+/// The groups of a plan, and who uses them.
+#[derive(Debug, Default)]
+pub(crate) struct PlannedGroups {
+    groups: Vec<PlannedGroup>,
+    /// The positions of groups whose targets are asked this.
+    asked: HashMap<Question, Vec<usize>>,
+    /// Of all tables.
+    used: SlotsAndMembers,
+    /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
+    is_settled: bool,
+    healthy_vips: u32,
+}
+
+#[derive(Debug)]
+struct PlannedGroup {
+    group: TargetGroup,
+    /// The number of VIPs that use it.
+    vips: u32,
+    /// The load balancers whose statuses are about it, and the place among the lists of each.
+    reported: Vec<(String, usize)>,
+}
+
+/// What health is a matter of, beside the load balancers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HealthInputs<'a> {
+    pub(crate) host: &'a HostNetwork,
+    pub(crate) health: &'a HealthByProbe,
+    pub(crate) room: Room,
+}
+
+/// What has changed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Retargeted {
+    /// By number.
+    pub(crate) tables: Vec<(u32, Arc<Table>)>,
+    pub(crate) statuses: Vec<ChangedStatus>,
+    /// Probes that are urgent from now on, or no longer.
+    pub(crate) urgent: Vec<(Probe, bool)>,
+    /// The number of VIPs with a healthy target.
+    pub(crate) healthy_vips: u32,
+}
+
+/// One of the lists of a load balancer's status.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ChangedStatus {
+    pub(crate) load_balancer: String,
+    /// The place of the list.
+    pub(crate) position: usize,
+    pub(crate) targets: Arc<Vec<TargetStatus>>,
+}
+
+impl PlannedGroups {
+    pub(super) fn new(
+        groups: Vec<TargetGroup>,
+        frontends: &[Frontend<'_>],
+        used: SlotsAndMembers,
+        is_settled: bool,
+    ) -> Self {
+        let mut asked = HashMap::<_, Vec<_>>::new();
+        for (position, group) in groups.iter().enumerate() {
+            for probe in &group.probes {
+                asked.entry(probe.question()).or_default().push(position);
+            }
+        }
+        let unused = |group| PlannedGroup { group, vips: 0, reported: Vec::new() };
+        let mut groups: Vec<_> = groups.into_iter().map(unused).collect();
+        let mut lists = HashMap::<&str, usize>::new();
+        for Frontend { load_balancer, group, reported, .. } in frontends {
+            if let Some(used) = groups.get_mut(*group) {
+                used.vips += 1;
+            }
+            let list = lists.entry(&load_balancer.object.name).or_default();
+            if let Some(reported) = groups.get_mut(*reported) {
+                reported.reported.push((load_balancer.object.name.clone(), *list));
+            }
+            *list += 1;
+        }
+        let healthy = groups.iter().filter(|group| group.group.has_healthy());
+        let healthy_vips = healthy.map(|group| group.vips).sum();
+        Self { groups, asked, used, is_settled, healthy_vips }
+    }
+
+    /// The number of VIPs with a healthy target.
+    pub(super) fn healthy_vips(&self) -> u32 {
+        self.healthy_vips
+    }
+
+    /// What the changed health of these probes leads to; `None` if only a plan can say.
+    pub(crate) fn retarget(
+        &mut self,
+        inputs: HealthInputs<'_>,
+        assignments: &mut Assignments,
+        changed: &[Probe],
+    ) -> Option<Retargeted> {
+        if !self.is_settled {
+            return None;
+        }
+        let mut result = Retargeted::default();
+        let asked = changed.iter().filter_map(|probe| self.asked.get(&probe.question()));
+        let positions: BTreeSet<usize> = asked.flatten().copied().collect();
+        let mut flipped = Vec::new();
+        for position in positions {
+            let planned = self.groups.get_mut(position)?;
+            let group = planned.group.refreshed(inputs.host, inputs.health);
+            if planned.vips > 0 {
+                result.tables.extend(assignments.retarget(&group, &mut self.used)?);
+                if !self.used.fits(inputs.room) {
+                    self.is_settled = false;
+                    return None;
+                }
+            }
+            if group.statuses != planned.group.statuses {
+                let changed = |(name, position): &(String, usize)| ChangedStatus {
+                    load_balancer: name.clone(),
+                    position: *position,
+                    targets: Arc::clone(&group.statuses),
+                };
+                result.statuses.extend(planned.reported.iter().map(changed));
+            }
+            match (planned.group.has_healthy(), group.has_healthy()) {
+                (false, true) => self.healthy_vips += planned.vips,
+                (true, false) => self.healthy_vips -= planned.vips,
+                _ => {
+                    planned.group = group;
+                    continue;
+                }
+            }
+            flipped.extend(group.probes.iter().cloned());
+            planned.group = group;
+        }
+        result.urgent = flipped.into_iter().map(|probe| self.with_urgency(probe)).collect();
+        result.healthy_vips = self.healthy_vips;
+        Some(result)
+    }
+
+    /// Whether one of the groups that share the probe has no healthy target.
+    fn with_urgency(&self, probe: Probe) -> (Probe, bool) {
+        let groups = self.asked.get(&probe.question()).into_iter().flatten();
+        let mut groups =
+            groups.filter_map(|position| self.groups.get(*position)).map(|planned| &planned.group);
+        let is_urgent = groups.any(|group| group.probes.contains(&probe) && !group.has_healthy());
+        (probe, is_urgent)
+    }
+}

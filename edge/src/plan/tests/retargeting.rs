@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What follows from changed health without a plan is what a plan says.
+
+use super::*;
+use crate::plan::retarget::ChangedStatus;
+
+/// Of load balancers whose targets overlap, some with equal checks, with two VIPs of a family, or of both families.
+fn load_balancers() -> Vec<Value> {
+    let some = |numbers: &[u8]| numbers.iter().map(|number| target(*number, 1)).collect::<Vec<_>>();
+    let mut shared = load_balancer("shared", "10.0.0.100", &some(&[1, 2, 3]));
+    shared["spec"]["addresses"] = json!(["10.0.0.100", "fd00::100"]);
+    let mut two = load_balancer("two", "10.0.0.101", &some(&[2, 3, 4]));
+    two["spec"]["addresses"] = json!(["10.0.0.101", "10.0.0.102"]);
+    let mut own_check = load_balancer("own-check", "10.0.0.103", &some(&[1, 2, 3, 4]));
+    own_check["spec"]["healthCheck"]["port"] = json!(30_001);
+    let mut other_interval = load_balancer("other-interval", "10.0.0.104", &some(&[1, 2]));
+    other_interval["spec"]["healthCheck"]["intervalMilliseconds"] = json!(5000);
+    vec![shared, two, own_check, other_interval, load_balancer("without-targets", "10.0.0.105", &[])]
+}
+
+fn set(health: &mut HealthByProbe, probe: &Probe, state: TargetState, weight: Option<u32>) {
+    let reason = if state == TargetState::Healthy { "" } else { "refused" };
+    health.insert(probe.clone(), TargetHealth { state, reason: reason.to_owned(), weight });
+}
+
+fn sorted(plan: &Plan) -> Vec<Probe> {
+    let mut probes: Vec<_> = plan.probes.iter().cloned().collect();
+    probes.sort_by_key(|probe| (probe.address, probe.check.port, probe.check.interval_milliseconds));
+    probes
+}
+
+/// Follows the change without a plan.
+fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room) -> bool {
+    let host = host();
+    let inputs = HealthInputs { host: &host, health, room };
+    let Some(result) = plan.groups.retarget(inputs, &mut plan.assignments, changed) else { return false };
+    plan.state.tables.extend(result.tables);
+    for ChangedStatus { load_balancer, position, targets } in result.statuses {
+        plan.statuses.get_mut(&load_balancer).expect("a load balancer").targets[position] = targets;
+    }
+    for (probe, is_urgent) in result.urgent {
+        if is_urgent {
+            plan.urgent_probes.insert(probe)
+        } else {
+            plan.urgent_probes.remove(&probe)
+        };
+    }
+    plan.healthy_vips = result.healthy_vips;
+    true
+}
+
+proptest! {
+    #[test]
+    fn retargeting_comes_to_what_a_plan_comes_to(
+        changes in prop::collection::vec(prop::collection::vec((0..64_usize, 0..3_u8, prop::option::of(1..4_u32)), 1..4), 1..12)
+    ) {
+        let (index, host, now) = (index(&load_balancers()), host(), Instant::now());
+        let first = plan_next(&index, &host, &HealthByProbe::default(), now, &Assignments::default());
+        let mut health = health(&first, &[]);
+        let mut followed = plan_next(&index, &host, &health, now, &first.assignments);
+        let probes = sorted(&followed);
+        for change in changes {
+            let mut changed = Vec::new();
+            for (at, state, weight) in change {
+                let probe = &probes[at % probes.len()];
+                let state = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Initial][usize::from(state)];
+                set(&mut health, probe, state, weight);
+                changed.push(probe.clone());
+            }
+            let before = followed.assignments.clone();
+            prop_assert!(follow(&mut followed, &health, &changed, ROOM));
+            let planned = plan_next(&index, &host, &health, now, &before);
+            prop_assert_eq!(&followed.state, &planned.state);
+            prop_assert_eq!(&followed.statuses, &planned.statuses);
+            prop_assert_eq!(&followed.urgent_probes, &planned.urgent_probes);
+            prop_assert_eq!(followed.healthy_vips, planned.healthy_vips);
+            // The next plan finds nothing to do.
+            let next = plan_next(&index, &host, &health, now, &followed.assignments);
+            prop_assert_eq!(&next.state, &followed.state);
+        }
+    }
+}
+
+#[test]
+fn another_check_that_asks_the_same_is_followed_until_its_own_probe_has_ended() {
+    let mut other = load_balancer("b", "10.0.0.101", &[target(1, 1), target(2, 1)]);
+    other["spec"]["healthCheck"]["intervalMilliseconds"] = json!(5000);
+    let index = index(&[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)]), other]);
+    let (host, now) = (host(), Instant::now());
+    let mut followed = plan_next(&index, &host, &HealthByProbe::default(), now, &Assignments::default());
+    let asked: Vec<_> =
+        sorted(&followed).into_iter().filter(|probe| probe.check.interval_milliseconds == 1000).collect();
+    let mut health = HealthByProbe::default();
+    set(&mut health, &asked[0], TargetState::Healthy, None);
+    set(&mut health, &asked[1], TargetState::Unhealthy, None);
+    assert!(follow(&mut followed, &health, &asked, ROOM));
+    for vip in ["10.0.0.100", "10.0.0.101"] {
+        assert_eq!(reached(&followed, vip, 6, 80), [ip("10.0.0.1")].into(), "{vip}");
+    }
+}
+
+#[test]
+fn vips_that_wait_need_a_plan() {
+    let (host, now) = (host(), Instant::now());
+    let before = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
+    let first = plan_next(&index(&before), &host, &HealthByProbe::default(), now, &Assignments::default());
+    let mut health = health(&first, &[]);
+    let first = plan_next(&index(&before), &host, &health, now, &first.assignments);
+    let mut after = before;
+    after[0]["spec"]["healthCheck"]["port"] = json!(30_001);
+    let mut waiting = plan_next(&index(&after), &host, &health, now, &first.assignments);
+    assert!(waiting.is_waiting);
+    let probe = sorted(&waiting).into_iter().find(|probe| probe.check.port == 30_001).expect("a new probe");
+    set(&mut health, &probe, TargetState::Healthy, None);
+    assert!(!follow(&mut waiting, &health, &[probe], ROOM));
+}
+
+#[test]
+fn tables_that_no_longer_fit_need_a_plan() {
+    let some: Vec<_> = (1..=8).map(|number| target(number, 1)).collect();
+    let index = index(&[load_balancer("a", "10.0.0.100", &some)]);
+    let (host, now) = (host(), Instant::now());
+    let first = plan_next(&index, &host, &HealthByProbe::default(), now, &Assignments::default());
+    let all: Vec<_> = sorted(&first);
+    let few: Vec<_> = all.iter().skip(1).map(|probe| probe.address.to_string()).collect();
+    let mut health = health(&first, &few.iter().map(String::as_str).collect::<Vec<_>>());
+    let room = Room { slots: 256, ..ROOM };
+    let inputs = PlanInputs { index: &index, host: &host, health: &health, room, now };
+    let mut small = super::super::plan(&inputs, &first.assignments);
+    set(&mut health, &all[1], TargetState::Healthy, None);
+    assert!(follow(&mut small, &health, &all[1..2], room));
+    for probe in &all[2..] {
+        set(&mut health, probe, TargetState::Healthy, None);
+    }
+    assert!(!follow(&mut small, &health, &all[2..], room), "8 targets want 509 slots");
+}
