@@ -161,8 +161,8 @@ fn log(address: IpAddr, node: &Node, before: StatementMode, result: &StatementRe
     }
 }
 
-/// From 0 to 1. Targets that were added together must not be asked together.
-fn spread(address: IpAddr) -> f64 {
-    let thousandths = hash::bytes(address.to_string().as_bytes()) % 1000;
+/// From 0 to 1. What was added together must not be asked together: neither many nodes, nor many ports of one.
+fn spread(to: SocketAddr) -> f64 {
+    let thousandths = hash::bytes(to.to_string().as_bytes()) % 1000;
     f64::from(u32::try_from(thousandths).unwrap_or(0)) / 1000.0
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::HealthCheckProtocol;
+use steerage_edge_api::{HealthCheckProtocol, TargetState};
 
 use super::node_statement::{AffectedPorts, NodeStatement, SILENT, StatementMode, Verdict};
 use super::probe_task::{ProbeTask, ProbeTasks};
@@ -179,12 +179,16 @@ impl Node {
 
 impl NodeCheck {
     fn probe(&mut self, source: Option<IpAddr>, tasks: &ProbeTasks) {
-        let known = match &mut self.judge {
+        let (known, at_once) = match &mut self.judge {
             Judge::Probes(_) => return,
-            Judge::None(known) => known.take(),
-            Judge::Statements(tracker) => Some(tracker.health().clone()),
+            Judge::None(known) => (known.take(), true),
+            // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
+            // must all ports of a node be probed together.
+            Judge::Statements(tracker) => {
+                (Some(tracker.health().clone()), tracker.health().state == TargetState::Initial)
+            }
         };
-        self.judge = Judge::Probes(tasks.spawn(self.probe.clone(), known, source, self.is_urgent));
+        self.judge = Judge::Probes(tasks.spawn(self.probe.clone(), known, source, self.is_urgent, at_once));
     }
 
     /// Whether its weight is held back.
@@ -201,7 +205,7 @@ impl NodeCheck {
     /// The health stays. Without any, the target has been tried and is undecided.
     fn keep(&mut self, tasks: &ProbeTasks, now: Instant) {
         self.decide(tasks, now, |tracker, probe| {
-            let is_new = tracker.health().state == steerage_edge_api::TargetState::Initial;
+            let is_new = tracker.health().state == TargetState::Initial;
             is_new && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), now)
         });
     }

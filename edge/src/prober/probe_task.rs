@@ -47,16 +47,17 @@ impl ProbeTasks {
         Self { permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
     }
 
-    /// Begins with the health that is known.
+    /// Begins with the health that is known; at once, or at the target's position in the interval.
     pub(super) fn spawn(
         &self,
         probe: Probe,
         known: Option<TargetHealth>,
         source: Option<IpAddr>,
         is_urgent: bool,
+        at_once: bool,
     ) -> ProbeTask {
         let (sender, receiver) = watch::channel(is_urgent);
-        let worker = Worker { probe, known, source, is_urgent: receiver, tasks: self.clone() };
+        let worker = Worker { probe, known, source, is_urgent: receiver, at_once, tasks: self.clone() };
         ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender }
     }
 }
@@ -74,6 +75,7 @@ struct Worker {
     source: Option<IpAddr>,
     /// Whether no target of its group is healthy.
     is_urgent: watch::Receiver<bool>,
+    at_once: bool,
     tasks: ProbeTasks,
 }
 
@@ -84,7 +86,11 @@ impl Worker {
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
         let started = Instant::now();
         let mut tracker = HealthTracker::new(self.known.take(), started);
-        let mut schedule = ProbeSchedule::new(interval, spread(self.probe.address), started);
+        let mut schedule =
+            ProbeSchedule::new(interval, spread(SocketAddr::new(self.probe.address, check.port)), started);
+        if !self.at_once && !wait(&mut self.is_urgent, &mut schedule, None).await {
+            return;
+        }
         loop {
             let Ok(permit) = self.tasks.permits.acquire().await else { return };
             let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
@@ -102,13 +108,24 @@ impl Worker {
                 return;
             }
             let initial_delay = tracker.initial_delay(interval, now);
-            loop {
-                schedule.set_urgent(*self.is_urgent.borrow_and_update(), Instant::now());
-                tokio::select! {
-                    () = tokio::time::sleep_until(schedule.due(initial_delay).into()) => break,
-                    changed = self.is_urgent.changed() => if changed.is_err() { return },
-                }
+            if !wait(&mut self.is_urgent, &mut schedule, initial_delay).await {
+                return;
             }
+        }
+    }
+}
+
+/// Waits until a probe is due; false if none will be.
+async fn wait(
+    is_urgent: &mut watch::Receiver<bool>,
+    schedule: &mut ProbeSchedule,
+    initial_delay: Option<Duration>,
+) -> bool {
+    loop {
+        schedule.set_urgent(*is_urgent.borrow_and_update(), Instant::now());
+        tokio::select! {
+            () = tokio::time::sleep_until(schedule.due(initial_delay).into()) => return true,
+            changed = is_urgent.changed() => if changed.is_err() { return false },
         }
     }
 }

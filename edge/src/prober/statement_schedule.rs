@@ -7,8 +7,10 @@ use super::node_statement::StatementResult;
 
 /// The least time between the beginnings of two requests: 50 a second, however often something changes.
 const MIN_PERIOD: Duration = Duration::from_millis(20);
-/// The longest pause after the first answer that is no statement, and after the later ones, each twice the one before: an agent that
-/// starts states soon, a node without an agent never.
+/// The pause after an answer that is no statement is a part of the time for which there has been none: an agent that starts states
+/// soon, a node without an agent never.
+const PAUSE_PARTS: u32 = 4;
+/// The shortest pause, or the interval of the node's checks if that is shorter.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 
@@ -18,8 +20,8 @@ pub(super) struct StatementSchedule {
     after: Option<String>,
     /// Whether the last request was answered by a statement.
     is_answered: bool,
-    /// The last pause, while there is no statement.
-    pause: Option<Duration>,
+    /// Since when there has been no statement, if the last answer was none.
+    without_since: Option<Instant>,
 }
 
 impl StatementSchedule {
@@ -47,15 +49,15 @@ impl StatementSchedule {
             StatementResult::Stated(statement) => {
                 let is_news = statement.complete || self.after.as_ref() != Some(&statement.revision);
                 self.after = Some(statement.revision.clone());
-                (self.is_answered, self.pause) = (true, None);
+                (self.is_answered, self.without_since) = (true, None);
                 // An agent that does not hold requests must not be asked without end.
                 begun + if is_news { MIN_PERIOD } else { wait.max(MIN_PERIOD) }
             }
             StatementResult::Unanswered(_) if self.after.is_some() => begun + interval.max(MIN_PERIOD),
             StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
                 self.after = None;
-                let next = |pause: Duration| (pause * 2).min(MAX_PAUSE);
-                ended + *self.pause.insert(self.pause.map_or(interval.min(FIRST_PAUSE), next))
+                let without = ended.duration_since(*self.without_since.get_or_insert(ended));
+                ended + (without / PAUSE_PARTS).clamp(interval.min(FIRST_PAUSE), MAX_PAUSE)
             }
         }
     }
@@ -115,7 +117,8 @@ mod tests {
         let mut asker = asker();
         let refused = StatementResult::NotStated("refused".to_owned());
         let mut pauses = || asker.ask(0, &refused).2;
-        assert_eq!([(); 6].map(|()| pauses()), [1000, 2000, 4000, 8000, 10_000, 10_000]);
+        assert_eq!([(); 7].map(|()| pauses()), [1000, 1000, 1000, 1000, 1000, 1250, 1562]);
+        assert_eq!([(); 12].map(|()| pauses())[11], 10_000);
         assert_eq!(asker.ask(0, &StatementResult::Unanswered(String::new())).2, 10_000, "never stated");
         asker.ask(0, &stated("a", true));
         assert_eq!(asker.ask(0, &refused).2, 1000, "an agent that restarts");

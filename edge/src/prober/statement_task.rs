@@ -95,7 +95,7 @@ async fn run(
 ) {
     let mut schedule = StatementSchedule::default();
     let mut timeout_limit = FIRST_TIMEOUT;
-    tokio::time::sleep(FIRST_SPREAD.mul_f64(spread(to.ip()))).await;
+    tokio::time::sleep(FIRST_SPREAD.mul_f64(spread(to))).await;
     loop {
         let RequestSettings { source, interval, timeout } = *settings.borrow();
         let wait = schedule.wait(interval);

@@ -133,7 +133,7 @@ fn unhealthy(weight: Option<u32>, reason: &str) -> (TargetState, Option<u32>, St
     (TargetState::Unhealthy, weight, reason.to_owned())
 }
 
-/// Neither is probed in the time of a test, but at its beginning.
+/// It is not probed in the time of a test, but at its beginning if no health is known.
 fn hourly(address: SocketAddr) -> Probe {
     let mut probe = probe_of(address, HealthCheckProtocol::Http);
     probe.check.interval_milliseconds = 3_600_000;
@@ -208,7 +208,7 @@ async fn new_check_of_a_stated_port_has_its_health_at_once() {
 #[tokio::test]
 async fn ports_without_a_statement_are_probed() {
     let (agent, to) = (TestAgent::start(Manner::Status("404 Not Found")).await, server(vec![GOOD]).await);
-    let (probe, tcp) = (hourly(to), Probe { check: tcp_check(to), ..hourly(to) });
+    let (probe, tcp) = (probe_of(to, HealthCheckProtocol::Http), probe_of(to, HealthCheckProtocol::Tcp));
     let mut engine = Engine::new(&agent);
     engine.set(&[&probe, &tcp]);
     for _ in 0..2 {
@@ -231,10 +231,6 @@ async fn ports_without_a_statement_are_probed() {
     engine.wait_until_probed(2).await;
 }
 
-fn tcp_check(to: SocketAddr) -> steerage_edge_api::HealthCheck {
-    probe_of(to, HealthCheckProtocol::Tcp).check
-}
-
 /// Nothing listens while it restarts; the threshold keeps the health.
 #[tokio::test]
 async fn restarted_agent_changes_no_health_by_its_absence() {
@@ -253,6 +249,23 @@ async fn restarted_agent_changes_no_health_by_its_absence() {
     engine.wait_until_probed(0).await;
     agent.set(to.port(), Some(0));
     assert_eq!(engine.next().await, unhealthy(Some(2), "no local endpoint"));
+}
+
+#[tokio::test]
+async fn targets_of_a_removed_agent_stay_for_as_long_as_probes_would_take() {
+    let (mut agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let mut probe = probe_of(to, HealthCheckProtocol::Http);
+    (probe.check.interval_milliseconds, probe.check.unhealthy_threshold) = (400, 4);
+    agent.set(to.port(), Some(2));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    let stopped = Instant::now();
+    agent.stop().await;
+    let (state, _, reason) = engine.next().await;
+    assert_eq!(state, TargetState::Unhealthy);
+    assert!(reason.contains("refused"), "{reason}");
+    assert!(stopped.elapsed() >= Duration::from_millis(3 * 400), "{:?}", stopped.elapsed());
 }
 
 #[tokio::test]
