@@ -46,16 +46,16 @@ impl Assignments {
 }
 
 impl Assignments {
-    /// The group's table with its number, if it has changed; `used` is what all tables take. `None` if the group has no table.
+    /// The group's table with its number, if it has changed; `used` is what all tables take. Each group of a VIP has one.
     pub(super) fn retarget(
         &mut self,
         group: &TargetGroup,
         used: &mut SlotsAndMembers,
-    ) -> Option<Option<(u32, Arc<Table>)>> {
+    ) -> Option<(u32, Arc<Table>)> {
         let (members, size) = group.members(&mut self.targets);
         let assigned = self.tables.get_mut(&group.key)?;
         if assigned.size == size && assigned.members == members {
-            return Some(None);
+            return None;
         }
         *used = used
             .minus(SlotsAndMembers::of(assigned.size, assigned.members.len()))
@@ -63,7 +63,7 @@ impl Assignments {
         let number = assigned.number;
         let table = Arc::new(Table::new(size, &members));
         *assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
-        Some(Some((number, table)))
+        Some((number, table))
     }
 }
 

@@ -123,7 +123,7 @@ impl PlannedGroups {
             let planned = self.groups.get_mut(position)?;
             let group = planned.group.refreshed(inputs.host, inputs.health);
             if planned.vips > 0 {
-                result.tables.extend(assignments.retarget(&group, &mut self.used)?);
+                result.tables.extend(assignments.retarget(&group, &mut self.used));
                 if !self.used.fits(inputs.room) {
                     self.is_settled = false;
                     return None;
