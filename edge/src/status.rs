@@ -28,6 +28,8 @@ use crate::plan::LoadBalancerStatus;
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
+/// The least time between two comparisons of what is written with what is to be: each costs as much as there are load balancers.
+const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
 /// Even half of its first delay is no less than [`WRITE_INTERVAL`].
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -91,6 +93,7 @@ impl StatusWriter {
         loop {
             let now = status.borrow_and_update().clone();
             let next = self.write(&now, false).await;
+            tokio::time::sleep(COMPARE_INTERVAL).await;
             tokio::select! {
                 changed = status.changed() => if changed.is_err() {
                     let last = status.borrow().clone();
