@@ -254,12 +254,12 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", (reasons::TARGETS_UNHEALTHY, message))
         }
         _ if inputs.reports_no_health => {
-            let message = "The provider does not report the health of targets. Traffic is not affected.";
+            let message = "The provider does not report the health of targets. That alone affects no traffic.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
         _ => {
             let message = "The provider has not reported the health of the targets yet, or it cannot be read: then the controller's log says \
-                           why. Traffic is not affected.";
+                           why. That alone affects no traffic.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
     }
