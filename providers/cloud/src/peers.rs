@@ -42,6 +42,13 @@ fn letters(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase()).collect()
 }
 
+/// Whether a known name is worth a mention: what follows the prefix differs in a third of its letters at most.
+fn is_close(name: &str, known: &str) -> bool {
+    let last = |name: &str| letters(name.rsplit('/').next().unwrap_or_default());
+    let (name, known) = (last(name), last(known));
+    strsim::levenshtein(&name, &known) <= MAX_TYPOS.max(name.len() / 3)
+}
+
 impl PeerAnnotations {
     /// Refuses an annotation that another controller would obey, whose name nobody knows, or whose name is almost a known one. `read` are
     /// the names that the provider reads.
@@ -108,10 +115,10 @@ impl PeerAnnotations {
         let known = self.unread.iter().map(|peer| format!("{}{}", self.prefix, peer.suffix));
         let known = known.chain(read.iter().map(|&known| known.to_owned()));
         let nearest = known.min_by_key(|known| strsim::levenshtein(&letters(name), &letters(known)));
-        let nearest = nearest.unwrap_or_default();
+        let nearest = nearest.filter(|known| is_close(name, known));
+        let nearest = nearest.map(|known| format!(" The nearest known one is {known}.")).unwrap_or_default();
         let message = format!(
-            "Annotation {name} is unknown. The nearest known one is {nearest}. No load balancer is created or changed. Correct or \
-             remove the annotation."
+            "Annotation {name} is unknown.{nearest} No load balancer is created or changed. Correct or remove the annotation."
         );
         Error::invalid(reasons::UNKNOWN_ANNOTATION, message)
     }
@@ -165,6 +172,10 @@ mod tests {
         let (reason, message) = checked("aws-load-balancer-schema", "internal").unwrap_err();
         assert_eq!(reason, "UnknownAnnotation");
         assert!(message.contains(READ[0]), "{message}");
+        // No name is close to it.
+        let (reason, message) = checked("aws-load-balancer-a-totally-new-thing", "true").unwrap_err();
+        assert_eq!(reason, "UnknownAnnotation");
+        assert!(!message.contains("nearest"), "{message}");
         assert_eq!(checked("azure-load-balancer-internal", "true"), Ok(()));
     }
 

@@ -12,7 +12,9 @@ use http::Method;
 use serde_json::json;
 use steerage_provider_api::{Error, LoadBalancer, Outcome, Owner};
 
-use crate::adoption::{Candidate, for_a_new_one, is_floating_of_peer, is_of_peer, judge, peer_name};
+use crate::adoption::{
+    Candidate, for_a_new_one, is_floating_of_peer, is_of_peer, judge, names_nothing, peer_name,
+};
 use crate::apply::{again, check_kept};
 use crate::client::{Call, list};
 use crate::desired::Desired;
@@ -32,7 +34,8 @@ impl OpenStack {
         wanted: &Desired,
         entry: &mut ServiceState,
     ) -> Result<Option<Outcome>, Error> {
-        let Some(found) = self.candidate(lb, wanted).await? else { return Ok(None) };
+        let was_served = !entry.known_addresses(&lb.owner, &[]).is_empty();
+        let Some(found) = self.candidate(lb, wanted, was_served).await? else { return Ok(None) };
         if let Some(shared) = &wanted.shared {
             let message = format!(
                 "The Service publishes the load balancer {} of cloud-provider-openstack, and requests the shared one {shared}. That of another \
@@ -90,19 +93,31 @@ impl OpenStack {
         lb: &LoadBalancer,
         wanted: &Desired,
     ) -> Result<Option<String>, Error> {
-        let Some(found) = self.candidate(lb, wanted).await? else { return Ok(None) };
+        let Some(found) = self.candidate(lb, wanted, false).await? else { return Ok(None) };
         judge(self.config.adopt.as_deref(), &lb.owner, wanted, &found)?;
         check_kept(&found.balancer, wanted)?;
         Ok(Some(format!("adopts the load balancer {} of cloud-provider-openstack", found.balancer.name)))
     }
 
     /// The load balancer of another controller that is the Service's: by the ID in its annotation, by the address that it publishes, and with
-    /// the flag by its name.
-    async fn candidate(&self, lb: &LoadBalancer, wanted: &Desired) -> Result<Option<Candidate>, Error> {
+    /// the flag by its name. An ID that names nothing is an error, unless the Service had a load balancer that is gone.
+    async fn candidate(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        was_served: bool,
+    ) -> Result<Option<Candidate>, Error> {
         let calls = &*self.calls;
         let mut known: Vec<Balancer> = Vec::new();
         if let Some(id) = &wanted.adopts {
             known.extend(observe::balancer(calls, id).await?);
+            if known.is_empty() && !was_served {
+                // A floating IP of Steerage shows the same after a restart.
+                let mark = self.floating_mark(&lb.owner, wanted.shared.as_deref());
+                if self.own_floating_ips(&mark).await?.is_empty() {
+                    return Err(names_nothing(id));
+                }
+            }
         }
         let is_named = !known.is_empty();
         if !is_named {
@@ -287,6 +302,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use steerage_model::Protocol;
+    use steerage_provider_api::{Compare, Provider as _};
 
     use super::*;
     use crate::annotations::LOAD_BALANCER_ID;
@@ -336,6 +352,36 @@ mod tests {
         }
     }
 
+    /// A typing error in a migration would change the address unseen.
+    #[tokio::test(start_paused = true)]
+    async fn annotation_that_names_nothing_makes_no_load_balancer() {
+        let cloud = Scripted::new();
+        let plain = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        let annotations = BTreeMap::from([(LOAD_BALANCER_ID.to_owned(), "tpyo".to_owned())]);
+        let named = LoadBalancer { annotations, ..plain.clone() };
+        let error = settle(&cloud.provider(), &named).await.unwrap_err();
+        assert_eq!(error.reason(), "AdoptionRefused");
+        assert!(error.to_string().contains("tpyo"), "{error}");
+        assert!(cloud.provider().preview(&named).await.is_err());
+        assert!(cloud.writes().is_empty());
+        // One that is served keeps what it has, and its condition says so.
+        let before = settle(&cloud.provider(), &plain).await.unwrap();
+        let provider = cloud.provider();
+        for _ in 0..2 {
+            let after = settle(&provider, &named).await.unwrap();
+            assert_eq!(after.ingress, before.ingress);
+            let (reason, message) = after.incomplete.unwrap();
+            assert!(reason == "AdoptionRefused" && message.contains("tpyo"), "{message}");
+        }
+        // So does one whose load balancer somebody deleted: it is replaced with its address, also after a restart.
+        for provider in [provider, cloud.provider()] {
+            cloud.remove("loadbalancers", &crate::scripted::ids(&cloud)[0]);
+            let after = provider.apply(&named, Compare::InPlace).await.unwrap();
+            assert_eq!(after.progress, steerage_provider_api::Progress::Again(std::time::Duration::ZERO));
+            assert_eq!(settle(&provider, &named).await.unwrap().ingress, before.ingress);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn address_in_two_networks_is_that_of_ours() {
         let cloud = Scripted::new();
@@ -348,7 +394,7 @@ mod tests {
             ..planned(&[(Protocol::Tcp, 80, 30080)], &[1])
         };
         let wanted = crate::desired::desired(&lb, &provider.config).unwrap();
-        assert_eq!(provider.candidate(&lb, &wanted).await.unwrap().unwrap().balancer.id, "near");
+        assert_eq!(provider.candidate(&lb, &wanted, false).await.unwrap().unwrap().balancer.id, "near");
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 //! That controller names a load balancer after its cluster and the Service, and gives it the name as a tag too. Two clusters may have the
 //! same name, so the Service must also publish the load balancer's address, or name its ID.
 
-use steerage_model::Key;
+use steerage_model::{Key, shown};
 use steerage_provider_api::{Error, Owner};
 
 use crate::annotations::LOAD_BALANCER_ID;
@@ -75,6 +75,28 @@ fn refuse(balancer: &Balancer, why: &str, advice: &str) -> Error {
         balancer.id
     );
     Error::invalid(reasons::ADOPTION_REFUSED, message)
+}
+
+/// The annotation names a load balancer that nobody finds: a typing error would change the Service's address.
+pub(crate) fn names_nothing(id: &str) -> Error {
+    let message = format!(
+        "Annotation {LOAD_BALANCER_ID} names the load balancer {}, which does not exist, or the project does not see it. No load balancer \
+         is created or changed. Correct the ID; for a new load balancer, remove the annotation.",
+        shown(id)
+    );
+    Error::invalid(reasons::ADOPTION_REFUSED, message)
+}
+
+/// What is told of a Service that has a load balancer, and whose annotation names another one.
+pub(crate) fn names_another(wanted: &Desired, balancer: &Balancer) -> Option<(&'static str, String)> {
+    let id = wanted.adopts.as_ref().filter(|id| **id != balancer.id)?;
+    let message = format!(
+        "Annotation {LOAD_BALANCER_ID} names the load balancer {}, and has no effect: the Service has {}, which it keeps. Remove the \
+         annotation; to adopt a load balancer, create the Service again.",
+        shown(id),
+        balancer.id
+    );
+    Some((reasons::ADOPTION_REFUSED, message))
 }
 
 /// How a Service gets a load balancer in place of the one that it has.

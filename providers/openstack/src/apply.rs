@@ -11,6 +11,7 @@ use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progre
 use steerage_provider_cloud::Refusals;
 use steerage_provider_cloud::shared::LoadBalancerUse;
 
+use crate::adoption::names_another;
 use crate::desired::{Desired, Nodes};
 use crate::diff::diff;
 use crate::error::CallError;
@@ -110,6 +111,7 @@ impl OpenStack {
         }
         for _ in 0..=MAX_REFUSED {
             let fitting = reduced.clone().for_families(&families);
+            let fitting = if entry.is_at_pool_quota() { fitting.in_present_pools() } else { fitting };
             let steps = diff(owner, &tree, &fitting, entry.last_pool.as_deref())?;
             let Some(step) = steps.into_iter().next() else {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {
@@ -124,6 +126,7 @@ impl OpenStack {
                     let (network, version) = (wanted.network.as_deref(), self.version().await?);
                     incomplete = missing(&wanted.families, &wanted.vips, network, &tree.balancer, version);
                 }
+                incomplete = incomplete.or_else(|| names_another(&wanted, &tree.balancer));
                 if let Some(shared) = &wanted.shared {
                     if let Some(wait) = self.leave_others(owner, shared, entry).await? {
                         return Ok(Outcome { progress: Progress::Again(wait), ..Outcome::done() });
@@ -335,8 +338,9 @@ impl OpenStack {
             }
             Err(failure) => {
                 let is_of_members = matches!(step, Step::SetMembers { .. });
-                if is_of_members && failure.is_quota() && entry.note_member_quota() {
-                    // Nothing was changed. What needs no more members than there are may still be taken.
+                let is_quota = failure.is_quota();
+                if is_quota && (is_of_members && entry.note_member_quota() || entry.note_pool_quota(step)) {
+                    // Nothing was changed. What needs no more members, or no other pool, may still be taken.
                     (entry.is_verified, entry.changing) = (was_verified, was_changing);
                     return Ok(false);
                 }

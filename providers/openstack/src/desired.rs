@@ -92,6 +92,8 @@ pub(crate) struct WantedPool {
     pub(crate) check: Check,
     /// Whether its check port is the Service's, and not that of the nodes' proxy.
     pub(crate) is_own_check: bool,
+    /// Whether it stays when its members' checks move to another port. Otherwise another pool takes its place.
+    pub(crate) keeps_pool: bool,
     pub(crate) members: Members,
 }
 
@@ -166,6 +168,7 @@ pub(crate) fn own(lb: &LoadBalancer, config: &Config, shared: Option<String>) ->
             monitor_name: name(&["monitor", parts[0], parts[1], parts[2]]),
             check: check(&group.health_check, listener.protocol, driver),
             is_own_check: group.health_check.is_of_service,
+            keeps_pool: false,
             members: members(&nodes, ports, &reached, driver, &mut refused),
         };
         listeners.push(WantedListener {
@@ -434,6 +437,15 @@ impl Desired {
             if self.provider == crate::config::OVN {
                 return self.without(|address| !families.contains(&Family::of(*address)));
             }
+        }
+        self
+    }
+
+    /// The same in the pools that are there: the project has no quota for others.
+    #[must_use]
+    pub(crate) fn in_present_pools(mut self) -> Self {
+        for listener in &mut self.listeners {
+            listener.pool.keeps_pool = true;
         }
         self
     }

@@ -9,6 +9,7 @@ use steerage_provider_cloud::shared::port_in_use;
 use crate::adoption::is_part;
 use crate::desired::{Desired, Members, WantedListener, WantedPool, set_limits};
 use crate::marks;
+use crate::pools::{has_old_checks, renewed};
 use crate::reasons;
 use crate::state::Tree;
 use crate::step::Step;
@@ -59,13 +60,13 @@ pub(crate) fn diff(
         rest.push(Step::UpdateBalancer { id: tree.balancer.id.clone(), changes: changes.into() });
     }
     for listener in after(&wanted.listeners, last, |listener| &listener.pool.name) {
-        let Some(pool) = pool_of(owner, tree, &listener.pool.name) else { continue };
+        let Some(pool) = pool_of(owner, tree, listener) else { continue };
         let of_pool = pool_steps(pool, &listener.pool, &wanted.part_tags);
         let has_members = of_pool.iter().any(|step| matches!(step, Step::SetMembers { .. }));
         if has_members { steps.extend(of_pool) } else { rest.extend(of_pool) }
     }
     for listener in &wanted.listeners {
-        let Some(pool) = pool_of(owner, tree, &listener.pool.name) else {
+        let Some(pool) = pool_of(owner, tree, listener) else {
             let mut body = listener.pool.body();
             body["loadbalancer_id"] = tree.balancer.id.clone().into();
             rest.push(Step::CreatePool { name: listener.pool.name.clone(), body });
@@ -144,8 +145,16 @@ pub(crate) fn l4(protocol: &str) -> &str {
     }
 }
 
-fn pool_of<'a>(owner: &Owner, tree: &'a Tree, name: &str) -> Option<&'a Pool> {
-    tree.pools.iter().find(|pool| pool.name == name && is_part(owner, &tree.balancer, &pool.name, &pool.tags))
+/// The pool that a listener has, or gets; `None` if one must be created. While checks move to another port, there are two of the name.
+fn pool_of<'a>(owner: &Owner, tree: &'a Tree, wanted: &WantedListener) -> Option<&'a Pool> {
+    let used = listener_of(tree, wanted).and_then(|listener| listener.default_pool_id.as_ref());
+    let fits = |pool: &&Pool| {
+        pool.name == wanted.pool.name
+            && is_part(owner, &tree.balancer, &pool.name, &pool.tags)
+            && (wanted.pool.keeps_pool || !has_old_checks(pool, &wanted.pool.members))
+    };
+    let fitting = || tree.pools.iter().filter(fits);
+    fitting().find(|pool| used == Some(&pool.id)).or_else(|| fitting().next())
 }
 
 fn not_owned(listener: &Listener) -> Error {
@@ -204,6 +213,9 @@ fn pool_steps(pool: &Pool, wanted: &WantedPool, part_tags: &[String]) -> Vec<Ste
 /// The next change of members, if one is needed: those that will be. If none of them serves yet, all that were come with them first:
 /// Octavia's request names all members, and not every driver promises to add before it removes.
 pub(crate) fn member_step(pool: &Pool, wanted: &Members) -> Option<Step> {
+    if let Some(members) = renewed(pool, wanted) {
+        return Some(Step::SetMembers { pool: pool.id.clone(), name: pool.name.clone(), members });
+    }
     let is_equal = |member: &Member| wanted.get(&member.key()) == Some(member);
     if pool.members.len() == wanted.len() && pool.members.iter().all(is_equal) {
         return None;
@@ -287,10 +299,12 @@ fn removals(owner: &Owner, tree: &Tree, wanted: &Desired) -> Vec<Step> {
         id: listener.id.clone(),
         port: port(&listener.protocol, listener.protocol_port),
     });
+    let chosen = wanted.listeners.iter().filter_map(|listener| pool_of(owner, tree, listener));
+    let chosen: Vec<&str> = chosen.map(|pool| pool.id.as_str()).collect();
     let is_unused = |pool: &&Pool| {
-        let is_named = wanted.listeners.iter().any(|listener| listener.pool.name == pool.name);
+        let is_chosen = chosen.contains(&pool.id.as_str());
         let is_used = kept.iter().any(|listener| listener.default_pool_id.as_ref() == Some(&pool.id));
-        is_ours(&pool.name, &pool.tags) && !is_named && !is_used
+        is_ours(&pool.name, &pool.tags) && !is_chosen && !is_used
     };
     let pools = tree.pools.iter().filter(is_unused);
     let pools = pools.map(|pool| Step::DeletePool { id: pool.id.clone(), name: pool.name.clone() });

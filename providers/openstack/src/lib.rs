@@ -37,6 +37,7 @@ mod observe;
 mod options;
 mod paced;
 pub mod peers;
+mod pools;
 mod port_waiters;
 mod provider;
 mod reads;

@@ -177,7 +177,7 @@ impl OpenStack {
         self.services.lock(service, ServiceState::default).await
     }
 
-    /// The members that the pools in place should have, by name, and the nodes that cannot be members.
+    /// The members that the pools in place should have, by ID, and the nodes that cannot be members.
     fn wanted_members(
         &self,
         owner: &Owner,
@@ -201,7 +201,7 @@ impl OpenStack {
             let reached: Vec<(Family, &str)> =
                 families.iter().take(count).map(|family| (*family, subnet(*family))).collect();
             let members = members(nodes, ports, &reached, self.config.driver(), &mut refused);
-            pools.insert(pool.name.clone(), members);
+            pools.insert(pool.id.clone(), members);
         }
         (pools, refused.into_iter().collect())
     }
@@ -234,7 +234,7 @@ impl OpenStack {
         loop {
             let mut pools = after(&tree.pools, last.as_deref(), |pool| &pool.name);
             let next = pools.find_map(|pool| {
-                let mut members = wanted.get(&pool.name)?.clone();
+                let mut members = wanted.get(&pool.id)?.clone();
                 members.retain(|(address, _), _| !entry.refused.must_wait(address));
                 let step = member_step(pool, &members)?;
                 Some(if entry.is_at_member_quota() { step.without_others(&members) } else { step })

@@ -32,8 +32,8 @@ const LONGEST_POLL: Duration = Duration::from_secs(5);
 const LONGEST_STUCK_POLL: Duration = Duration::from_mins(1);
 /// Where only targets follow, all is read again after this time.
 const OLD: Duration = Duration::from_mins(10);
-/// After the quota of members refused a change, sets that need more members for a moment are not sent for this time.
-const MEMBER_QUOTA: Duration = Duration::from_mins(10);
+/// After a quota refused a change, those that need more members, or another pool, for a moment are not sent for this time.
+const QUOTA_WAIT: Duration = Duration::from_mins(10);
 /// Where one change follows the other, the parts are looked at after this time.
 const LONGEST_UNCHECKED: Duration = Duration::from_mins(1);
 /// A load balancer that is `PENDING` for this time is not changing: Octavia's worker is down, or died meanwhile.
@@ -253,6 +253,8 @@ pub(crate) struct ServiceState {
     last: Option<(Step, u32, Instant)>,
     /// When the project's quota of members refused a change.
     at_member_quota: Option<Instant>,
+    /// When it had no room for another pool beside the present one.
+    at_pool_quota: Option<Instant>,
     /// The name of the pool whose members changed last.
     pub(crate) last_pool: Option<String>,
 }
@@ -324,7 +326,28 @@ impl ServiceState {
 
     /// Whether the project had no quota for more members a moment ago.
     pub(crate) fn is_at_member_quota(&self) -> bool {
-        self.at_member_quota.is_some_and(|at| at.elapsed() < MEMBER_QUOTA)
+        self.at_member_quota.is_some_and(|at| at.elapsed() < QUOTA_WAIT)
+    }
+
+    /// The project's quota refused a change. False if it was not one that another pool needs which replaces a present one.
+    pub(crate) fn note_pool_quota(&mut self, step: &Step) -> bool {
+        let (name, present) = match step {
+            Step::CreatePool { name, .. } => (name, 1),
+            Step::CreateMonitor { pool: name, .. } | Step::SetMembers { name, .. } => (name, 2),
+            _ => return false,
+        };
+        let pools = self.tree.iter().flat_map(|(_, tree)| &tree.pools);
+        let is_replacing = pools.filter(|pool| pool.name == *name).count() >= present;
+        let is_news = is_replacing && !self.is_at_pool_quota();
+        if is_news {
+            self.at_pool_quota = Some(Instant::now());
+        }
+        is_news
+    }
+
+    /// Whether the project had no quota for another pool a moment ago.
+    pub(crate) fn is_at_pool_quota(&self) -> bool {
+        self.at_pool_quota.is_some_and(|at| at.elapsed() < QUOTA_WAIT)
     }
 
     /// A change is about to be sent. The call may be abandoned before its answer comes.

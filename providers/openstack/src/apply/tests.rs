@@ -220,3 +220,41 @@ async fn part_of_a_creation_that_ovn_fails_is_made_again() {
     settle(&provider, &lb).await.unwrap();
     assert_eq!(cloud.all("listeners")[0]["provisioning_status"], "ACTIVE");
 }
+
+/// The sequence of writes of a change from policy Local to Cluster, and what is made of it where a quota is used up.
+#[tokio::test(start_paused = true)]
+async fn checks_move_by_another_pool_or_without_quota_in_the_present_one() {
+    let local = planned(&[WEB], &[1, 2]);
+    let mut cluster = local.clone();
+    cluster.groups[0].health_check.port = Some(10256);
+    let by_pool = ["POST pools", "POST healthmonitors", "PUT members", "PUT listeners", "DELETE pools"];
+    let in_place = ["PUT pools", "PUT members", "PUT members", "PUT members", "PUT members"];
+    for (full, tried, rest) in [
+        (None, 0, &by_pool[..]),
+        (Some("POST pools"), 1, &in_place),
+        (Some("POST healthmonitors"), 2, &in_place),
+        (Some("PUT members"), 4, &in_place),
+    ] {
+        let cloud = Scripted::new();
+        settle(&cloud.provider(), &local).await.unwrap();
+        let old = cloud.all("pools")[0]["id"].clone();
+        cloud.writes();
+        let provider = cloud.provider();
+        // The quota of members refuses twice: at first a smaller set might do.
+        for _ in 0..full.map_or(0, |action| if action == "PUT members" { 2 } else { 1 }) {
+            cloud.fail(full.unwrap(), 403, "Quota has been met for resources: pool.");
+        }
+        settle(&provider, &cluster).await.unwrap();
+        let writes = cloud.writes();
+        let rest: Vec<_> = if tried > 1 { [rest, &["DELETE pools"]].concat() } else { rest.to_vec() };
+        assert_eq!(writes[tried..], rest, "{full:?}: {writes:?}");
+        let pools = cloud.all("pools");
+        assert_eq!(pools.len(), 1, "{full:?}");
+        assert_eq!(pools[0]["id"] == old, full.is_some());
+        assert_eq!(cloud.all("listeners")[0]["default_pool_id"], pools[0]["id"]);
+        assert!(pools[0]["members"].as_array().unwrap().iter().all(|member| member["monitor_port"] == 10256));
+        // The next controller has nothing to do.
+        settle(&cloud.provider(), &cluster).await.unwrap();
+        assert!(cloud.writes().is_empty());
+    }
+}

@@ -48,9 +48,12 @@ fn make(tree: &mut Tree, step: &Step) {
             tree.balancer.admin_state_up |= changes.get("admin_state_up").is_some();
         }
         Step::CreatePool { name, body } => {
-            assert!(tree.pools.iter().all(|pool| pool.name != *name), "{name} twice");
+            let of_name = tree.pools.iter().filter(|pool| pool.name == *name).count();
+            assert!(of_name < 3, "{name} again and again");
             let mut pool = body.clone();
-            pool["id"] = format!("id of {name}").into();
+            let id = (0..).map(|number| format!("id {number} of {name}"));
+            let is_free = |id: &String| tree.pools.iter().all(|pool| pool.id != *id);
+            pool["id"] = id.into_iter().find(is_free).into();
             pool["provisioning_status"] = "ACTIVE".into();
             tree.pools.push(serde_json::from_value(pool).unwrap());
         }
@@ -76,6 +79,12 @@ fn make(tree: &mut Tree, step: &Step) {
             let is_kept = |member: &Member| members.iter().any(|kept| kept.key() == member.key());
             let is_first = pool.members.is_empty() || members.is_empty();
             assert!(is_first || pool.members.iter().any(is_kept), "all members are replaced at once");
+            let is_moved = |member: &Member| {
+                let same = |now: &&Member| now.key() == member.key();
+                members.iter().find(same).is_some_and(|now| now.monitor_port != member.monitor_port)
+            };
+            let is_haproxy = pool.protocol != "UDP";
+            assert!(!is_haproxy || !pool.members.iter().any(is_moved), "a check moves in place");
             assert!(tree.note(step, &Value::Null));
         }
         Step::CreateMonitor { body, .. } => {
@@ -308,6 +317,80 @@ fn type_of_a_monitor_changes_by_another_monitor() {
     assert!(steps.iter().zip(expected).all(|(step, part)| step.contains(part)), "{steps:?}");
 }
 
+/// The plan under policy Cluster: all nodes, which are asked on the port of their service proxy.
+fn under_cluster(mut lb: LoadBalancer) -> LoadBalancer {
+    for group in &mut lb.groups {
+        (group.health_check.port, group.health_check.is_of_service) = (Some(10256), false);
+    }
+    lb
+}
+
+/// haproxy keeps the port of a server's check, whatever Octavia makes of `monitor_port`.
+#[test]
+fn checks_move_to_another_port_by_another_pool() {
+    let (local, cluster) = (planned(&[WEB], &[1]), under_cluster(planned(&[WEB], &[1, 2, 3])));
+    let mut tree = made(&local);
+    for (to, members) in [(&cluster, "node-1, node-2, node-3"), (&local, "node-1")] {
+        let (before, name) = (tree.pools[0].clone(), wanted(to).listeners[0].pool.name.clone());
+        let steps = converge(&mut tree, &wanted(to), |tree| {
+            let used = tree.listeners[0].default_pool_id.as_ref();
+            let used = tree.pools.iter().find(|pool| Some(&pool.id) == used).unwrap();
+            assert!(*used == before || used.monitor.is_some() && !used.members.is_empty());
+        });
+        let expected = [
+            format!("pool {name}: created"),
+            format!("pool {name}: health monitor created"),
+            format!("pool {name}: members become {members}"),
+            "listener TCP 80: default_pool_id changes".to_owned(),
+            format!("pool {name}: deleted"),
+        ];
+        assert_eq!(steps, expected);
+        assert!(tree.pools.len() == 1 && tree.pools[0].id != before.id);
+    }
+    // No member stays: its successor has another ID, and the pool may stay.
+    let steps = converge(&mut tree, &wanted(&under_cluster(planned(&[WEB], &[2]))), |_| {});
+    assert!(tree.pools.len() == 1 && steps.iter().all(|step| !step.contains("created")), "{steps:?}");
+}
+
+/// LVS and OVN keep nothing.
+#[test]
+fn checks_of_others_than_haproxy_move_in_place() {
+    let of = |port: (Protocol, u16, u16), provider: &str| {
+        let local = planned(&[port], &[1]);
+        let cluster = under_cluster(planned(&[port], &[1, 2]));
+        let [local, cluster] = [local, cluster].map(|lb| desired(&lb, &config(provider)).unwrap());
+        let mut tree = empty();
+        converge(&mut tree, &local, |_| {});
+        converge(&mut tree, &cluster, |_| {})
+    };
+    for steps in [of((Protocol::Udp, 53, 30053), "amphora"), of(WEB, "ovn")] {
+        assert!(steps.iter().all(|step| step.contains("become") || step.contains("tags")), "{steps:?}");
+    }
+}
+
+/// Without quota for another pool, members go and come again, half of them at once.
+#[test]
+fn checks_move_in_the_pool_that_is_there() {
+    for (from, to, expected) in [
+        (
+            &[1, 2, 3][..],
+            &[1, 2, 3][..],
+            &["node-3", "node-1, node-2, node-3", "node-1, node-2", "node-1, node-2, node-3"][..],
+        ),
+        (&[1], &[1, 2], &["node-2, node-1", "node-2", "node-1, node-2"]),
+        (&[1], &[1], &["none", "node-1"]),
+    ] {
+        let mut tree = made(&planned(&[WEB], from));
+        let pool = tree.pools[0].id.clone();
+        let cluster = wanted(&under_cluster(planned(&[WEB], to))).in_present_pools();
+        let steps = converge(&mut tree, &cluster, |_| {});
+        let members = steps.iter().filter_map(|step| step.split_once("become ")).map(|(_, members)| members);
+        assert_eq!(members.collect::<Vec<_>>(), expected);
+        assert!(tree.pools.len() == 1 && tree.pools[0].id == pool);
+        assert!(tree.pools[0].members.iter().all(|member| member.monitor_port == Some(10256)));
+    }
+}
+
 #[test]
 fn others_listeners_stay_and_block_their_port() {
     let lb = planned(&[WEB], &[1]);
@@ -346,12 +429,16 @@ fn any_plan() -> impl Strategy<Value = LoadBalancer> {
     let listener = (prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)], 80..84_u16, 30080..30083_u16);
     let listeners = proptest::collection::vec(listener, 1..4);
     let nodes = proptest::collection::btree_set(1..6_u8, 0..5);
-    (listeners, nodes, any::<bool>(), any::<bool>()).prop_map(
-        |(mut listeners, nodes, is_proxied, is_restricted)| {
+    let check = prop_oneof![Just(Some(32000)), Just(Some(10256)), Just(None)];
+    (listeners, nodes, any::<bool>(), any::<bool>(), check).prop_map(
+        |(mut listeners, nodes, is_proxied, is_restricted, check)| {
             listeners.sort();
             listeners.dedup_by_key(|(protocol, port, _)| (*protocol, *port));
             let nodes: Vec<u8> = nodes.into_iter().collect();
             let mut lb = planned(&listeners, &nodes);
+            for group in &mut lb.groups {
+                group.health_check.port = check;
+            }
             if is_proxied {
                 let name = crate::annotations::PROXY_PROTOCOL.to_owned();
                 lb.annotations.insert(name, "v2".to_owned());
