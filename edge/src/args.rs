@@ -64,7 +64,7 @@ pub(crate) struct EdgeArgs {
     #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u8).range(2..=100))]
     pub(crate) heartbeat_misses: u8,
-    /// Ask nodes on this port for their statements, where the agent has its own `--healthz-port`; 0 disables
+    /// Ask nodes for statements on this port, the agents' `--healthz-port`; 0 disables, and all health checks are probed
     #[arg(long, env = "STEERAGE_STATEMENTS_PORT", value_name = "PORT", default_value_t = 10356)]
     pub(crate) statements_port: u16,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory

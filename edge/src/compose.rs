@@ -178,7 +178,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     Ok(())
 }
 
-/// Those that an earlier process has left.
+/// The VIPs for which the kernel answers since an earlier process.
 fn served_vips(dataplane: &Dataplane) -> BTreeSet<IpAddr> {
     let written = dataplane.written().into_iter().flat_map(|written| &written.vips);
     written.filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect()

@@ -50,7 +50,7 @@ const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 pub(crate) struct Inputs {
     pub(crate) events: mpsc::Receiver<IndexEvent>,
     pub(crate) health: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
-    /// For the prober, which follows from them what `health` brings.
+    /// Ended requests to nodes for statements. The prober records them, and sends the changes of health that follow to `health`.
     pub(crate) statements: mpsc::Receiver<StatementReport>,
     pub(crate) membership: watch::Receiver<Membership>,
     pub(crate) conflicts: watch::Receiver<AddressConflicts>,

@@ -42,7 +42,8 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// Asks nodes for statements on a port, unless it is zero. Sends changes of health to `changes`. What comes out of `reports` is to be handed back to [`record`](Self::record).
+    /// Asks nodes for statements on this port, unless it is zero. Sends changes of health to `changes`. The engine hands what
+    /// arrives on `reports` back to [`record`](Self::record).
     pub(crate) fn new(
         statements_port: u16,
         changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,

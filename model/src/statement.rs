@@ -19,8 +19,8 @@ pub const MAX_STATEMENT_WAIT: u64 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Statement {
-    /// What this answer leads to: the next request's `after`. It has a meaning for the agent only; an agent that starts anew begins
-    /// new ones.
+    /// The `after` of the next request. Only the agent understands it; a restarted agent does not know the revisions of its
+    /// predecessor.
     pub revision: String,
     /// Whether `ports` lists all ports of the node. Otherwise it lists those that have changed.
     pub complete: bool,

@@ -34,7 +34,7 @@ impl<T> PerFamily<T> {
     }
 }
 
-/// What a client has to hear.
+/// The ports of a statement: all, or those that have changed since what the client knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StatedDelta {
     /// The number of the last change that is in `ports`.

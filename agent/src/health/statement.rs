@@ -124,7 +124,8 @@ impl fmt::Display for Origin {
 struct Revision {
     /// The last change of a port.
     change: u64,
-    /// What it was told of the node's health. That changes without a number of its own, because nobody hears of it who does not ask.
+    /// What it was told of the node's health. That has no number of its changes: time alone changes it, and it is only evaluated
+    /// when a client asks.
     healthy: bool,
 }
 

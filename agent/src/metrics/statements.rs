@@ -50,7 +50,7 @@ impl StatementMetrics {
 
     /// Registers it.
     pub fn register(self, registry: &mut Registry) {
-        let help = "Statements of the node's health-check node ports: of all ports, of changes, and of none because nothing changed while the request waited";
+        let help = "Statements that were sent, by kind: complete (all health-check node ports), changes, or unchanged (nothing changed while the request waited)";
         registry.register("statements", help, self.0);
     }
 
