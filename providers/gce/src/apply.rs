@@ -20,6 +20,7 @@ use crate::instances::{Limit, Placed, keep, place, with_groups};
 use crate::known::{Claim, Content};
 use crate::leaving::last_endpoints;
 use crate::object::{Id, Kind};
+use crate::places::{self, SOON, unserved};
 use crate::provider::{Gce, INVENTORY_AGE};
 use crate::shared::Cleaned;
 use crate::state::{Complete, ServiceState};
@@ -115,12 +116,16 @@ impl Gce {
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &lb.published };
             let (steps, left) = entry.denied.split(diff.towards(&towards)?);
+            let (steps, held) = self.with_place(lb, &towards, tree, steps);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
             if !unread.is_empty() {
                 self.read_again(owner, &unread, entry).await?;
                 continue;
+            }
+            if steps.is_empty() && held > 0 {
+                return Ok(self.without_place(entry));
             }
             if steps.is_empty() {
                 let Some(ingress) = reached(&wanted, tree, &lb.published) else {
@@ -163,6 +168,65 @@ impl Gce {
             }
         }
         Ok(self.again(entry))
+    }
+
+    /// The changes without new rules that wait for a Service whose rule is being replaced, and how many wait.
+    fn with_place(
+        &self,
+        lb: &LoadBalancer,
+        wanted: &Desired,
+        tree: &Tree,
+        steps: Vec<Step>,
+    ) -> (Vec<Step>, usize) {
+        let mut places = self.places();
+        let service = &lb.owner.service;
+        places.look(service, !lb.published.is_empty(), wanted, tree);
+        let unruled = || {
+            let list = self.inventory.last();
+            let found =
+                list.map(|list| places::unruled(&list.found, |found| Some(self.owner(found)?.service)));
+            found.unwrap_or_default()
+        };
+        if steps.is_empty() {
+            places.forget(service);
+        }
+        let (steps, held) = places.split(service, steps, unruled);
+        places.begin(service, &steps, wanted, tree);
+        (steps, held)
+    }
+
+    /// The outcome while new rules wait.
+    fn without_place(&self, entry: &ServiceState) -> Outcome {
+        let message = "The quota of forwarding rules is used up, or may be, and the forwarding rule of another Service is being replaced. A new \
+                       rule waits for that, for a minute at most. Steerage tries again every second.";
+        let outcome = self.again(entry);
+        let incomplete = Some((reasons::QUOTA_EXCEEDED, message.to_owned()));
+        Outcome { progress: Progress::Again(SOON), incomplete, ..outcome }
+    }
+
+    /// A Service whose rule was deleted to be replaced is not served: it is tried again at once, and told what is missing.
+    pub(crate) fn told_of_place(
+        &self,
+        lb: &LoadBalancer,
+        result: Result<Outcome, Error>,
+        entry: &ServiceState,
+    ) -> Result<Outcome, Error> {
+        let error = match result {
+            Err(error) if error.reason() == reasons::QUOTA_EXCEEDED => error,
+            other => return other,
+        };
+        let Some(wait) = self.places().retry_in(&lb.owner.service) else { return Err(error) };
+        let wanted = desired(lb, &self.config)?;
+        // Not what stays is told, but what is missing.
+        let problem = error.to_string().replace(" What GCE accepted before stays as it is.", "");
+        let message = format!(
+            "The forwarding rule of {} is missing: Steerage deleted it to replace it, and GCE refuses the new one. No client reaches these \
+             ports. Steerage tries again every {}s. {problem}",
+            unserved(&wanted, entry.known(&lb.owner)),
+            wait.as_secs()
+        );
+        let incomplete = Some((reasons::QUOTA_EXCEEDED, message));
+        Ok(Outcome { progress: Progress::Again(wait), incomplete, ..Outcome::done() })
     }
 
     fn lacks_firewalls(&self) -> bool {

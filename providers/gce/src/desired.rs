@@ -386,8 +386,14 @@ pub(crate) fn firewall(
         "network": config.network,
         "direction": "INGRESS",
         "priority": 1000,
+        "disabled": false,
         "sourceRanges": sources,
+        // Whatever else decides what is admitted, and is not wanted.
+        "sourceTags": null,
+        "sourceServiceAccounts": null,
+        "destinationRanges": null,
         "targetTags": config.node_tags,
+        "targetServiceAccounts": null,
         "allowed": allowed,
     })
 }

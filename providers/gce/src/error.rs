@@ -136,6 +136,11 @@ impl CallError {
         self.is_used_up || self.is_throttled()
     }
 
+    /// Whether a quota has no room for it, so that nothing was changed by it.
+    pub(crate) fn is_beyond_quota(&self) -> bool {
+        self.meaning() == Meaning::QuotaExceeded
+    }
+
     /// Whether Google finds the request wrong, so that nothing was changed by it.
     pub(crate) fn is_rejected(&self) -> bool {
         self.meaning() == Meaning::Rejected || self.is_not_found()

@@ -19,7 +19,8 @@ pub(crate) fn command(step: &Step, config: &Config) -> String {
     match step {
         Step::Delete { .. } => format!("{rules} delete {} --project={project} --quiet", id.name),
         Step::Patch { changes, .. } => {
-            format!("{rules} update {} --project={project}{}", id.name, options(changes, "--rules"))
+            let (set, cleared) = (options(changes, "--rules"), cleared(changes));
+            format!("{rules} update {} --project={project}{set}{cleared}", id.name)
         }
         Step::Insert { body, .. } => {
             let network = config.network.rsplit('/').next().unwrap_or_default();
@@ -34,6 +35,19 @@ pub(crate) fn command(step: &Step, config: &Config) -> String {
         }
         Step::Attach { .. } | Step::Detach { .. } => String::new(),
     }
+}
+
+/// Of an update: what somebody else set, and is not wanted.
+fn cleared(changes: &Value) -> String {
+    let all = [
+        ("disabled", Value::Bool(false), " --no-disabled"),
+        ("sourceTags", Value::Null, " --source-tags="),
+        ("sourceServiceAccounts", Value::Null, " --source-service-accounts="),
+        ("destinationRanges", Value::Null, " --destination-ranges="),
+        ("targetServiceAccounts", Value::Null, " --target-service-accounts="),
+    ];
+    let meant = all.iter().filter(|(field, value, _)| changes.get(*field) == Some(value));
+    meant.map(|(_, _, option)| *option).collect()
 }
 
 fn options(body: &Value, allow: &str) -> String {
@@ -89,6 +103,11 @@ mod tests {
         assert_eq!(
             command(&Step::Patch { id: id.clone(), changes }, &config),
             "gcloud compute firewall-rules update st-x --project=host --source-ranges=10.0.0.0/8"
+        );
+        let changes = json!({ "disabled": false, "sourceTags": null });
+        assert_eq!(
+            command(&Step::Patch { id: id.clone(), changes }, &config),
+            "gcloud compute firewall-rules update st-x --project=host --no-disabled --source-tags="
         );
         assert_eq!(
             command(&Step::Delete { id }, &config),

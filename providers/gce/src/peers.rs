@@ -13,6 +13,9 @@ const fn peer(suffix: &'static str, accepted: &'static [&'static str], why: &'st
     PeerAnnotation { suffix, accepted, why }
 }
 
+/// What follows a prefix of Google's in annotations about load balancers alone.
+const OWN: &str = "load-balancer-";
+
 /// An annotation's prefix, and what follows it in those that are not read.
 type Peers = (&'static str, &'static [PeerAnnotation]);
 
@@ -49,7 +52,7 @@ pub const PEER_ANNOTATIONS: [Peers; 3] = [
 pub(crate) fn check(of_service: &BTreeMap<String, String>) -> Result<(), Error> {
     let read: Vec<&'static str> = annotations::ALL.iter().map(|known| known.name).collect();
     for (prefix, unread) in PEER_ANNOTATIONS {
-        PeerAnnotations { prefix, own: None, unread }.check(of_service, &read)?;
+        PeerAnnotations { prefix, own: Some(OWN), unread }.check(of_service, &read)?;
     }
     // The one under Kubernetes' own prefix.
     let read = [annotations::SOURCE_RANGES];
@@ -94,6 +97,12 @@ mod tests {
                 reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")),
                 "{message}"
             );
+        }
+        // Ignored, the Service would be open to all.
+        for name in ["load-balancer-sourceranges", "load-balancer-whatever", "loadbalancer-sources"] {
+            let name = format!("networking.gke.io/{name}");
+            assert!(steerage_model::names::is_kept(&name), "it is never seen: {name}");
+            assert_eq!(checked(&name, "10.0.0.0/8").unwrap_err().0, "UnknownAnnotation", "{name}");
         }
         // Of other controllers, about other things.
         for name in [

@@ -34,6 +34,7 @@ use crate::object::{Id, Kind, last, relative};
 use crate::observe::{Inventory, JoinedKinds};
 use crate::operations::Operations;
 use crate::paced::Paced;
+use crate::places::Places;
 use crate::restrict::Restricted;
 use crate::shared::Shared;
 use crate::state::ServiceState;
@@ -60,6 +61,7 @@ pub struct Gce {
     pub(crate) lacks_firewalls: AtomicBool,
     pub(crate) shared: Shared,
     pub(crate) unknown: Unknown,
+    places: Mutex<Places>,
     zones: Recent<Vec<String>, Error>,
     /// The VMs by zone, and when each zone was read.
     instances: Mutex<(Instances, BTreeMap<String, Instant>)>,
@@ -109,6 +111,7 @@ impl Gce {
             lacks_firewalls: AtomicBool::new(false),
             shared: Shared::default(),
             unknown: Unknown::default(),
+            places: Mutex::default(),
             zones: Recent::new(Duration::from_hours(24)),
             instances: Mutex::default(),
             reading_instances: tokio::sync::Mutex::default(),
@@ -224,6 +227,11 @@ impl Gce {
         ended.get(service).is_some_and(|at| at.elapsed() < INVENTORY_AGE)
     }
 
+    /// Held for no call.
+    pub(crate) fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
         self.services.lock(service, ServiceState::default).await
     }
@@ -253,6 +261,11 @@ impl Gce {
         let Some((_, service)) = tree.of_kind(Kind::BackendService).next() else {
             return Ok(Outcome::done());
         };
+        // No packet comes, and `apply` puts the endpoints in place before one does. It may want others: then each try of a Service that is
+        // refused would attach them, and this one detach them.
+        if tree.of_kind(Kind::ForwardingRule).next().is_none() {
+            return Ok(Outcome::done());
+        }
         let is_internal = service.get("loadBalancingScheme").and_then(Value::as_str) == Some("INTERNAL");
         let limit = Limit { is_internal, needs_all: false, uid: &owner.uid };
         let placed = self.placed(nodes, limit, false).await?;
@@ -334,6 +347,7 @@ impl Provider for Gce {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
+        let result = self.told_of_place(lb, result, &entry);
         if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
             self.release_claims(&lb.owner, &entry);
         }
@@ -371,6 +385,7 @@ impl Provider for Gce {
         let result = noted(result, &mut entry);
         if matches!(result, Ok(Progress::Done)) {
             self.address_owners.forget(owner);
+            self.places().forget(&owner.service);
         }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
             self.note_ended(&owner.service);

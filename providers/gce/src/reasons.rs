@@ -50,8 +50,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         UNKNOWN_ANNOTATION,
-        "The name of an annotation `networking.gke.io/…`, `cloud.google.com/…` or `service.beta.kubernetes.io/…` is almost one that \
-         Steerage knows.",
+        "An annotation `networking.gke.io/load-balancer-…` or `cloud.google.com/load-balancer-…` has a name that no controller knows, or the \
+         name of one `networking.gke.io/…`, `cloud.google.com/…` or `service.beta.kubernetes.io/…` is almost one that Steerage knows.",
         "Correct the name; the message has the nearest known one.",
     ),
     (

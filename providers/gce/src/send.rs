@@ -65,7 +65,9 @@ impl Gce {
                 Ok(entry.may_continue())
             }
             // Nothing was changed by what was refused.
-            Some(error @ Error::Throttled { .. }) => {
+            Some(error)
+                if matches!(error, Error::Throttled { .. }) || error.reason() == reasons::QUOTA_EXCEEDED =>
+            {
                 entry.is_verified = was_verified && entry.tree.is_some();
                 Err(error)
             }
@@ -141,6 +143,11 @@ impl Gce {
     ) -> Result<(), Error> {
         tracing::info!(service = %owner.service, change = %step, "load balancer changed");
         entry.denied.forget(step.id());
+        if let Step::Insert { id, .. } = step
+            && id.kind == Kind::ForwardingRule
+        {
+            self.places().note_inserted(&owner.service, id);
+        }
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));
         }
@@ -218,9 +225,12 @@ impl Gce {
                 }
                 return Err(failure.into());
             }
+            Step::Insert { .. } if failure.is_beyond_quota() && id.kind == Kind::ForwardingRule => {
+                self.places().note_refused();
+            }
             _ => {}
         }
-        if !failure.is_unmade() {
+        if !failure.is_unmade() && !failure.is_beyond_quota() {
             entry.forget();
         }
         Err(failure.into())

@@ -139,6 +139,34 @@ fn creation_serves_clients_only_when_targets_are_in_place() {
     assert!(cloud.tree.own.is_empty());
 }
 
+/// A rule that somebody disabled admits nobody, and one that somebody widened admits others.
+#[test]
+fn firewall_rule_is_repaired_in_all_that_decides_what_it_admits() {
+    for (field, value) in [
+        ("disabled", json!(true)),
+        ("sourceTags", json!(["theirs"])),
+        ("sourceServiceAccounts", json!(["a@p"])),
+        ("sourceRanges", json!(["0.0.0.0/0", "10.0.0.0/8"])),
+        ("destinationRanges", json!(["198.51.100.0/24"])),
+        ("targetTags", json!(["theirs"])),
+        ("targetServiceAccounts", json!(["a@p"])),
+        ("priority", json!(2000)),
+        ("allowed", json!([{ "IPProtocol": "all" }])),
+    ] {
+        let mut cloud = Cloud::with(&web(), &["a"]);
+        let all = cloud.tree.own.iter_mut().chain(&mut cloud.tree.shared);
+        for (_, rule) in all.filter(|(id, _)| id.kind == Kind::Firewall) {
+            rule[field] = value.clone();
+        }
+        let steps = cloud.steps(Some(&wanted(&web(), &["a"])));
+        let patched =
+            steps.iter().filter(|step| step.to_string().ends_with(&format!("{field} changes"))).count();
+        assert_eq!((patched, steps.len()), (2, 2), "{field}: {steps:?}");
+        cloud.settle(Some(&wanted(&web(), &["a"])));
+        assert!(cloud.steps(Some(&wanted(&web(), &["a"]))).is_empty(), "{field}");
+    }
+}
+
 #[test]
 fn moved_endpoint_is_one_attachment_and_one_detachment() {
     let mut cloud = Cloud::with(&web(), &["a", "b"]);

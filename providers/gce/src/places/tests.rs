@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use http::Response;
+use serde_json::json;
+use steerage_model::Protocol;
+use steerage_provider_api::{Compare, LoadBalancer, Outcome, Progress, Provider as _};
+use tokio::time::{advance, sleep};
+
+use super::*;
+use crate::client::{Call, Calls};
+use crate::config::Config;
+use crate::config::tests::config;
+use crate::desired::desired;
+use crate::desired::tests::{listeners, web};
+use crate::error::{CallError, Result};
+use crate::provider::Gce;
+use crate::scripted::{REGION, Scripted};
+
+fn key(name: &str) -> Key {
+    Key::new(name, "web")
+}
+
+fn insert(name: &str) -> Step {
+    Step::Insert { id: Id::new(Kind::ForwardingRule, name), body: json!({}) }
+}
+
+/// How many of these new rules of `service` are held.
+fn held(places: &Places, service: &str, rules: &[&str]) -> usize {
+    let steps = rules.iter().map(|name| insert(name)).collect();
+    places.split(&key(service), steps, BTreeSet::new).1
+}
+
+/// `good` replaces the rule `a`.
+fn replacing() -> Places {
+    let mut places = Places::default();
+    places.claim(&key("good"), BTreeSet::from([Id::new(Kind::ForwardingRule, "a")]));
+    places
+}
+
+#[tokio::test(start_paused = true)]
+async fn freed_place_waits_for_who_freed_it() {
+    advance(FULL * 2).await;
+    let mut places = replacing();
+    assert_eq!(held(&places, "evil", &["x"]), 0, "nothing says that the quota is full");
+    places.note_refused();
+    for (service, rules, expected) in [
+        ("evil", &["x"][..], 1),
+        ("good", &["a"], 0),
+        // Others may take what it frees; it does not take theirs.
+        ("good", &["a", "b"], 0),
+    ] {
+        assert_eq!(held(&places, service, rules), expected, "{service} {rules:?}");
+    }
+    // Two that replace at the same time get one each.
+    places.claim(&key("other"), BTreeSet::from([Id::new(Kind::ForwardingRule, "x")]));
+    assert_eq!((held(&places, "good", &["a", "b"]), held(&places, "other", &["x"])), (1, 0));
+    places.note_inserted(&key("other"), &Id::new(Kind::ForwardingRule, "x"));
+    assert_eq!(held(&places, "evil", &["x"]), 1);
+    assert_eq!(places.retry_in(&key("good")), Some(SOON));
+    // Nobody waits for one that cannot finish, which asks on.
+    advance(CLAIM).await;
+    assert_eq!(held(&places, "evil", &["x"]), 0);
+    assert_eq!(places.retry_in(&key("good")), Some(LATER));
+    places.note_inserted(&key("good"), &Id::new(Kind::ForwardingRule, "a"));
+    assert_eq!(places.retry_in(&key("good")), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_changes_do_not_wait() {
+    let mut places = replacing();
+    places.note_refused();
+    let others = vec![
+        Step::Insert { id: Id::new(Kind::Address, "x"), body: json!({}) },
+        Step::Delete { id: Id::new(Kind::ForwardingRule, "x") },
+    ];
+    let (sent, held) = places.split(&key("evil"), others.clone(), BTreeSet::new);
+    assert_eq!((sent, held), (others, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_published_services_go_first_at_the_start() {
+    let wanted = desired(&web(), &config()).unwrap();
+    for (is_published, expected) in [(true, 1), (false, 0)] {
+        let mut places = Places::default();
+        places.look(&key("good"), is_published, &wanted, &Tree::default());
+        assert_eq!(held(&places, "evil", &["x"]), expected);
+        let unruled = || BTreeSet::from([key("unseen")]);
+        assert_eq!(places.split(&key("evil"), vec![insert("x")], unruled).1, 1);
+        advance(START).await;
+        assert_eq!(places.split(&key("evil"), vec![insert("x")], unruled).1, 0);
+    }
+}
+
+/// A cloud with a quota of one forwarding rule.
+#[derive(Clone)]
+struct Full {
+    cloud: Scripted,
+    deleted: Arc<Mutex<usize>>,
+}
+
+#[async_trait]
+impl Calls for Full {
+    async fn send(&self, call: Call) -> Result<Value> {
+        if call.action == "forwardingRules.insert" && !self.rules().is_empty() {
+            let errors =
+                json!([{ "reason": "quotaExceeded", "message": "Quota 'FORWARDING_RULES' exceeded." }]);
+            let body =
+                json!({ "error": { "message": "Quota 'FORWARDING_RULES' exceeded.", "errors": errors } });
+            let answer = Response::builder().status(403).body(body.to_string()).unwrap();
+            return Err(CallError::answered(call.action, &answer));
+        }
+        if call.action == "forwardingRules.delete" {
+            *self.deleted.lock().unwrap() += 1;
+        }
+        self.cloud.send(call).await
+    }
+}
+
+impl Full {
+    fn new() -> Self {
+        Self { cloud: Scripted::new(), deleted: Arc::default() }
+    }
+
+    fn provider(&self) -> Gce {
+        Gce::over(Config { poll: Duration::from_millis(200), ..config() }, Arc::new(self.clone()))
+    }
+
+    /// The ports of the rules, by description.
+    fn rules(&self) -> Vec<(String, Value)> {
+        let all = self.cloud.resources().into_values().filter(|found| found.kind == Kind::ForwardingRule);
+        all.map(|rule| (rule.data["description"].to_string(), rule.data["ports"].clone())).collect()
+    }
+
+    /// Whether the only rule is this Service's, with these ports.
+    fn is_served(&self, namespace: &str, ports: &Value) -> bool {
+        matches!(&self.rules()[..], [(description, found)] if description.contains(namespace) && found == ports)
+    }
+}
+
+fn good(ports: &[(Protocol, u16)]) -> LoadBalancer {
+    LoadBalancer { listeners: listeners(ports), ..web() }
+}
+
+fn evil() -> LoadBalancer {
+    let mut lb = web();
+    (lb.owner.service, lb.owner.uid) = (Key::new("evil", "web"), "u2".to_owned());
+    lb
+}
+
+async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
+    for _ in 0..60 {
+        let outcome = gce.apply(lb, Compare::Remembered).await.unwrap();
+        match outcome.progress {
+            Progress::Done => return outcome,
+            Progress::Again(after) => sleep(after).await,
+        }
+    }
+    panic!("it is never complete");
+}
+
+/// `good` is served and published, and `evil` was refused for the quota.
+async fn full(cloud: &Full, gce: &Gce) -> LoadBalancer {
+    let outcome = settle(gce, &good(&[(Protocol::Tcp, 80)])).await;
+    for _ in 0..60 {
+        match gce.apply(&evil(), Compare::Remembered).await {
+            Ok(outcome) => assert!(matches!(outcome.progress, Progress::Again(_))),
+            Err(error) => {
+                assert_eq!(error.reason(), "QuotaExceeded");
+                break;
+            }
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    assert!(cloud.is_served("shop", &json!(["80"])));
+    let published = outcome.ingress.iter().filter_map(|ingress| ingress.ip).collect();
+    LoadBalancer { published, ..good(&[(Protocol::Tcp, 80), (Protocol::Tcp, 81)]) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenant_takes_no_rule_that_is_being_replaced() {
+    for is_killed in [false, true] {
+        let cloud = Full::new();
+        let mut gce = cloud.provider();
+        let changed = full(&cloud, &gce).await;
+        while *cloud.deleted.lock().unwrap() == 0 {
+            drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+        }
+        if is_killed {
+            sleep(Duration::from_secs(5)).await;
+            assert!(cloud.rules().is_empty());
+            gce = cloud.provider();
+        }
+        for _ in 0..40 {
+            // It asks first, and as often as it can.
+            for _ in 0..3 {
+                drop(gce.apply(&evil(), Compare::Remembered).await);
+                sleep(Duration::from_millis(100)).await;
+            }
+            drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+        }
+        assert!(cloud.is_served("shop", &json!(["80", "81"])), "{is_killed}: {:?}", cloud.rules());
+        assert!(settle(&gce, &changed).await.incomplete.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_rule_is_told_and_tried_again_soon() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    let changed = full(&cloud, &gce).await;
+    while *cloud.deleted.lock().unwrap() == 0 {
+        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+    }
+    sleep(Duration::from_secs(5)).await;
+    // Somebody else takes the place.
+    let path = format!("{REGION}/forwardingRules/theirs");
+    cloud.cloud.put(Kind::ForwardingRule, &path, &json!({ "description": "theirs", "ports": ["1"] }));
+    for _ in 0..3 {
+        let outcome = gce.apply(&changed, Compare::Remembered).await.unwrap();
+        let (reason, message) = outcome.incomplete.unwrap();
+        assert_eq!((reason, outcome.progress), ("QuotaExceeded", Progress::Again(SOON)));
+        assert!(
+            message.contains("of the TCP ports 80, 81 is missing") && message.contains("FORWARDING_RULES")
+        );
+        assert!(!message.contains("stays as it is"), "{message}");
+    }
+    assert!(cloud.cloud.change(&path, |_| None));
+    settle(&gce, &changed).await;
+    assert!(cloud.is_served("shop", &json!(["80", "81"])));
+}
+
+/// Each try would attach and detach the nodes without an endpoint.
+#[tokio::test(start_paused = true)]
+async fn refused_service_without_a_rule_is_not_followed() {
+    use steerage_provider_api::{GroupTargets, TargetSet};
+
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    full(&cloud, &gce).await;
+    cloud.cloud.set_machine("r-a", "node-0", true);
+    let group = |cloud: &Full| -> Vec<Value> {
+        let all = cloud.cloud.resources().into_values().filter(|found| found.kind == Kind::Group);
+        all.map(|found| json!(found.endpoints)).collect()
+    };
+    let before = group(&cloud);
+    let target = steerage_provider_api::Target {
+        node: "node-0".to_owned(),
+        addresses: Vec::new(),
+        provider_id: Some("gce://p/r-a/node-0".to_owned()),
+        zone: None,
+        pod_cidrs: Vec::new(),
+        weight: 1,
+    };
+    let targets = GroupTargets { nodes: Some(TargetSet::own([target])), ..GroupTargets::default() };
+    for _ in 0..3 {
+        let outcome = gce.set_targets(&evil().owner, &targets).await.unwrap();
+        assert_eq!(outcome.progress, Progress::Done);
+    }
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(group(&cloud), before);
+}
