@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use steerage_model::{Family, Ingress, IpMode};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress};
+use tokio::time::Instant;
 
 use crate::admission::Admission;
 use crate::desired::{Desired, WantedAddress};
@@ -18,7 +19,7 @@ use crate::public_ips::{Prepared, Usable};
 use crate::reasons;
 use crate::retire::{Place, Retired};
 use crate::shared::{Shared, Written};
-use crate::state::{Complete, ServiceState};
+use crate::state::{Complete, Left, ServiceState};
 use crate::types::{Balancer, Frontend, Part};
 
 /// Until the other load balancer, which could not be read, is asked again, and what Azure said of a public IP.
@@ -34,6 +35,9 @@ struct Addresses {
     is_listed: bool,
     /// What Azure does not keep of what was written.
     lost: Vec<String>,
+    /// Why the tags or the DNS label of one are not as they should be.
+    failed: Option<(&'static str, String)>,
+    left: Left,
 }
 
 /// The outcome of a change that is not complete.
@@ -59,13 +63,10 @@ impl Azure {
             && complete.owner == *owner
             && complete.wanted == wanted
             && complete.refused == refused
+            && !complete.left.is_due()
+            && !balancer.document.has_given_up(&complete.used)
         {
-            let outcome = Outcome {
-                ingress: complete.ingress.clone(),
-                incomplete: complete.incomplete.clone(),
-                ..outcome
-            };
-            return Ok(with_trouble(balancer, &complete.used, outcome).await);
+            return Ok(with_trouble(balancer, &complete.used, complete.answer(outcome)).await);
         }
         entry.complete = None;
         let (age, listed) = match compare {
@@ -131,7 +132,7 @@ impl Azure {
         }
         (entry.announced, entry.silent) = (None, BTreeSet::new());
         entry.vips.clone_from(&vips);
-        let incomplete = not_kept(&addresses.lost);
+        let incomplete = addresses.failed.or_else(|| not_kept(&addresses.lost));
         entry.complete = Some(Complete {
             owner: owner.clone(),
             wanted,
@@ -139,6 +140,7 @@ impl Azure {
             incomplete: incomplete.clone(),
             refused,
             used: addresses.used.clone(),
+            left: addresses.left,
         });
         let refused = entry.complete.as_ref().map(|complete| complete.wanted.refused.clone());
         let outcome = self.refusals(balancer, &set, refused.unwrap_or_default()).await;
@@ -146,7 +148,7 @@ impl Azure {
         if let Some(complete) = &mut entry.complete {
             complete.refused = balancer.refused(all_addresses(&set)).await.into_keys().collect();
         }
-        let outcome = Outcome { ingress, incomplete, ..outcome };
+        let outcome = addresses.left.with_times(Outcome { ingress, incomplete, ..outcome });
         Ok(with_trouble(balancer, &addresses.used, outcome).await)
     }
 
@@ -161,6 +163,7 @@ impl Azure {
         let (calls, [balancer, _]) = (&*self.calls, self.of_scheme(wanted.is_internal));
         let (mut parts, mut vips, mut used, mut is_listed, mut lost) =
             (Vec::new(), BTreeSet::new(), BTreeSet::new(), false, Vec::new());
+        let (mut failed, mut left) = (None, Left::default());
         for front in &wanted.frontends {
             let of = (owner, front.family);
             let prepared = match &front.address {
@@ -189,6 +192,12 @@ impl Azure {
                 Prepared::Again(wait) => return Ok(Err(wait)),
                 Prepared::Ready(usable) => usable,
             };
+            balancer.document.use_again(&usable.id);
+            if let Some(settings) = usable.failed {
+                left.retry = Some(Instant::now() + settings.retry);
+                failed = Some((settings.reason, settings.message));
+            }
+            left.rest = usable.rest.map(|rest| Instant::now() + rest).into_iter().chain(left.rest).min();
             is_listed |= !usable.is_ours;
             vips.insert(usable.address);
             used.insert(usable.id.to_ascii_lowercase());
@@ -198,7 +207,7 @@ impl Azure {
             parts.push(FrontendPart { family: front.family, address, pool: front.pool.clone() });
         }
         self.address_owners.keep_claims(owner, &vips);
-        Ok(Ok(Addresses { parts, vips, used, is_listed, lost }))
+        Ok(Ok(Addresses { parts, vips, used, is_listed, lost, failed, left }))
     }
 
     /// Claims an address of the user: a refused Service must not change the rules of the one that has it. When to call again; `None` if it
@@ -421,6 +430,10 @@ fn forbidden(all: &BTreeMap<String, Error>, used: &BTreeSet<String>, outcome: Ou
 
 /// The same outcome, which says so if Azure takes no change because one of these public IPs is not ready.
 fn not_ready(all: &BTreeMap<String, String>, used: &BTreeSet<String>, outcome: Outcome) -> Outcome {
+    if outcome.incomplete.as_ref().is_some_and(|(reason, _)| *reason == reasons::PUBLIC_IP_NOT_READY) {
+        // It says also which change failed, and why.
+        return outcome;
+    }
     let Some((path, words)) = all.iter().find(|(path, _)| used.contains(*path)) else { return outcome };
     let message = format!(
         "The Service is served. Its public IP {} is not ready, and Azure takes no change of the load balancer until it is. Steerage writes \

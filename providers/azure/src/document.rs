@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -84,11 +84,38 @@ pub(crate) struct BalancerDocument {
     sets: Mutex<BTreeMap<SharedSet, TargetSet>>,
     /// The Services that have parts, as far as this process knows.
     known: Mutex<BTreeMap<Mark, Key>>,
+    /// Public IPs with which Azure takes no change for long, by path in lower case: it is written without them.
+    given_up: Mutex<BTreeSet<String>>,
 }
 
 impl BalancerDocument {
     pub(crate) fn new(layout: Layout) -> Self {
-        Self { layout, sets: Mutex::default(), known: Mutex::default() }
+        Self { layout, sets: Mutex::default(), known: Mutex::default(), given_up: Mutex::default() }
+    }
+
+    fn given_up(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It is to be written without this public IP of Steerage's.
+    pub(crate) fn give_up(&self, path: &str) {
+        if self.given_up().insert(path.to_ascii_lowercase()) {
+            tracing::warn!(
+                resource = self.layout.name(),
+                path,
+                "public IP not ready for long; writing the load balancer without its Service"
+            );
+        }
+    }
+
+    /// This public IP is ready.
+    pub(crate) fn use_again(&self, path: &str) {
+        self.given_up().remove(&path.to_ascii_lowercase());
+    }
+
+    /// Whether one of these public IPs, by path in lower case, is left out.
+    pub(crate) fn has_given_up(&self, paths: &BTreeSet<String>) -> bool {
+        !self.given_up().is_disjoint(paths)
     }
 
     /// Remembers a shared set, if it is newer than the one that is known.
@@ -220,7 +247,11 @@ impl Document for BalancerDocument {
 
     fn tidy(&self, body: &mut Option<Balancer>, is_refused: IsRefused<'_>) -> bool {
         let sets = self.sets();
-        body.as_mut().is_some_and(|balancer| self.layout.tidy(balancer, &sets, is_refused))
+        let given_up = self.given_up().clone();
+        body.as_mut().is_some_and(|balancer| {
+            let is_out = self.layout.leave_out(balancer, &given_up);
+            self.layout.tidy(balancer, &sets, is_refused) | is_out
+        })
     }
 
     fn is_empty(&self, body: &Balancer) -> bool {

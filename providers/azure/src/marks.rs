@@ -18,7 +18,7 @@ const MOST_LISTS: usize = 40;
 /// Tags of lists of Services begin with it.
 pub(crate) const LIST: &str = "steerage.dev_services-";
 
-type Tags = BTreeMap<String, String>;
+pub(crate) type Tags = BTreeMap<String, String>;
 
 /// Azure forbids the slash in names of tags.
 fn tag(mark: &str) -> String {

@@ -27,7 +27,7 @@ use crate::marks::{self, Mark};
 use crate::merge::{Intent, Layout};
 use crate::options::Sources;
 use crate::paced::Paced;
-use crate::public_ips::PublicIps;
+use crate::public_ips::{Extent, PublicIps};
 use crate::shared::{Shared, Written};
 use crate::state::ServiceState;
 use crate::types::{Balancer, Frontend, Part};
@@ -170,7 +170,7 @@ impl Azure {
     }
 
     /// Brings in place what a Service wants in a load balancer. Azure takes no change while a public IP in it is not ready: those of
-    /// Steerage's are written again.
+    /// Steerage's are written again, and left out if that does not help.
     pub(crate) async fn write(
         &self,
         balancer: &Shared<BalancerDocument>,
@@ -179,13 +179,26 @@ impl Azure {
         age: Duration,
     ) -> Result<Written<Balancer>, Error> {
         let written = balancer.write(&*self.calls, service, wanted, age).await;
-        if !matches!(written, Ok(Written::Done(_))) {
-            for path in balancer.not_ready().await.into_keys() {
-                if let Err(error) = self.public_ips.repair(&*self.calls, &path).await {
-                    // What Azure said of the Service's own change matters more.
-                    return written.and(Err(error));
-                }
+        if matches!(written, Ok(Written::Done(_))) {
+            return written;
+        }
+        let mut is_lasting = false;
+        for path in balancer.not_ready().await.into_keys() {
+            match self.public_ips.repair(&*self.calls, &path).await {
+                Ok(Extent::Short) => {}
+                Ok(Extent::Lasting) => is_lasting = true,
+                Ok(Extent::GivenUp) => balancer.document.give_up(&path),
+                // What Azure said of the Service's own change matters more.
+                Err(error) => return written.and(Err(error)),
             }
+        }
+        if is_lasting {
+            // Whose it is says the condition of that Service.
+            return written.and(Err(Error::Unavailable(format!(
+                "Azure takes no change of the {}, because the last change of a public IP in it failed. Steerage writes that public IP again, \
+                 and after some minutes the load balancer without it.",
+                balancer.document.title()
+            ))));
         }
         written
     }

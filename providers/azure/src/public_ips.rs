@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Public IPs: those that Steerage creates for a Service, and those of users. One list of a resource group serves all Services.
 
+mod failed;
 mod given;
 mod known;
 
@@ -14,6 +15,8 @@ use steerage_model::Family;
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
+pub(crate) use self::failed::Extent;
+use self::failed::{FailedChanges, REPAIR_REST};
 use self::known::KnownPublicIps;
 use crate::client::{Call, Calls, list, object, read};
 use crate::config::Config;
@@ -43,6 +46,24 @@ pub(crate) struct Usable {
     pub(crate) is_ours: bool,
     /// What was written and is not there: Azure's policies may take it away.
     pub(crate) lost: Vec<String>,
+    /// Until what it should have besides can be written: its Service need not wait for that.
+    pub(crate) rest: Option<Duration>,
+    /// Why its tags or its DNS label are not as they should be, until they are tried again.
+    pub(crate) failed: Option<FailedSettings>,
+}
+
+impl Usable {
+    fn new(id: String, address: IpAddr, is_ours: bool) -> Self {
+        Self { id, address, is_ours, lost: Vec::new(), rest: None, failed: None }
+    }
+}
+
+/// A change of a public IP that failed, and its condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FailedSettings {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    pub(crate) retry: Duration,
 }
 
 /// How far a public IP is.
@@ -63,6 +84,7 @@ pub(crate) struct PublicIps {
     written: std::sync::Mutex<BTreeMap<String, NewPublicIp>>,
     /// When those in use were written last, by name.
     changed: std::sync::Mutex<BTreeMap<String, Instant>>,
+    failed: FailedChanges,
     /// Since when Azure does not delete them, because they are in use, by name.
     in_use: std::sync::Mutex<BTreeMap<String, Instant>>,
     /// The names of public IPs of other resource groups, by group and address.
@@ -76,6 +98,7 @@ impl PublicIps {
             known: KnownPublicIps::default(),
             written: std::sync::Mutex::default(),
             changed: std::sync::Mutex::default(),
+            failed: FailedChanges::default(),
             in_use: std::sync::Mutex::default(),
             names: std::sync::Mutex::default(),
         }
@@ -131,8 +154,17 @@ impl PublicIps {
         age: Duration,
     ) -> Result<Prepared, Error> {
         let name = Mark::new(&self.config.cluster, owner).part(marks::suffix(family));
-        if let Some(wait) = self.finish(calls, &name, operations).await? {
-            return Ok(Prepared::Again(wait));
+        let written = self.written().get(&name).cloned();
+        match self.finish(calls, &name, operations).await {
+            Ok(Some(wait)) => return Ok(Prepared::Again(wait)),
+            Ok(None) => {}
+            Err(error) => {
+                let has_ended = !operations.contains_key(&name);
+                let Some(written) = written.filter(|_| has_ended) else { return Err(error) };
+                if !self.note_failure(calls, (owner, &name), written, &error, age).await? {
+                    return Err(error);
+                }
+            }
         }
         let mut present = self.all(calls, age).await?.get(&name).cloned();
         if present.is_none() {
@@ -152,22 +184,30 @@ impl PublicIps {
             if state.is_busy() {
                 return Ok(Prepared::Again(self.begin_unknown(&name, operations)));
             }
+            let is_in_use = ip.properties.ip_configuration.is_some();
+            if state.is_failed() && (is_in_use || self.failed.is_being_repaired(&name)) {
+                return self.ensure_repaired(calls, &name, ip.properties.ip_address).await;
+            }
+            if !state.is_failed() {
+                self.failed.note_usable(&name);
+            }
             if !state.is_failed()
                 && let Some(address) = ip.properties.ip_address
-                && let Some(lost) = self.lost(owner, (&name, ip), wanted)
             {
-                return Ok(Prepared::Ready(Usable { id: self.path(&name), address, is_ours: true, lost }));
+                let usable = Usable::new(self.path(&name), address, true);
+                if let Some(lost) = self.lost(owner, (&name, ip), wanted) {
+                    return Ok(Prepared::Ready(Usable { lost, ..usable }));
+                }
+                if let Some((error, retry)) = self.failed.refusal(&name, wanted) {
+                    let failed = Some(not_taken(&name, &error, retry));
+                    return Ok(Prepared::Ready(Usable { failed, ..usable }));
+                }
+                // The list may be older than its use.
+                if let Some(rest) = self.must_rest(&name) {
+                    return Ok(Prepared::Ready(Usable { rest: Some(rest), ..usable }));
+                }
             }
-        }
-        // The list may be older than its use.
-        let is_in_use = |ip: &PublicIp| {
-            ip.properties.ip_configuration.is_some()
-                || !ip.properties.provisioning_state.unwrap_or_default().is_failed()
-        };
-        if present.as_ref().is_some_and(is_in_use)
-            && let Some(wait) = self.must_rest(&name)
-        {
-            return Ok(Prepared::Again(wait));
+            self.failed.note_before(ip);
         }
         let etag = present.as_ref().and_then(|ip| ip.etag.clone());
         let is_new = present.is_none();
@@ -185,28 +225,36 @@ impl PublicIps {
             answer.operation.is_none() && !answer.is_accepted && ip.properties.ip_address.is_some();
         if let (true, Some(address)) = (is_ready, ip.properties.ip_address) {
             let lost = self.lost(owner, (&name, &ip), wanted).unwrap_or_default();
-            return Ok(Prepared::Ready(Usable { id: self.path(&name), address, is_ours: true, lost }));
+            return Ok(Prepared::Ready(Usable { lost, ..Usable::new(self.path(&name), address, true) }));
         }
         operations.insert(name, Operation::begun(PUT, &answer, self.config.poll));
         Ok(Prepared::Again(answer.after.unwrap_or(self.config.poll)))
     }
 
-    /// Writes a public IP of Steerage's as it is, if its last change failed: that ends this state.
-    pub(crate) async fn repair(&self, calls: &dyn Calls, path: &str) -> Result<(), Error> {
-        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok(()) };
-        let is_ours = marks::owner(&self.config.cluster, &ip.tags).is_some();
-        let is_failed = ip.properties.provisioning_state.unwrap_or_default().is_failed();
-        if !is_ours || !is_failed || self.must_rest(&ip.name).is_some() {
-            return Ok(());
+    /// One of Steerage's whose last change failed while it is in use. Its Service goes on with it while the load balancer refers to it.
+    async fn ensure_repaired(
+        &self,
+        calls: &dyn Calls,
+        name: &str,
+        address: Option<IpAddr>,
+    ) -> Result<Prepared, Error> {
+        let extent = self.repair(calls, &self.path(name)).await?;
+        let why = self.failed.last_error(name).map_or(String::new(), |error| format!(" {error}"));
+        if let Some(address) = address.filter(|_| extent != Extent::GivenUp) {
+            let message = format!(
+                "The Service is served. Azure's last change of its public IP {name} failed, and Azure takes no change of the load balancer \
+                 until it is written again. Steerage writes it without what failed.{why}"
+            );
+            let failed =
+                Some(FailedSettings { reason: reasons::PUBLIC_IP_NOT_READY, message, retry: REPAIR_REST });
+            let usable = Usable { failed, ..Usable::new(self.path(name), address, true) };
+            return Ok(Prepared::Ready(usable));
         }
-        ip.properties.provisioning_state = None;
-        let (name, etag) = (ip.name.clone(), ip.etag.clone());
-        let body = serde_json::to_value(ip).unwrap_or_default();
-        // It is read again, whatever the answer.
-        let _expected = self.known.expect_answer(&name);
-        calls.send(Call::put(PUT, path, etag, body)).await?;
-        tracing::info!(name, "public IP whose last change failed written again");
-        Ok(())
+        Err(Error::Unavailable(format!(
+            "Azure's last change of the public IP {name} failed, and so did each write without what failed. Azure takes no change of a load \
+             balancer with it, so the load balancer is written without this Service. Steerage tries again. Look at the activity log of the \
+             public IP.{why}"
+        )))
     }
 
     /// For how long a public IP in use is not written. Notes that it is, if it may be.
@@ -308,6 +356,7 @@ impl PublicIps {
         let mut written = self.written();
         if missing.is_empty() {
             written.remove(name);
+            self.failed.forget(name);
             return Some(missing);
         }
         (written.get(name) == Some(wanted)).then_some(missing)
@@ -366,6 +415,7 @@ impl PublicIps {
         let mut again: Option<Duration> = None;
         for name in names {
             self.written().remove(name);
+            self.failed.forget(name);
             match self.finish(calls, name, operations).await {
                 Ok(None) => {}
                 Ok(Some(wait)) => {
@@ -429,6 +479,16 @@ async fn by_name(
     let path = config.public_ip_path(group, "");
     let all: Vec<PublicIp> = list(calls, GET, path.trim_end_matches('/')).await?;
     Ok(all.into_iter().map(|ip| (ip.name.clone(), ip)).collect())
+}
+
+/// The condition of a Service whose tags or DNS label Azure does not take.
+fn not_taken(name: &str, error: &Error, retry: Duration) -> FailedSettings {
+    let message = format!(
+        "The Service is served. Azure accepted the tags and the DNS label of its public IP {name}, and then failed to write them. The public \
+         IP is written without them, and all else is in place. Steerage tries them again, at first after a minute. Change the annotations. \
+         {error}"
+    );
+    FailedSettings { reason: error.reason(), message, retry }
 }
 
 fn is_in_use(failure: &CallError) -> bool {

@@ -158,6 +158,17 @@ impl Scripted {
         self.resources().is_endless = true;
     }
 
+    /// All that runs ends, and nobody is told.
+    #[cfg(test)]
+    pub(crate) fn end_operations(&self) {
+        let mut resources = self.resources();
+        let names: Vec<String> = resources.operations.keys().cloned().collect();
+        for name in names {
+            resources.operations.entry(name.clone()).and_modify(|(_, left, _)| *left = 0);
+            let _ = resources.ask(&name);
+        }
+    }
+
     /// All further requests of this action fail.
     pub(crate) fn block(&self, action: &'static str, status: u16) {
         self.resources().blocked.insert(action, status);
@@ -392,6 +403,12 @@ impl Resources {
             } else if let Some(error) = wrong {
                 return Err(error);
             }
+            if let Some(user) = present.as_ref().map(|present| &present["properties"]["ipConfiguration"])
+                && !user.is_null()
+            {
+                // Azure says what uses it, whatever is written.
+                body["properties"]["ipConfiguration"] = user.clone();
+            }
             self.assign(path, &mut body);
             self.store(path, body, "Updating");
         } else {
@@ -449,6 +466,9 @@ impl Resources {
             return answer(json!({ "status": "InProgress" }));
         }
         let (path, wrong) = (path.clone(), wrong.clone());
+        let is_later = |other: &String| other.parse::<u64>().ok() > name.parse::<u64>().ok();
+        // What a later change makes of the resource is that one's matter.
+        let is_last = !self.operations.iter().any(|(other, (of, ..))| *of == path && is_later(other));
         if self
             .all
             .get(&path)
@@ -457,6 +477,7 @@ impl Resources {
             self.all.remove(&path);
         } else if let Some(body) = self.all.get(&path).cloned()
             && body["properties"]["provisioningState"] == json!("Updating")
+            && is_last
         {
             let state = if wrong.is_some() { "Failed" } else { "Succeeded" };
             let path = body["id"].as_str().unwrap().to_owned();

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use steerage_model::Ingress;
-use steerage_provider_api::Owner;
+use steerage_provider_api::{Outcome, Owner, Progress};
+use tokio::time::Instant;
 
 use crate::desired::Desired;
 use crate::public_ips::Operations;
@@ -21,6 +23,41 @@ pub(crate) struct Complete {
     pub(crate) refused: BTreeSet<IpAddr>,
     /// Paths of the public IPs that it uses, in lower case.
     pub(crate) used: BTreeSet<String>,
+    /// What of its public IPs is left to do.
+    pub(crate) left: Left,
+}
+
+impl Complete {
+    /// What was answered then, with the targets of this outcome.
+    pub(crate) fn answer(&self, outcome: Outcome) -> Outcome {
+        let (ingress, incomplete) = (self.ingress.clone(), self.incomplete.clone());
+        self.left.with_times(Outcome { ingress, incomplete, ..outcome })
+    }
+}
+
+/// When tags and DNS labels of public IPs, for which the rest of the Service does not wait, are written.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Left {
+    /// Those that wait.
+    pub(crate) rest: Option<Instant>,
+    /// Those that failed.
+    pub(crate) retry: Option<Instant>,
+}
+
+impl Left {
+    pub(crate) fn is_due(self) -> bool {
+        [self.rest, self.retry].into_iter().flatten().any(|at| at <= Instant::now())
+    }
+
+    /// The same outcome, which says when to call again.
+    pub(crate) fn with_times(self, mut outcome: Outcome) -> Outcome {
+        let wait = |at: Instant| at.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+        if let Some(at) = self.rest {
+            outcome.progress = Progress::Again(wait(at));
+        }
+        outcome.retry_refused = self.retry.map(wait).or(outcome.retry_refused);
+        outcome
+    }
 }
 
 /// Everything that is remembered of a Service.

@@ -119,7 +119,7 @@ impl PublicIps {
                 &format!("Write it again: `az network public-ip update --ids {id}`. Or request another one."),
             ),
             (Some(address), _) if Family::of(address) == family => {
-                Ok(Prepared::Ready(Usable { id, address, is_ours, lost: Vec::new() }))
+                Ok(Prepared::Ready(Usable::new(id, address, is_ours)))
             }
             (Some(address), _) => unusable(
                 format!("The public IP {name} has the address {address}, which is no {family}."),
