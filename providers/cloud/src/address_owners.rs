@@ -36,7 +36,7 @@ impl AddressOwners {
         let before = all.get(&vip);
         if before.is_some_and(|of| of.owner.service != owner.service) {
             let message = format!(
-                "Another Service requested the address {vip} first, and may not have it yet. No load balancer is created or changed. \
+                "Another Service has the address {vip}, or requested it first. No load balancer is created or changed. \
                  Steerage tries again at the next resync. Request another address, or ask the operator of Steerage which Service has it."
             );
             return Err(Error::invalid(reason, message));
