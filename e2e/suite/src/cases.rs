@@ -161,6 +161,7 @@ fn all() -> Vec<Case> {
         OpenStack Own openstack::health_check_keeps_all_nodes_and_writes_nothing,
         OpenStack Own openstack::node_drain_and_rolling_update_are_measured,
         OpenStack Own openstack::changes_of_a_live_service_lose_nothing,
+        OpenStack Own openstack::policy_change_moves_the_checks_of_a_live_service,
         OpenStack Own openstack::traffic_goes_on_without_octavia,
         OpenStack Shared openstack::load_balancer_follows_its_service_and_leaves_nothing,
         Passthrough Shared passthrough::clients_address_is_kept_in_both_families,

@@ -20,7 +20,7 @@ steerage_model::annotations! {
     NODE_SELECTOR = "loadbalancer.openstack.org/node-selector", "`key=value`, separated by commas";
     /// Source ranges that are admitted, as in `spec.loadBalancerSourceRanges`, which takes precedence. With `ovn` they need `--openstack-node-security-group-id`.
     SOURCE_RANGES = "service.beta.kubernetes.io/load-balancer-source-ranges", "ranges, separated by commas";
-    /// The load balancer of cloud-provider-openstack that is [adopted](../providers/openstack.md#from-cloud-provider-openstack) with `--openstack-adopt`; that controller wrote it. Without effect once Steerage has a load balancer for the Service.
+    /// The load balancer of cloud-provider-openstack that is [adopted](../providers/openstack.md#from-cloud-provider-openstack) with `--openstack-adopt`; that controller wrote it. One that does not exist is refused. Without effect once Steerage has a load balancer for the Service; if it names another one, the condition says so.
     LOAD_BALANCER_ID = "loadbalancer.openstack.org/load-balancer-id", "ID of a load balancer";
     /// Without effect: cloud-provider-openstack wrote it.
     LOAD_BALANCER_ADDRESS = "loadbalancer.openstack.org/load-balancer-address", "any";

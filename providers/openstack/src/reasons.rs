@@ -60,7 +60,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADOPTION_REFUSED,
-        "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over. No second one is created.",
+        "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over, and no second one is created; or the annotation names none. A Service that Steerage serves keeps its load balancer.",
         "As the message says. For a new load balancer, remove the annotation and clear the Service's status: `kubectl patch service -n NAMESPACE \
          NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`.",
     ),
@@ -108,7 +108,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         UNKNOWN_ANNOTATION,
         "An annotation `loadbalancer.openstack.org/…` or `service.beta.kubernetes.io/openstack-…` has a name that no controller knows, or \
          the name of one under `service.beta.kubernetes.io/` is almost one that Steerage knows.",
-        "Correct the name; the message has the nearest known one.",
+        "Correct the name; the message has the nearest known one, if one is close.",
     ),
     (
         OBJECT_NOT_OWNED,

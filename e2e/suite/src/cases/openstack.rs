@@ -4,12 +4,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 use steerage_model::Protocol::{Tcp, Udp};
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 use super::deployments::{self, MODES};
 use super::in_cloud::{
@@ -35,6 +37,9 @@ use crate::wait::{TIMEOUT, until};
 /// Seconds for which a backend that ends continues to serve: longer than Octavia's checks take to find that a node has no ready
 /// endpoint, and than Octavia needs for the changes of two pools on a busy machine.
 const LINGER: u32 = 20;
+
+/// By then, checks of a port that nobody answers have failed.
+const CHECKS_FAIL: Duration = Duration::from_secs(20);
 
 /// A backend that takes connections only with a header of the PROXY protocol, and tells what the header says.
 fn behind_proxy(name: &str, app: &str, node: &str) -> Result<Pod> {
@@ -257,6 +262,38 @@ pub(super) async fn changes_of_a_live_service_lose_nothing(test: Arc<TestContext
         wait_parts(&test, |_| true).await
     };
     under_load(&test, &event, Promise::NothingLost, vec![client], change).await
+}
+
+/// Under `health-check` steering the checks move to another port with the policy. A server of haproxy keeps the port of its check: changed in
+/// place, all members would fail until somebody replaces the amphora. All nodes have an endpoint, so that no policy makes a difference.
+pub(super) async fn policy_change_moves_the_checks_of_a_live_service(test: Arc<TestContext>) -> Result<()> {
+    let nodes = test.nodes();
+    let names: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
+    for node in &names {
+        test.backend(&format!("web-{node}"), "web", node, true, 0).await?;
+    }
+    let uid = create(&test, &in_openstack("web", "web").steered("health-check")).await?;
+    let address = wait_address(&test, "web", PORT).await?;
+    wait_status(&test, &uid, "ONLINE", &names).await?;
+    wait_answer(Tcp, address).await?;
+    wait_answer(Udp, address).await?;
+    for policy in ["Cluster", "Local"] {
+        let [host, _] = test.suite.clients();
+        let to = Target { address, datagrams: address, backends: "web-".to_owned() };
+        let client = Client { host, to, what: "OpenStack, health-check".to_owned() };
+        let change = async || {
+            test.patch("web", json!({ "spec": { "externalTrafficPolicy": policy } })).await?;
+            sleep(CHECKS_FAIL).await;
+            // The former pool is gone, and nothing changes any more.
+            wait_parts(&test, |parts| parts.count("pool ") == 2).await?;
+            wait_status(&test, &uid, "ONLINE", &names).await
+        };
+        let event = format!("policy change to {policy} where all nodes have endpoints");
+        under_load(&test, &event, Promise::NothingLost, vec![client], change).await?;
+        wait_answer(Tcp, address).await?;
+        wait_answer(Udp, address).await?;
+    }
+    Ok(())
 }
 
 /// Without Octavia's API nothing is lost while no endpoint moves, also not by a restart of the controller. What moved meanwhile follows.

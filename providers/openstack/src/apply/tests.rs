@@ -258,3 +258,33 @@ async fn checks_move_by_another_pool_or_without_quota_in_the_present_one() {
         assert!(cloud.writes().is_empty());
     }
 }
+
+/// A Service that is refused in the middle of the change: each of the two pools, which have one name, keeps its port.
+#[tokio::test(start_paused = true)]
+async fn targets_follow_in_both_pools_while_checks_move() {
+    let cloud = Scripted::new();
+    let local = planned(&[WEB], &[1, 2]);
+    let mut cluster = local.clone();
+    cluster.groups[0].health_check.port = Some(10256);
+    let provider = cloud.provider();
+    settle(&provider, &local).await.unwrap();
+    while cloud.all("pools").last().unwrap()["members"]
+        .as_array()
+        .is_none_or(|of| of[0]["monitor_port"] != 10256)
+    {
+        provider.apply(&cluster, Compare::Remembered).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    assert_eq!(cloud.all("pools").len(), 2);
+    let moved = planned(&[WEB], &[2, 3]);
+    for provider in [provider, cloud.provider()] {
+        while provider.set_targets(&moved.owner, &moved.targets()).await.unwrap().progress != Progress::Done {
+        }
+    }
+    let checked = cloud.all("pools").into_iter().map(|pool| {
+        let members = pool["members"].as_array().unwrap().iter();
+        members.map(|member| format!("{} {}", member["name"], member["monitor_port"])).collect::<Vec<_>>()
+    });
+    let expected = ["32000", "10256"].map(|port| ["2", "3"].map(|node| format!("\"node-{node}\" {port}")));
+    assert_eq!(checked.collect::<Vec<_>>(), expected);
+}
