@@ -10,6 +10,7 @@ use steerage_provider_api::{AdmittedSources, Compare, Error, LoadBalancer, Provi
 use crate::annotations;
 use crate::config::tests::config;
 use crate::desired::tests::{annotated, planned};
+use crate::marks::Mark;
 use crate::merge::Layout;
 use crate::scripted::{GROUP, Scripted, gone, settle};
 
@@ -219,6 +220,9 @@ async fn refused_request_of_a_public_ip_changes_no_rules() {
             for thief in [&by_name, &by_address] {
                 let error = settle(provider, thief).await.unwrap_err();
                 assert_eq!(error.reason(), "AddressNotAvailable", "{error}");
+                // Nothing says whose it is.
+                let mark = Mark::new(&config().cluster, &lb.owner).part("");
+                assert!(!error.to_string().contains(&mark), "{error}");
                 let before = rules(&cloud);
                 assert!(!before.contains("192.0.2.0/24"), "{before}");
                 gone(provider, &thief.owner).await.unwrap();
