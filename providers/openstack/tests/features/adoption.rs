@@ -114,6 +114,8 @@ async fn load_balancer_that_the_annotation_names_is_adopted_and_deleted_half_way
     converge_deleted(&restarted, &lb.owner).await.unwrap();
     assert!(cloud.floating_ips(&format!("floating_ip_address={address}")).unwrap().is_empty());
     assert_eq!(restarted.owned().await.unwrap(), []);
-    // The annotation stays, and hinders nothing.
-    converge_remembered(&restarted, &lb).await.unwrap();
+    // The annotation stays, and names nothing any more: a new load balancer would have another address.
+    let (reason, message) = refused(&restarted, &lb).await;
+    assert!(reason == "AdoptionRefused" && message.contains("does not exist"), "{message}");
+    converge_remembered(&restarted, &web(&cloud, "adopt-id")).await.unwrap();
 }
