@@ -38,7 +38,7 @@ use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
 /// Answers of nodes that may wait for the engine; then no node is asked again.
-const STATEMENT_BUFFER: usize = 1024;
+const STATEMENT_BUFFER: usize = 16;
 const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)";
 
 /// Errors of the removal of a directory that has to stay.

@@ -32,6 +32,8 @@ use crate::prober::{Prober, StatementReport};
 use crate::status::HostStatus;
 use crate::vips::{SERVED, ServedVips, VipRole, WITHHELD};
 
+/// Then other inputs have their turn: nodes that state without end must not keep the engine from all else.
+const MOST_STATEMENTS_AT_ONCE: usize = 16;
 /// How often the host's network is read.
 pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// A bond without members can have no address for a moment.
@@ -188,7 +190,8 @@ impl Engine {
                 }
                 Some(report) = inputs.statements.recv() => {
                     self.prober.record(&report);
-                    while let Ok(report) = inputs.statements.try_recv() {
+                    for _ in 0..MOST_STATEMENTS_AT_ONCE {
+                        let Ok(report) = inputs.statements.try_recv() else { break };
                         self.prober.record(&report);
                     }
                     continue;
@@ -245,7 +248,8 @@ impl Engine {
     /// Returns the probe if that is news.
     fn update_health(&mut self, probe: Probe, health: TargetHealth) -> Option<Probe> {
         let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
-        if self.health.is_known(&probe, &health) {
+        // A result may come after the last load balancer with this check has gone.
+        if !self.prober.follows(&probe) || self.health.is_known(&probe, &health) {
             return None;
         }
         tracing::info!(

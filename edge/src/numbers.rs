@@ -19,7 +19,7 @@ const MAX_REMOVED: usize = 16_384;
 #[derive(Clone, Debug)]
 pub(crate) struct TargetNumbers {
     numbers: Numbers<IpAddr>,
-    /// All targets, and since when those that are in no table are so.
+    /// All targets, and since when those that no group has are so.
     unused_since: BTreeMap<IpAddr, Option<Instant>>,
 }
 
@@ -47,7 +47,11 @@ impl TargetNumbers {
         self.numbers.assign(&address).unwrap_or(u32::MAX)
     }
 
-    /// Forgets the targets that have been in no table for too long.
+    pub(crate) fn get(&self, address: IpAddr) -> Option<u32> {
+        self.numbers.get(&address)
+    }
+
+    /// Forgets the targets that have not been among these for too long.
     pub(crate) fn retain(&mut self, used: &BTreeSet<u32>, now: Instant) {
         let mut removed = Vec::new();
         for (address, unused_since) in &mut self.unused_since {

@@ -17,6 +17,7 @@ mod http;
 mod node;
 mod node_statement;
 mod probe_task;
+mod statement_request;
 mod statement_schedule;
 mod statement_task;
 #[cfg(test)]
@@ -82,7 +83,9 @@ impl Prober {
         for (address, node) in &mut self.nodes {
             let source = source(*address);
             if changed.contains(address) || node.source != source {
-                node.source = source;
+                if node.source != source {
+                    node.set_source(source, &self.tasks);
+                }
                 let before = node.mode();
                 let settings = self.statements_port.and_then(|port| Some((port, node.request_settings()?)));
                 let (port, settings) = settings.unzip();
@@ -119,6 +122,11 @@ impl Prober {
             self.tasks.metrics.count_node(before, node.mode());
             log(address, node, before, &report.result);
         }
+    }
+
+    /// Whether it finds the health of this probe's target.
+    pub(crate) fn follows(&self, probe: &Probe) -> bool {
+        self.nodes.get(&probe.address).is_some_and(|node| node.has(probe))
     }
 
     /// The health that the node's statements have decided. It wins over the last result of a probe that has ended meanwhile.

@@ -100,6 +100,8 @@ pub(super) fn assign(
             Some((position, group, members, size))
         })
         .collect();
+    // Also of targets that are in no table now: they may be in one as soon as they are healthy.
+    let candidates = wanted.iter().flat_map(|(_, group, ..)| group.numbers(&targets)).collect();
     let is_cut = fit(&mut wanted, inputs.room);
     let mut used = SlotsAndMembers::default();
     for (position, group, members, size) in wanted {
@@ -112,7 +114,7 @@ pub(super) fn assign(
         used = used.plus(SlotsAndMembers::of(size, members.len()));
         assigned.insert(group.key.clone(), AssignedTable { number, size, members, table });
     }
-    targets.retain(&assigned.values().flat_map(|table| &table.table.members).copied().collect(), inputs.now);
+    targets.retain(&candidates, inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
     let assignments = Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() };
     Assigned { tables: planned, assignments, used, is_cut }

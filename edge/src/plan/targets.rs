@@ -194,6 +194,11 @@ impl TargetGroup {
         (members, size)
     }
 
+    /// The numbers of all targets, once they have any.
+    pub(super) fn numbers(&self, numbers: &TargetNumbers) -> impl Iterator<Item = u32> {
+        self.candidates.iter().filter_map(|candidate| numbers.get(candidate.address))
+    }
+
     /// Keeps so many of the members. Groups keep different ones.
     pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
         if members.len() > most {

@@ -64,6 +64,11 @@ impl Response {
         }
     }
 
+    /// Whether the connection was closed without a byte.
+    pub(super) fn is_empty(&self) -> bool {
+        self.head.is_empty()
+    }
+
     /// Its status code, if this is HTTP.
     pub(super) fn status(&self) -> Option<&str> {
         let line = self.head.split("\r\n").next()?;

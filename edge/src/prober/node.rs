@@ -96,14 +96,12 @@ impl Node {
     /// How the node is to be asked for statements; `None` without a check that they could decide.
     pub(super) fn request_settings(&self) -> Option<RequestSettings> {
         let checks = self.checks.values().flatten().map(|check| &check.probe.check);
-        let mut http = checks.filter(|check| check.protocol == HealthCheckProtocol::Http).peekable();
-        http.peek()?;
-        let least = http.fold((u32::MAX, u32::MAX), |(interval, timeout), check| {
-            (interval.min(check.interval_milliseconds), timeout.min(check.timeout_milliseconds))
-        });
-        let (interval, timeout) = least;
+        let http = || checks.clone().filter(|check| check.protocol == HealthCheckProtocol::Http);
         let milliseconds = |count: u32| Duration::from_millis(count.into());
-        Some(RequestSettings::new(self.source, milliseconds(interval), milliseconds(timeout)))
+        let interval = milliseconds(http().map(|check| check.interval_milliseconds).min()?);
+        let timeout = milliseconds(http().map(|check| check.timeout_milliseconds).min()?);
+        let other_port = http().map(|check| check.port).min()?;
+        Some(RequestSettings::new(self.source, interval, timeout, other_port))
     }
 
     /// Begins to ask, continues with other settings, or ends.
@@ -117,6 +115,25 @@ impl Node {
             (None, Some(settings)) => self.task = Some(spawn(settings)),
             (_, None) => (self.task, self.statement) = (None, NodeStatement::default()),
         }
+    }
+
+    /// Probes from another source address, with the health that is known.
+    pub(super) fn set_source(&mut self, source: Option<IpAddr>, tasks: &ProbeTasks) {
+        self.source = source;
+        for check in self.checks.values_mut().flatten() {
+            if let Judge::Probes(task) = &check.judge {
+                let known = task.health();
+                let task = tasks.spawn(check.probe.clone(), known, source, check.is_urgent, true);
+                check.judge = Judge::Probes(task);
+            }
+        }
+    }
+
+    /// Whether it has this check.
+    pub(super) fn has(&self, probe: &Probe) -> bool {
+        self.checks
+            .get(&probe.check.port)
+            .is_some_and(|checks| checks.iter().any(|check| check.probe == *probe))
     }
 
     /// A request has ended; whether it is one of the present task.
@@ -219,7 +236,7 @@ impl NodeCheck {
     ) {
         let known = match &mut self.judge {
             Judge::None(known) => Some(known.take()),
-            Judge::Probes(_) => Some(None),
+            Judge::Probes(task) => Some(task.health()),
             Judge::Statements(_) => None,
         };
         if let Some(known) = known {

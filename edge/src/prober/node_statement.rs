@@ -70,6 +70,8 @@ pub(super) struct NodeStatement {
     is_healthy: bool,
     /// The number of local endpoints, by port.
     ports: HashMap<u16, u32>,
+    /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
+    is_former: bool,
     silence: Option<Silence>,
 }
 
@@ -96,13 +98,13 @@ impl NodeStatement {
         let before = self.mode;
         let knows_ports = matches!(before, StatementMode::Stating | StatementMode::Silent);
         match result {
-            StatementResult::Stated(statement) if statement.complete || knows_ports => {
-                self.silence = None;
+            StatementResult::Stated(statement) if statement.complete || knows_ports && !self.is_former => {
+                (self.silence, self.is_former) = (None, false);
                 self.mode = StatementMode::Stating;
                 let affected = self.apply(statement);
                 if before == StatementMode::Stating { affected } else { AffectedPorts::All }
             }
-            StatementResult::Unanswered(_) if knows_ports => {
+            StatementResult::Unanswered(_) if !self.ports.is_empty() => {
                 self.mode = StatementMode::Silent;
                 let silence = self.silence.get_or_insert(Silence { begun, requests: 0 });
                 silence.requests = silence.requests.saturating_add(1);
@@ -110,7 +112,7 @@ impl NodeStatement {
             }
             // Changes of what is not known say nothing.
             StatementResult::Stated(_) | StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
-                *self = Self { mode: StatementMode::Probed, ..Self::default() };
+                (self.mode, self.silence, self.is_former) = (StatementMode::Probed, None, true);
                 if before == StatementMode::Probed { AffectedPorts::NONE } else { AffectedPorts::All }
             }
         }
@@ -137,8 +139,10 @@ impl NodeStatement {
         if check.protocol != HealthCheckProtocol::Http {
             return Verdict::Probe;
         }
-        if self.mode == StatementMode::Asked {
-            return Verdict::Wait;
+        match self.mode {
+            StatementMode::Asked => return Verdict::Wait,
+            StatementMode::Probed => return Verdict::Probe,
+            StatementMode::Stating | StatementMode::Silent => {}
         }
         let Some(endpoints) = self.ports.get(&check.port).copied() else { return Verdict::Probe };
         match self.silence {
@@ -270,6 +274,29 @@ mod tests {
         assert_eq!(node.verdict(&check(), at(21_000)), passed(1));
         node.record(&unanswered(), at(22_000));
         assert_eq!(node.verdict(&check(), at(60_000)), Verdict::Keep, "silence begins anew");
+    }
+
+    #[test]
+    fn silence_after_the_end_of_the_agent_is_judged_as_without_it() {
+        let start = Instant::now();
+        let at = |milliseconds| start + Duration::from_millis(milliseconds);
+        let mut node = NodeStatement::default();
+        node.record(&stated(true, true, &[(PORT, Some(1))]), start);
+        node.record(&not_stated(), at(1000));
+        assert_eq!(node.verdict(&check(), at(1000)), Verdict::Probe, "the port may answer");
+        for (begun, verdict) in [
+            (2000, Verdict::Keep),
+            (3000, Verdict::Keep),
+            (4000, Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()))),
+        ] {
+            assert_eq!(node.record(&unanswered(), at(begun)), AffectedPorts::All);
+            assert_eq!(node.verdict(&check(), at(begun + 400)), verdict, "{begun}");
+        }
+        node.record(&stated(false, true, &[(PORT, Some(2))]), at(5000));
+        assert_eq!(node.verdict(&check(), at(5000)), Verdict::Probe, "changes of what another agent stated");
+        node.record(&stated(true, true, &[(1, Some(2))]), at(5000));
+        node.record(&unanswered(), at(6000));
+        assert_eq!(node.verdict(&check(), at(6000)), Verdict::Probe, "the new agent never stated it");
     }
 
     #[derive(Clone, Debug)]

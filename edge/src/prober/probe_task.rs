@@ -34,6 +34,7 @@ pub(super) struct ProbeTasks {
 pub(super) struct ProbeTask {
     handle: JoinHandle<()>,
     is_urgent: watch::Sender<bool>,
+    health: watch::Receiver<Option<TargetHealth>>,
 }
 
 impl Drop for ProbeTask {
@@ -57,12 +58,25 @@ impl ProbeTasks {
         at_once: bool,
     ) -> ProbeTask {
         let (sender, receiver) = watch::channel(is_urgent);
-        let worker = Worker { probe, known, source, is_urgent: receiver, at_once, tasks: self.clone() };
-        ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender }
+        let (health_sender, health) = watch::channel(known);
+        let worker = Worker {
+            probe,
+            health: health_sender,
+            source,
+            is_urgent: receiver,
+            at_once,
+            tasks: self.clone(),
+        };
+        ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender, health }
     }
 }
 
 impl ProbeTask {
+    /// The health that the probes have found, or that was known before.
+    pub(super) fn health(&self) -> Option<TargetHealth> {
+        self.health.borrow().clone()
+    }
+
     /// An urgent target is probed sooner.
     pub(super) fn set_urgent(&self, is_urgent: bool) {
         send_if_changed(&self.is_urgent, is_urgent);
@@ -71,7 +85,7 @@ impl ProbeTask {
 
 struct Worker {
     probe: Probe,
-    known: Option<TargetHealth>,
+    health: watch::Sender<Option<TargetHealth>>,
     source: Option<IpAddr>,
     /// Whether no target of its group is healthy.
     is_urgent: watch::Receiver<bool>,
@@ -85,7 +99,7 @@ impl Worker {
         let interval = Duration::from_millis(check.interval_milliseconds.into()).max(MIN_INTERVAL);
         let limit = Duration::from_millis(check.timeout_milliseconds.max(1).into());
         let started = Instant::now();
-        let mut tracker = HealthTracker::new(self.known.take(), started);
+        let mut tracker = HealthTracker::new(self.health.borrow().clone(), started);
         let mut schedule =
             ProbeSchedule::new(interval, spread(SocketAddr::new(self.probe.address, check.port)), started);
         if !self.at_once && !wait(&mut self.is_urgent, &mut schedule, None).await {
@@ -102,10 +116,11 @@ impl Worker {
             self.tasks.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));
             let now = Instant::now();
             schedule.record(&result, now);
-            if tracker.record(check, result, now)
-                && self.tasks.changes.send((self.probe.clone(), tracker.health().clone())).is_err()
-            {
-                return;
+            if tracker.record(check, result, now) {
+                self.health.send_replace(Some(tracker.health().clone()));
+                if self.tasks.changes.send((self.probe.clone(), tracker.health().clone())).is_err() {
+                    return;
+                }
             }
             let initial_delay = tracker.initial_delay(interval, now);
             if !wait(&mut self.is_urgent, &mut schedule, initial_delay).await {

@@ -7,6 +7,11 @@ use super::node_statement::StatementResult;
 
 /// The least time between the beginnings of two requests: 50 a second, however often something changes.
 const MIN_PERIOD: Duration = Duration::from_millis(20);
+/// The same for a node whose answers have been news for long: what it says all the time must not keep the engine from others. The
+/// agent gathers what changes meanwhile.
+const LONG_RUN_PERIOD: Duration = Duration::from_millis(200);
+/// So many answers may be news at once before that; each `LONG_RUN_PERIOD` without one gives one back.
+const BURST: u32 = 50;
 /// The pause after an answer that is no statement is a part of the time for which there has been none: an agent that starts states
 /// soon, a node without an agent never.
 const PAUSE_PARTS: u32 = 4;
@@ -22,6 +27,8 @@ pub(super) struct StatementSchedule {
     is_answered: bool,
     /// Since when there has been no statement, if the last answer was none.
     without_since: Option<Instant>,
+    /// Of [`BURST`], how many were used, at this time.
+    used: Option<(u32, Instant)>,
 }
 
 impl StatementSchedule {
@@ -33,6 +40,18 @@ impl StatementSchedule {
     /// How long the node may hold the next request. Without a statement before it, it is a probe, which the node answers at once.
     pub(super) fn wait(&self, interval: Duration) -> Duration {
         if self.is_answered { interval } else { Duration::ZERO }
+    }
+
+    /// The time from the request that brought news to the next one.
+    fn period_after_news(&mut self, now: Instant) -> Duration {
+        let (used, at) = self.used.unwrap_or((0, now));
+        let given_back = now.saturating_duration_since(at).as_millis() / LONG_RUN_PERIOD.as_millis();
+        let used = used.saturating_sub(u32::try_from(given_back).unwrap_or(u32::MAX));
+        // What is left of a period must not be lost, or nothing would ever be given back.
+        let at = if used == 0 || given_back > 0 { now } else { at };
+        let used = (used + 1).min(BURST);
+        self.used = Some((used, at));
+        if used < BURST { MIN_PERIOD } else { LONG_RUN_PERIOD }
     }
 
     /// A request that was held up to [`wait`](Self::wait) has ended; when the next one is due.
@@ -51,7 +70,7 @@ impl StatementSchedule {
                 self.after = Some(statement.revision.clone());
                 (self.is_answered, self.without_since) = (true, None);
                 // An agent that does not hold requests must not be asked without end.
-                begun + if is_news { MIN_PERIOD } else { wait.max(MIN_PERIOD) }
+                begun + if is_news { self.period_after_news(ended) } else { wait.max(MIN_PERIOD) }
             }
             StatementResult::Unanswered(_) if self.after.is_some() => begun + interval.max(MIN_PERIOD),
             StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
@@ -110,6 +129,19 @@ mod tests {
         ] {
             assert_eq!(asker.ask(took, &result), expected, "{result:?}");
         }
+    }
+
+    #[test]
+    fn node_that_changes_without_end_is_asked_less_often() {
+        let mut asker = asker();
+        let mut ask = |number: u32, took| asker.ask(took, &stated(&format!("a{number}"), number == 0)).2;
+        let periods: Vec<_> = (0..60).map(|number| ask(number, 0)).collect();
+        assert!(periods[..45].iter().all(|period| *period == 20), "{periods:?}");
+        assert!(periods[56..].iter().all(|period| *period == 200), "{periods:?}");
+        // 20 in a second are a burst again after ten seconds of rest.
+        assert_eq!(ask(60, 10_000), 10_000);
+        let periods: Vec<_> = (61..81).map(|number| ask(number, 0)).collect();
+        assert!(periods.iter().all(|period| *period == 20), "{periods:?}");
     }
 
     #[test]

@@ -52,6 +52,20 @@ pub(super) fn closed() -> (TcpSocket, SocketAddr) {
     (socket, address)
 }
 
+/// A port that answers no packet, as one that a firewall drops: its queue of connections is full.
+pub(super) async fn dropping() -> (TcpListener, Vec<TcpStream>, SocketAddr) {
+    let socket = TcpSocket::new_v4().expect("socket");
+    socket.bind("127.0.0.1:0".parse().expect("address")).expect("bind");
+    let address = socket.local_addr().expect("address");
+    let listener = socket.listen(1).expect("listen");
+    let mut queue = Vec::new();
+    while let Ok(stream) = tokio::time::timeout(Duration::from_millis(500), TcpStream::connect(address)).await
+    {
+        queue.push(stream.expect("a connection"));
+    }
+    (listener, queue, address)
+}
+
 /// How an agent answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {

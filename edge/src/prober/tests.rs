@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::test_node::{Manner, TestAgent, closed, probe_of, server};
+use super::test_node::{Manner, TestAgent, closed, dropping, probe_of, server};
 use super::*;
 use steerage_edge_api::{HealthCheckProtocol, TargetState};
 
@@ -270,7 +270,7 @@ async fn targets_of_a_removed_agent_stay_for_as_long_as_probes_would_take() {
 
 #[tokio::test]
 async fn silent_node_is_unhealthy_until_it_answers() {
-    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let (agent, (_listener, _queue, to)) = (TestAgent::start(Manner::States).await, dropping().await);
     let mut probe = probe_of(to, HealthCheckProtocol::Http);
     probe.check.timeout_milliseconds = 1000;
     agent.set(to.port(), Some(2));
@@ -282,6 +282,52 @@ async fn silent_node_is_unhealthy_until_it_answers() {
     agent.set_manner(Manner::States);
     assert_eq!(engine.next().await, healthy(Some(2)));
     assert_eq!(engine.prober.nodes.values().map(Node::probed).sum::<usize>(), 0);
+}
+
+/// A firewall may begin to drop packets to the agent's port alone.
+#[tokio::test]
+async fn node_whose_other_ports_answer_is_probed() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    let mut probe = hourly(to);
+    probe.check.timeout_milliseconds = 1000;
+    agent.set(to.port(), Some(2));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    agent.set_manner(Manner::Silent);
+    engine.wait_until_probed(1).await;
+    agent.set_manner(Manner::States);
+    engine.wait_until_probed(0).await;
+}
+
+/// An agent ends before its node does. Probes of all ports of a node that is gone would keep those of others waiting.
+#[tokio::test]
+async fn node_that_is_gone_after_its_agent_is_not_probed() {
+    let (mut agent, (_listener, _queue, to)) = (TestAgent::start(Manner::States).await, dropping().await);
+    let mut probe = hourly(to);
+    probe.check.timeout_milliseconds = 1000;
+    agent.set(to.port(), Some(2));
+    let mut engine = Engine::new(&agent);
+    engine.set(&[&probe]);
+    assert_eq!(engine.next().await, healthy(Some(2)));
+    agent.stop().await;
+    engine.wait_until_probed(1).await;
+    agent.set_manner(Manner::Silent);
+    agent.restart(&[]).await;
+    engine.wait_until_probed(0).await;
+    assert_eq!(engine.prober.stated_health(&probe).expect("the last health").state, TargetState::Healthy);
+}
+
+#[tokio::test]
+async fn probes_continue_from_another_source_address() {
+    let to = server(vec![GOOD]).await;
+    let (changes, mut heard) = mpsc::unbounded_channel();
+    let (mut prober, probes) = (prober(changes), [hourly(to)].into());
+    let gone = Some([192, 0, 2, 1].into());
+    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| gone);
+    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Initial);
+    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| None);
+    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Healthy);
 }
 
 #[tokio::test]

@@ -100,6 +100,21 @@ fn another_check_that_asks_the_same_is_followed_until_its_own_probe_has_ended() 
 }
 
 #[test]
+fn target_that_was_in_no_table_for_long_still_has_its_number() {
+    let index = index(&[load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])]);
+    let (host, begun) = (host(), Instant::now());
+    let first = plan_next(&index, &host, &HealthByProbe::default(), begun, &Assignments::default());
+    let mut health = health(&first, &["10.0.0.2"]);
+    let second = plan_next(&index, &host, &health, begun, &first.assignments);
+    let later = begun + Duration::from_hours(25);
+    let mut followed = plan_next(&index, &host, &health, later, &second.assignments);
+    let probe = sorted(&followed).into_iter().find(|probe| probe.address == ip("10.0.0.2")).expect("a probe");
+    set(&mut health, &probe, TargetState::Healthy, None);
+    assert!(follow(&mut followed, &health, &[probe], ROOM));
+    assert_eq!(reached(&followed, "10.0.0.100", 6, 80), [ip("10.0.0.1"), ip("10.0.0.2")].into());
+}
+
+#[test]
 fn vips_that_wait_need_a_plan() {
     let (host, now) = (host(), Instant::now());
     let before = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
