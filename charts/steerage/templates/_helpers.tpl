@@ -26,7 +26,7 @@ labels:
 {{ .root.Values.image.registry }}/{{ .component }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{- /* What all our containers have in common: {root, component, port}. */ -}}
+{{- /* What all our containers have in common: {root, component, port}, and of the agent healthzPort. */ -}}
 {{- define "steerage.container" -}}
 name: {{ .component }}
 image: {{ include "steerage.image" . }}
@@ -34,6 +34,10 @@ imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 ports:
   - name: admin
     containerPort: {{ .port }}
+  {{- with .healthzPort }}
+  - name: healthz
+    containerPort: {{ . }}
+  {{- end }}
 livenessProbe:
   httpGet: {path: /livez, port: admin}
   periodSeconds: 10
