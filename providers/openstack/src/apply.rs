@@ -110,8 +110,7 @@ impl OpenStack {
             return Ok(again(entry, self));
         }
         for _ in 0..=MAX_REFUSED {
-            let fitting = reduced.clone().for_families(&families);
-            let fitting = if entry.is_at_pool_quota() { fitting.in_present_pools() } else { fitting };
+            let fitting = reduced.clone().for_families(&families).keeping_pools(entry.is_at_pool_quota());
             let steps = diff(owner, &tree, &fitting, entry.last_pool.as_deref())?;
             let Some(step) = steps.into_iter().next() else {
                 if !self.is_carried_out(owner, &tree.balancer.id, entry).await? {

@@ -441,11 +441,11 @@ impl Desired {
         self
     }
 
-    /// The same in the pools that are there: the project has no quota for others.
+    /// The same in the pools that are there, if the project has no quota for others.
     #[must_use]
-    pub(crate) fn in_present_pools(mut self) -> Self {
+    pub(crate) fn keeping_pools(mut self, is_at_quota: bool) -> Self {
         for listener in &mut self.listeners {
-            listener.pool.keeps_pool = true;
+            listener.pool.keeps_pool = is_at_quota;
         }
         self
     }
