@@ -254,7 +254,8 @@ fn serving(inputs: &StatusInputs) -> (&'static str, ReasonMessage) {
             ("False", (reasons::TARGETS_UNHEALTHY, message))
         }
         _ if inputs.reports_no_health => {
-            let message = "The provider does not report the health of targets. That alone affects no traffic.";
+            let message =
+                "The provider does not report the health of targets. That alone affects no traffic.";
             ("Unknown", why(reasons::HEALTH_UNKNOWN, message))
         }
         _ => {
