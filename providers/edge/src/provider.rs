@@ -85,7 +85,7 @@ impl EdgeProvider {
         let name = spec::object_name(owner);
         let balancers = &self.shared.balancers;
         let is_foreign = |entry: &Entry<LoadBalancerContent>| entry.owner.as_ref() != Some(owner);
-        let mut entry = balancers.cache.get(&name);
+        let mut entry = self.shared.balancer(&name).await?;
         if entry.as_ref().is_some_and(is_foreign) {
             // The user may have deleted it.
             entry = balancers.reread(&name).await?;

@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     users: Mutex<BTreeMap<String, &'static str>>,
     /// The load balancers of writes without a response yet, by object name.
     writing: Mutex<BTreeMap<String, EdgeLoadBalancerSpec>>,
+    /// Those of which the last write had no answer, and that were not read since, by object name.
+    unread: Mutex<BTreeSet<String>>,
     allocation: Mutex<Allocation>,
     pub(crate) activated: OnceCell<()>,
     stale_pools: Notify,
@@ -81,6 +83,7 @@ impl Shared {
             wanted_sets: Mutex::default(),
             users: Mutex::default(),
             writing: Mutex::default(),
+            unread: Mutex::default(),
             allocation: Mutex::default(),
             activated: OnceCell::new(),
             stale_pools: Notify::new(),
@@ -390,6 +393,26 @@ impl Shared {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn unread(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object of a load balancer. After a write without an answer it is read: the cache may show what was before it, and the watch
+    /// be late.
+    pub(crate) async fn balancer(&self, name: &str) -> Result<Option<Entry<LoadBalancerContent>>, Error> {
+        let known = self.balancers.cache.get(name);
+        if !self.unread().contains(name) {
+            return Ok(known);
+        }
+        let new = self.balancers.reread(name).await?;
+        self.unread().remove(name);
+        if new != known {
+            // The watch will not report what the response revealed.
+            self.on_balancer(&Change { old: known, new: new.clone() });
+        }
+        Ok(new)
+    }
+
     /// Whether this is the effect of a write of the provider that has no response yet.
     fn is_own_write(&self, new: &Entry<LoadBalancerContent>) -> bool {
         let is_named = new.owner.as_ref().is_some_and(|owner| spec::object_name(owner) == new.name);
@@ -454,6 +477,7 @@ impl Drop for OwnWrite<'_> {
     fn drop(&mut self) {
         self.shared.writing().remove(&self.name);
         if !self.is_answered {
+            self.shared.unread().insert(self.name.clone());
             self.shared.allocation().renew_reservation(&self.name);
         }
     }
