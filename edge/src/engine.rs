@@ -333,7 +333,7 @@ impl Engine {
     fn retarget(&mut self, changed: &[Probe]) -> bool {
         let Some(groups) = &mut self.groups else { return false };
         let inputs = HealthInputs { host: &self.host, health: &self.health, room: self.room };
-        let Some(Retargeted { tables, statuses, urgent, healthy_vips }) =
+        let Some(Retargeted { tables, statuses, urgent }) =
             groups.retarget(inputs, &mut self.assignments, changed)
         else {
             return false;
@@ -341,7 +341,7 @@ impl Engine {
         for (probe, is_urgent) in &urgent {
             self.prober.set_urgent(probe, *is_urgent);
         }
-        self.healthy_vips = healthy_vips;
+        self.healthy_vips = groups.healthy_vips();
         self.kernel.write_tables(tables);
         if self.kernel.error().is_some() {
             // The next plan repeats it, and its statuses say why.
@@ -377,11 +377,11 @@ impl Engine {
         let now = Instant::now();
         let inputs =
             PlanInputs { index: &self.index, host: &self.host, health: &self.health, room: self.room, now };
-        let Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, groups, assignments } =
+        let Plan { state, probes, urgent_probes, statuses, is_waiting, groups, assignments } =
             plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
-        self.healthy_vips = healthy_vips;
+        self.healthy_vips = groups.healthy_vips();
         self.health.set_probes(&probes);
         self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();

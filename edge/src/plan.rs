@@ -54,8 +54,6 @@ pub(crate) struct Plan {
     pub(crate) urgent_probes: HashSet<Probe>,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
-    /// The number of VIPs with a healthy target.
-    pub(crate) healthy_vips: u32,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
     pub(crate) is_waiting: bool,
     /// What follows from the next changes of health.
@@ -87,8 +85,7 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let urgent = groups.iter().filter(|group| !group.has_healthy());
     let urgent_probes = urgent.flat_map(|group| &group.probes).cloned().collect();
     let groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut);
-    let healthy_vips = groups.healthy_vips();
-    Plan { state, probes, urgent_probes, statuses, healthy_vips, is_waiting, groups, assignments }
+    Plan { state, probes, urgent_probes, statuses, is_waiting, groups, assignments }
 }
 
 fn state(

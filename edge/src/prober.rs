@@ -5,8 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use steerage_process::duration;
 use tokio::sync::mpsc;
 
 use crate::hash;
@@ -168,6 +169,14 @@ fn log(address: IpAddr, node: &Node, before: StatementMode, result: &StatementRe
         }
         _ => {}
     }
+}
+
+/// No target and no node is asked more often than this, whatever a check says.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Why a request that ended at its limit says nothing.
+fn no_response(limit: Duration) -> String {
+    format!("no response within {}", duration::display(limit))
 }
 
 /// From 0 to 1. What was added together must not be asked together: neither many nodes, nor many ports of one.

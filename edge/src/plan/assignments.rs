@@ -33,6 +33,13 @@ pub(super) struct AssignedTable {
     pub(super) table: Arc<Table>,
 }
 
+impl AssignedTable {
+    /// Whether it was filled for these, and is the table that they would get.
+    fn is_of(&self, size: u32, members: &[Member]) -> bool {
+        self.size == size && self.members == members
+    }
+}
+
 impl Assignments {
     /// Continues with the numbers that the kernel holds.
     pub(crate) fn adopt(written: &State) -> Self {
@@ -43,9 +50,7 @@ impl Assignments {
             ..Self::default()
         }
     }
-}
 
-impl Assignments {
     /// The group's table with its number, if it has changed; `used` is what all tables take. Each group of a VIP has one.
     pub(super) fn retarget(
         &mut self,
@@ -54,7 +59,7 @@ impl Assignments {
     ) -> Option<(u32, Arc<Table>)> {
         let (members, size) = group.members(&mut self.targets);
         let assigned = self.tables.get_mut(&group.key)?;
-        if assigned.size == size && assigned.members == members {
+        if assigned.is_of(size, &members) {
             return None;
         }
         *used = used
@@ -108,7 +113,7 @@ pub(super) fn assign(
         let before = previous.tables.get(&group.key);
         let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
         let table = before
-            .filter(|before| before.size == size && before.members == members)
+            .filter(|before| before.is_of(size, &members))
             .map_or_else(|| Arc::new(Table::new(size, &members)), |before| Arc::clone(&before.table));
         planned.insert(position, number);
         used = used.plus(SlotsAndMembers::of(size, members.len()));

@@ -56,8 +56,6 @@ pub(crate) struct Retargeted {
     pub(crate) statuses: Vec<ChangedStatus>,
     /// Probes that are urgent from now on, or no longer.
     pub(crate) urgent: Vec<(Probe, bool)>,
-    /// The number of VIPs with a healthy target.
-    pub(crate) healthy_vips: u32,
 }
 
 /// One of the lists of a load balancer's status.
@@ -101,7 +99,7 @@ impl PlannedGroups {
     }
 
     /// The number of VIPs with a healthy target.
-    pub(super) fn healthy_vips(&self) -> u32 {
+    pub(crate) fn healthy_vips(&self) -> u32 {
         self.healthy_vips
     }
 
@@ -137,19 +135,18 @@ impl PlannedGroups {
                 };
                 result.statuses.extend(planned.reported.iter().map(changed));
             }
-            match (planned.group.has_healthy(), group.has_healthy()) {
-                (false, true) => self.healthy_vips += planned.vips,
-                (true, false) => self.healthy_vips -= planned.vips,
-                _ => {
-                    planned.group = group;
-                    continue;
+            let is_healthy = group.has_healthy();
+            if planned.group.has_healthy() != is_healthy {
+                if is_healthy {
+                    self.healthy_vips += planned.vips;
+                } else {
+                    self.healthy_vips -= planned.vips;
                 }
+                flipped.extend(group.probes.iter().cloned());
             }
-            flipped.extend(group.probes.iter().cloned());
             planned.group = group;
         }
         result.urgent = flipped.into_iter().map(|probe| self.with_urgency(probe)).collect();
-        result.healthy_vips = self.healthy_vips;
         Some(result)
     }
 

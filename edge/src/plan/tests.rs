@@ -124,10 +124,10 @@ fn healthy_vips_are_those_with_a_healthy_target() {
         load_balancer("b", "10.0.0.101", &[target(2, 1)]),
     ];
     let first = plan(&load_balancers, &host(), &HealthByProbe::default());
-    let count = |failing| plan(&load_balancers, &host(), &health(&first, failing)).healthy_vips;
+    let count = |failing| plan(&load_balancers, &host(), &health(&first, failing)).groups.healthy_vips();
     assert_eq!([count(&[]), count(&["10.0.0.2"]), count(&["10.0.0.1", "10.0.0.2"])], [2, 1, 0]);
     // Of an empty list all and none are the same, and another host may have VIPs.
-    assert_eq!(plan(&[], &host(), &HealthByProbe::default()).healthy_vips, 0);
+    assert_eq!(plan(&[], &host(), &HealthByProbe::default()).groups.healthy_vips(), 0);
 }
 
 #[test]

@@ -131,9 +131,11 @@ impl Node {
 
     /// Whether it has this check.
     pub(super) fn has(&self, probe: &Probe) -> bool {
-        self.checks
-            .get(&probe.check.port)
-            .is_some_and(|checks| checks.iter().any(|check| check.probe == *probe))
+        self.check(probe).is_some()
+    }
+
+    fn check(&self, probe: &Probe) -> Option<&NodeCheck> {
+        self.checks.get(&probe.check.port)?.iter().find(|check| check.probe == *probe)
     }
 
     /// A request has ended; whether it is one of the present task.
@@ -180,8 +182,7 @@ impl Node {
 
     /// The health that the node's statements have decided.
     pub(super) fn stated_health(&self, probe: &Probe) -> Option<&TargetHealth> {
-        let check = self.checks.get(&probe.check.port)?.iter().find(|check| check.probe == *probe)?;
-        match &check.judge {
+        match &self.check(probe)?.judge {
             Judge::Statements(tracker) => Some(tracker.health()),
             Judge::None(_) | Judge::Probes(_) => None,
         }

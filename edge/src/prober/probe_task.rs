@@ -8,19 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_api::HealthCheckProtocol;
-use steerage_process::duration;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::http::{self, Response};
-use super::spread;
+use super::{MIN_INTERVAL, no_response, spread};
 use crate::channel::send_if_changed;
 use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
 use crate::probe_schedule::ProbeSchedule;
 
 const CONCURRENT_PROBES: usize = 512;
-const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What all tasks share.
 #[derive(Clone, Debug)]
@@ -110,7 +108,7 @@ impl Worker {
             let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
                 Ok(Ok(result)) => result,
                 Ok(Err(error)) => ProbeResult::Unanswered(error.to_string()),
-                Err(_) => ProbeResult::Unanswered(format!("no response within {}", duration::display(limit))),
+                Err(_) => ProbeResult::Unanswered(no_response(limit)),
             };
             drop(permit);
             self.tasks.metrics.count_probe(matches!(result, ProbeResult::Passed(_)));

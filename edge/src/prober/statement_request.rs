@@ -9,10 +9,9 @@ use std::pin::pin;
 use std::time::Duration;
 
 use steerage_model::{STATEMENT_PATH, Statement};
-use steerage_process::duration;
 
-use super::http;
 use super::node_statement::StatementResult;
+use super::{http, no_response};
 
 /// 65,535 ports at 18 bytes each, and what is beside them.
 const MAX_BODY: usize = 2 << 20;
@@ -77,9 +76,8 @@ pub(super) async fn ask(
             result => result,
         }
     };
-    let unanswered = || format!("no response within {}", duration::display(limit));
     match tokio::time::timeout(limit, requests).await {
-        Err(_) => Some(StatementResult::Unanswered(unanswered())),
+        Err(_) => Some(StatementResult::Unanswered(no_response(limit))),
         Ok(Ok(result)) => Some(result),
         Ok(Err(error)) if is_local(&error) => {
             tracing::debug!(node_address = %to.ip(), %error, "this host cannot ask the node for a statement; retrying");

@@ -10,11 +10,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::node_statement::StatementResult;
-use super::spread;
 use super::statement_request::{ask, unless_another_port_answers};
 use super::statement_schedule::StatementSchedule;
+use super::{MIN_INTERVAL, spread};
 
-const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Bounds of the time beyond `wait`. A tenant chooses the timeouts of its checks, and the requests serve all.
 const MIN_TIMEOUT: Duration = Duration::from_millis(500);
 const MAX_TIMEOUT: Duration = Duration::from_secs(10);

@@ -81,6 +81,15 @@ impl Engine {
         Self { prober, health: HealthByProbe::default(), changes: changes_rx, reports: reports_rx }
     }
 
+    /// With this one probe, whose port the agent states with so many local endpoints.
+    async fn stating(agent: &TestAgent, probe: &Probe, endpoints: u32) -> Self {
+        agent.set(probe.check.port, Some(endpoints));
+        let mut engine = Self::new(agent);
+        engine.set(&[probe]);
+        assert_eq!(engine.next().await, healthy(Some(endpoints)));
+        engine
+    }
+
     fn set(&mut self, probes: &[&Probe]) {
         let probes = probes.iter().copied().cloned().collect();
         self.health.set_probes(&probes);
@@ -144,10 +153,7 @@ fn hourly(address: SocketAddr) -> Probe {
 async fn statement_is_obeyed_before_the_interval_ends() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let probe = hourly(to);
-    agent.set(to.port(), Some(3));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(3)));
+    let mut engine = Engine::stating(&agent, &probe, 3).await;
     for _ in 0..3 {
         agent.set(to.port(), Some(0));
         assert_eq!(engine.next().await, unhealthy(Some(3), "no local endpoint"));
@@ -164,10 +170,7 @@ async fn statement_is_obeyed_before_the_interval_ends() {
 async fn probe_that_ended_late_does_not_overrule_a_statement() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let probe = hourly(to);
-    agent.set(to.port(), Some(3));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(3)));
+    let mut engine = Engine::stating(&agent, &probe, 3).await;
     let late = TargetHealth { state: TargetState::Unhealthy, ..TargetHealth::default() };
     engine.prober.tasks.changes.send((probe.clone(), late)).expect("a receiver");
     while !engine.changes.is_empty() {
@@ -180,10 +183,7 @@ async fn probe_that_ended_late_does_not_overrule_a_statement() {
 async fn held_back_weight_follows_without_another_change() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let probe = probe_of(to, HealthCheckProtocol::Http);
-    agent.set(to.port(), Some(3));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(3)));
+    let mut engine = Engine::stating(&agent, &probe, 3).await;
     agent.set(to.port(), Some(5));
     assert_eq!(engine.next().await, healthy(Some(5)));
 }
@@ -192,11 +192,8 @@ async fn held_back_weight_follows_without_another_change() {
 async fn new_check_of_a_stated_port_has_its_health_at_once() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let (probe, (_other, of)) = (hourly(to), closed());
-    agent.set(to.port(), Some(1));
     agent.set(of.port(), Some(0));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(1)));
+    let mut engine = Engine::stating(&agent, &probe, 1).await;
     let new = hourly(of);
     engine.set(&[&probe, &new]);
     assert_eq!(engine.prober.stated_health(&new).map(|health| health.state), Some(TargetState::Unhealthy));
@@ -236,10 +233,7 @@ async fn ports_without_a_statement_are_probed() {
 async fn restarted_agent_changes_no_health_by_its_absence() {
     let (mut agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let probe = hourly(to);
-    agent.set(to.port(), Some(2));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(2)));
+    let mut engine = Engine::stating(&agent, &probe, 2).await;
     agent.stop().await;
     engine.wait_until_probed(1).await;
     agent.set_manner(Manner::Status("503 Service Unavailable"));
@@ -256,10 +250,7 @@ async fn targets_of_a_removed_agent_stay_for_as_long_as_probes_would_take() {
     let (mut agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let mut probe = probe_of(to, HealthCheckProtocol::Http);
     (probe.check.interval_milliseconds, probe.check.unhealthy_threshold) = (400, 4);
-    agent.set(to.port(), Some(2));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(2)));
+    let mut engine = Engine::stating(&agent, &probe, 2).await;
     let stopped = Instant::now();
     agent.stop().await;
     let (state, _, reason) = engine.next().await;
@@ -273,10 +264,7 @@ async fn silent_node_is_unhealthy_until_it_answers() {
     let (agent, (_listener, _queue, to)) = (TestAgent::start(Manner::States).await, dropping().await);
     let mut probe = probe_of(to, HealthCheckProtocol::Http);
     probe.check.timeout_milliseconds = 1000;
-    agent.set(to.port(), Some(2));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(2)));
+    let mut engine = Engine::stating(&agent, &probe, 2).await;
     agent.set_manner(Manner::Silent);
     assert_eq!(engine.next().await, unhealthy(Some(2), "the node does not answer"));
     agent.set_manner(Manner::States);
@@ -290,10 +278,7 @@ async fn node_whose_other_ports_answer_is_probed() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let mut probe = hourly(to);
     probe.check.timeout_milliseconds = 1000;
-    agent.set(to.port(), Some(2));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(2)));
+    let mut engine = Engine::stating(&agent, &probe, 2).await;
     agent.set_manner(Manner::Silent);
     engine.wait_until_probed(1).await;
     agent.set_manner(Manner::States);
@@ -306,10 +291,7 @@ async fn node_that_is_gone_after_its_agent_is_not_probed() {
     let (mut agent, (_listener, _queue, to)) = (TestAgent::start(Manner::States).await, dropping().await);
     let mut probe = hourly(to);
     probe.check.timeout_milliseconds = 1000;
-    agent.set(to.port(), Some(2));
-    let mut engine = Engine::new(&agent);
-    engine.set(&[&probe]);
-    assert_eq!(engine.next().await, healthy(Some(2)));
+    let mut engine = Engine::stating(&agent, &probe, 2).await;
     agent.stop().await;
     engine.wait_until_probed(1).await;
     agent.set_manner(Manner::Silent);
