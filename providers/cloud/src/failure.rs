@@ -116,11 +116,13 @@ impl Failure<'_> {
     fn refused(&self, reason: &'static str, problem: &str, advice: &str) -> Error {
         let (title, text) = (self.cloud.title, self.to_string());
         let text = text.trim_end_matches('.');
-        Error::invalid(
-            reason,
-            format!("{problem}: {text}. What {title} accepted before stays as it is. {advice}"),
-        )
+        Error::invalid(reason, format!("{problem}: {text}.{} {advice}", what_stays(title)))
     }
+}
+
+/// What a refusal says of the load balancer. A provider for which it is not true takes it out.
+pub fn what_stays(title: &str) -> String {
+    format!(" What {title} accepted before stays as it is.")
 }
 
 impl fmt::Display for Failure<'_> {

@@ -193,4 +193,4 @@ fn is_outside(ranges: &[IpNet], others: &[IpNet]) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -96,7 +96,7 @@ fn narrowed(ranges: &[&str]) -> LoadBalancer {
 }
 
 /// Applies until it is complete.
-async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
+pub(crate) async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
     for _ in 0..60 {
         let outcome = gce.apply(lb, Compare::Remembered).await.unwrap();
         match outcome.progress {

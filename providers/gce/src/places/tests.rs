@@ -6,13 +6,14 @@ use async_trait::async_trait;
 use http::Response;
 use serde_json::json;
 use steerage_model::Protocol;
-use steerage_provider_api::{Compare, LoadBalancer, Outcome, Progress, Provider as _};
+use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
 use tokio::time::{advance, sleep};
 
 use super::*;
 use crate::client::{Call, Calls};
 use crate::config::Config;
 use crate::config::tests::config;
+use crate::denied::tests::settle;
 use crate::desired::desired;
 use crate::desired::tests::{listeners, web};
 use crate::error::{CallError, Result};
@@ -148,17 +149,6 @@ fn evil() -> LoadBalancer {
     let mut lb = web();
     (lb.owner.service, lb.owner.uid) = (Key::new("evil", "web"), "u2".to_owned());
     lb
-}
-
-async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
-    for _ in 0..60 {
-        let outcome = gce.apply(lb, Compare::Remembered).await.unwrap();
-        match outcome.progress {
-            Progress::Done => return outcome,
-            Progress::Again(after) => sleep(after).await,
-        }
-    }
-    panic!("it is never complete");
 }
 
 /// `good` is served and published, and `evil` was refused for the quota.
