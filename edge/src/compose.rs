@@ -33,7 +33,7 @@ use crate::pin_names;
 use crate::prober::Prober;
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
-use crate::vips::{LeaseKeeper, SERVED, ServedVips, VipLease};
+use crate::vips::{LeaseKeeper, ServedVips, VipLeases, WITHHELD};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
@@ -103,6 +103,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
+    // No host knows this one's flows: they stay here.
+    let (_informed, informed_rx) = watch::channel(BTreeSet::new());
     let has_cluster = objects_dir.is_none();
     let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
@@ -115,7 +117,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         timing,
     };
     let (heartbeats, membership) =
-        HeartbeatLoop::open(local, own_addresses_rx, leaving_rx, abilities_rx, metrics.clone())
+        HeartbeatLoop::open(local, own_addresses_rx, leaving_rx, abilities_rx, informed_rx, metrics.clone())
             .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
 
@@ -133,11 +135,11 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     };
     process.spawn("conflict detection", detection.run());
 
-    let lease = VipLease::new(dataplane.leases(), timing);
+    let leases = VipLeases::new(dataplane.leases(), timing);
     let (held, held_rx) = watch::channel(BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
     let announcer =
-        Announcer::open(link.index, mac_rx, held_rx, membership.clone(), lease.clone(), announcements_rx)
+        Announcer::open(link.index, mac_rx, held_rx, membership.clone(), leases.clone(), announcements_rx)
             .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
@@ -157,9 +159,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (statements, statements_rx) = mpsc::channel(STATEMENT_BUFFER);
     let prober = Prober::new(statements_port, health, statements, metrics.clone());
     let keeper =
-        LeaseKeeper { lease: lease.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
+        LeaseKeeper { leases: leases.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
     process.spawn("lease", keeper.run());
-    let vips = ServedVips::new(lease, served_vips(&dataplane), timing.timeout(), held, announcements);
+    let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
@@ -181,7 +183,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 /// The VIPs for which the kernel answers since an earlier process.
 fn served_vips(dataplane: &Dataplane) -> BTreeSet<IpAddr> {
     let written = dataplane.written().into_iter().flat_map(|written| &written.vips);
-    written.filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect()
+    written.filter(|(_, lease)| **lease != WITHHELD).map(|(vip, _)| *vip).collect()
 }
 
 /// Raises the limit of open descriptors: each node holds a request, and the usual limit is 1024.

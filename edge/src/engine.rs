@@ -30,7 +30,8 @@ use crate::plan::{
 };
 use crate::prober::{Prober, StatementReport};
 use crate::status::HostStatus;
-use crate::vips::{SERVED, ServedVips, VipRole, WITHHELD};
+use crate::timer::sleep_until;
+use crate::vips::{ServedVips, VipRoles, WITHHELD};
 
 /// Then other inputs have their turn: nodes that state without end must not keep the engine from all else.
 const MOST_STATEMENTS_AT_ONCE: usize = 16;
@@ -204,7 +205,7 @@ impl Engine {
                     self.conflicts = inputs.conflicts.borrow_and_update().clone();
                 }
                 Some((vip, mac)) = inputs.claims.recv() => {
-                    self.vips.defend(self.role(), vip, mac, Instant::now());
+                    self.vips.defend(self.roles(), vip, mac, Instant::now());
                     continue;
                 }
                 _ = ticks.tick() => {
@@ -223,7 +224,7 @@ impl Engine {
                 if !self.vips.has_any() {
                     break;
                 }
-                if self.membership.other_active {
+                if self.vips.are_answered_by(self.membership.others_active) {
                     *deadline = (*deadline).min(tokio::time::Instant::now() + HAND_OVER_OVERLAP);
                 }
             }
@@ -241,8 +242,8 @@ impl Engine {
         });
     }
 
-    fn role(&self) -> VipRole {
-        VipRole::new(&self.membership, self.is_leaving)
+    fn roles(&self) -> VipRoles {
+        VipRoles::new(&self.membership, self.is_leaving)
     }
 
     /// Returns the probe if that is news.
@@ -266,22 +267,31 @@ impl Engine {
 
     fn update_membership(&mut self, next: Membership) {
         let before = std::mem::replace(&mut self.membership, next);
-        let Membership { active, departures, live, settled, .. } = self.membership;
+        let Membership { active, live, settled, .. } = self.membership;
+        let gained = active - before.active;
         if active != before.active {
-            tracing::info!(active, peers = live, "role changed");
-            if active {
-                self.metrics.takeovers.inc();
-            }
+            let lost = before.active - active;
+            tracing::info!(
+                shards = active.len(),
+                gained = gained.len(),
+                lost = lost.len(),
+                peers = live,
+                "role changed: this host is active for these shards of the VIPs"
+            );
+            self.metrics.takeovers.inc_by(gained.len().into());
         }
-        if active && (!before.active || departures != before.departures) {
+        let left = self.membership.departures.since(&before.departures) & active;
+        let announced = gained | left;
+        if !announced.is_empty() {
             if self.kernel.is_programmed() {
-                self.vips.announce_all();
+                self.vips.announce_shards(announced);
             } else {
                 // Those of an earlier process: the load balancer of one may be gone, which the first plan shows.
                 self.vips.announce_all_in(ADOPTED_WAIT);
             }
         }
-        self.metrics.active.set(active.into());
+        self.metrics.active.set((!active.is_empty()).into());
+        self.metrics.shards.set(active.len().into());
         self.metrics.peers.set(i64::try_from(live).unwrap_or(i64::MAX));
         send_if_changed(&self.outputs.peers, self.membership.peers.clone());
         if settled {
@@ -409,12 +419,12 @@ impl Engine {
                 *lease = WITHHELD;
             }
         }
-        let held = state.vips.iter().filter(|(_, lease)| **lease == SERVED).map(|(vip, _)| *vip).collect();
+        let held = state.vips.iter().filter(|(_, lease)| **lease != WITHHELD).map(|(vip, _)| *vip).collect();
         let was_programmed = self.kernel.is_programmed();
         if !self.kernel.write(&self.link, state) {
             return false;
         }
-        self.vips.set_held(self.role(), held);
+        self.vips.set_held(self.roles(), held);
         done(&mut self.gates.programmed);
         if !was_programmed {
             self.vips.announce_pending();
@@ -443,23 +453,16 @@ impl Engine {
     }
 
     fn hand_over(self) {
-        self.vips.leave(self.membership.other_active);
-        if self.membership.other_active {
-            tracing::info!("VIPs handed over to another edge host");
+        self.vips.leave(self.membership.others_active);
+        if self.vips.are_answered_by(self.membership.others_active) {
+            tracing::info!("VIPs handed over to other edge hosts");
         } else {
             let vips = self.vips.held().len();
             tracing::info!(
                 vips,
-                "no other edge host is active; the kernel continues to answer for the VIPs; run `steerage-edge cleanup` to remove them"
+                "no other edge host is active for some VIPs; the kernel continues to answer for them; run `steerage-edge cleanup` to remove them"
             );
         }
-    }
-}
-
-async fn sleep_until(deadline: Option<tokio::time::Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -22,8 +22,10 @@ mod probe_schedule;
 mod prober;
 #[cfg(test)]
 mod reference;
+mod shards;
 mod source;
 mod status;
+mod timer;
 mod vips;
 
 use std::process::ExitCode;

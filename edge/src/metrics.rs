@@ -20,6 +20,7 @@ pub(crate) use traffic::register_traffic;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) active: Gauge<i64, AtomicI64>,
+    pub(crate) shards: Gauge<i64, AtomicI64>,
     pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
     pub(crate) load_balancers: Gauge<i64, AtomicI64>,
@@ -49,7 +50,12 @@ fn decided_by(mode: StatementMode) -> Option<&'static str> {
 impl Metrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let gauges = [
-            ("active", "Whether this host has the VIPs (1) or not (0)", &self.active),
+            ("active", "Whether this host answers for any shard of the VIPs (1) or not (0)", &self.active),
+            (
+                "active_shards",
+                "Shards of the VIPs, of 128, for which this host is active. All hosts of a group have 128 together",
+                &self.shards,
+            ),
             (
                 "can_serve",
                 "Whether this host can serve (1): objects listed, maps written, main loop running; or not (0)",
@@ -73,7 +79,7 @@ impl Metrics {
             registry.register(name, help, gauge.clone());
         }
         let counters = [
-            ("takeovers", "Times that this host became the active one", &self.takeovers),
+            ("takeovers", "Shards of the VIPs for which this host became active", &self.takeovers),
             (
                 "write_failures",
                 "Failed writes of the kernel's maps, program and multicast groups",

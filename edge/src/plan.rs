@@ -17,7 +17,8 @@ use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
 use crate::index::Index;
 use crate::link::mac::Mac;
-use crate::vips::{SERVED, WITHHELD};
+use crate::shards::Shard;
+use crate::vips::WITHHELD;
 
 mod accept;
 mod assignments;
@@ -69,7 +70,11 @@ pub(crate) struct LoadBalancerStatus {
     pub(crate) generation: i64,
     /// What keeps the load balancer from being in force; empty if nothing does.
     pub(crate) problem: String,
-    /// A list for each VIP. Load balancers with the same targets and check share lists.
+    /// The VIPs, also those that are not served.
+    pub(crate) vips: Vec<IpAddr>,
+    /// The VIPs that are served, in the order of `targets`.
+    pub(crate) served: Vec<IpAddr>,
+    /// A list for each of these. Load balancers with the same targets and check share lists.
     pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
 }
 
@@ -107,7 +112,7 @@ fn state(
     };
     for Frontend { load_balancer, vip, group, .. } in frontends {
         let Some(table) = tables.get(group).copied() else { continue };
-        let lease = if host.conflicts.contains_key(vip) { WITHHELD } else { SERVED };
+        let lease = if host.conflicts.contains_key(vip) { WITHHELD } else { Shard::of(*vip).lease() };
         state.vips.insert(*vip, lease);
         let spec = &load_balancer.object.spec;
         let ranges = (!spec.source_ranges.is_empty()).then(|| {
@@ -151,13 +156,16 @@ fn statuses(
         uid: accepted.object.uid.clone(),
         generation: accepted.object.generation,
         problem: accepted.problems.join(" "),
+        vips: accepted.object.spec.addresses.clone(),
+        served: Vec::new(),
         targets: Vec::new(),
     };
     let mut statuses: BTreeMap<_, _> =
         accepted.iter().map(|accepted| (accepted.object.name.clone(), status(accepted))).collect();
-    for Frontend { load_balancer, reported, .. } in frontends {
+    for Frontend { load_balancer, vip, reported, .. } in frontends {
         let status = statuses.get_mut(&load_balancer.object.name);
         if let (Some(status), Some(group)) = (status, groups.get(*reported)) {
+            status.served.push(*vip);
             status.targets.push(Arc::clone(&group.statuses));
         }
     }

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 use crate::plan::LoadBalancerStatus;
+use crate::shards::{Shard, Shards};
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,7 +43,8 @@ pub(crate) struct HostStatus {
     pub(crate) interface: String,
     /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
-    pub(crate) active: bool,
+    /// The shards for which this host is active.
+    pub(crate) active: Shards,
     /// By name.
     pub(crate) load_balancers: BTreeMap<String, LoadBalancerStatus>,
 }
@@ -61,7 +63,11 @@ pub(crate) enum StatusSink {
 #[derive(Clone, Debug, PartialEq)]
 enum StatusObject {
     Host(EdgeHostSpec),
-    TargetHealth { status: LoadBalancerStatus, active: bool },
+    /// `active`: the shards of its VIPs for which this host is active.
+    TargetHealth {
+        status: LoadBalancerStatus,
+        active: Shards,
+    },
 }
 
 /// The last write of one object.
@@ -175,17 +181,17 @@ impl StatusWriter {
 }
 
 fn objects(status: &HostStatus) -> BTreeMap<String, StatusObject> {
-    let active = status.active;
-    let mut objects: BTreeMap<_, _> = status
-        .load_balancers
-        .iter()
-        .map(|(name, status)| (name.clone(), StatusObject::TargetHealth { status: status.clone(), active }))
-        .collect();
+    let target_health = |load_balancer: &LoadBalancerStatus| StatusObject::TargetHealth {
+        status: load_balancer.clone(),
+        active: status.active & load_balancer.vips.iter().map(|vip| Shard::of(*vip)).collect(),
+    };
+    let mut objects: BTreeMap<_, _> =
+        status.load_balancers.iter().map(|(name, status)| (name.clone(), target_health(status))).collect();
     let host = EdgeHostSpec {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         interface: status.interface.clone(),
         addresses: status.addresses.clone(),
-        active,
+        active: !status.active.is_empty(),
     };
     objects.insert(String::new(), StatusObject::Host(host));
     objects
@@ -205,15 +211,19 @@ async fn write_object(
     }
 }
 
-/// Owned by the load balancer, and so deleted with it.
-fn target_health(host: &str, name: &str, status: &LoadBalancerStatus, active: bool) -> EdgeTargetHealth {
+/// Owned by the load balancer, and so deleted with it. Of a load balancer whose VIPs are on several hosts, each reports the
+/// targets of its own ones.
+fn target_health(host: &str, name: &str, status: &LoadBalancerStatus, active: Shards) -> EdgeTargetHealth {
+    let is_active = !active.is_empty();
+    let is_reported = |vip: &IpAddr| !is_active || active.contains(Shard::of(*vip));
+    let lists = status.targets.iter().zip(&status.served).filter(|(_, vip)| is_reported(vip));
     let mut targets: Vec<_> =
-        status.targets.iter().flat_map(|targets: &Arc<Vec<_>>| targets.iter().cloned()).collect();
+        lists.flat_map(|(targets, _): (&Arc<Vec<_>>, _)| targets.iter().cloned()).collect();
     targets.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
     let spec = EdgeTargetHealthSpec {
         load_balancer: name.to_owned(),
         host: host.to_owned(),
-        active,
+        active: is_active,
         observed_generation: status.generation,
         problem: status.problem.clone(),
         targets,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The VIPs for which this host answers ARP and neighbour discovery: its role, and announcements.
+//! The VIPs for which this host answers ARP and neighbour discovery: its role for each shard of them, and announcements.
 //!
-//! A VIP is no address of the interface. The kernel's program answers for those that it serves while their lease lasts, which `lease`
-//! alone writes. So a takeover is one write, however many VIPs there are.
+//! A VIP is no address of the interface. The kernel's program answers for those that it serves while the lease of their shard lasts,
+//! which `lease` alone writes. So a takeover is one write for each shard, however many VIPs there are.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,20 +13,21 @@ use tokio::sync::{mpsc, watch};
 use crate::channel::send_if_changed;
 use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
+use crate::shards::{Shard, Shards};
 
 mod lease;
 
-pub(crate) use lease::{LeaseKeeper, VipLease};
+pub(crate) use lease::{LeaseKeeper, VipLeases};
 
-/// The lease of all VIPs that the active host answers for.
-pub(crate) const SERVED: u32 = 0;
+/// The lease of all VIPs in the maps that an earlier version has written, which did not divide them.
+pub(crate) const UNDIVIDED: u32 = 0;
 /// A lease that never begins: of VIPs that another machine on the link has, or may have.
 pub(crate) const WITHHELD: u32 = 1;
 
 /// A VIP that another host on the link announces is announced again after at least this time.
 const DEFENCE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Whether this host should answer for the VIPs.
+/// Whether this host should answer for the VIPs of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VipRole {
     /// The other hosts are not known yet: change nothing.
@@ -39,22 +40,40 @@ pub(crate) enum VipRole {
     Keeper,
 }
 
-impl VipRole {
-    /// A host that is leaving keeps its VIPs for a moment after another one has become active.
+/// The roles for all shards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VipRoles {
+    is_settled: bool,
+    active: Shards,
+    others_active: Shards,
+    is_leaving: bool,
+}
+
+impl VipRoles {
     pub(crate) fn new(membership: &Membership, is_leaving: bool) -> Self {
-        match (membership.settled, membership.active, membership.other_active) {
-            (false, ..) => Self::Undecided,
-            (true, true, _) => Self::Active,
-            (true, false, true) if !is_leaving => Self::Standby,
-            (true, false, _) => Self::Keeper,
+        let Membership { settled, active, others_active, .. } = *membership;
+        Self { is_settled: settled, active, others_active, is_leaving }
+    }
+
+    /// A host that is leaving keeps its VIPs for a moment after another one has become active.
+    pub(crate) fn of(&self, shard: Shard) -> VipRole {
+        match (self.is_settled, self.active.contains(shard), self.others_active.contains(shard)) {
+            (false, ..) => VipRole::Undecided,
+            (true, true, _) => VipRole::Active,
+            (true, false, true) if !self.is_leaving => VipRole::Standby,
+            (true, false, _) => VipRole::Keeper,
         }
+    }
+
+    fn is_active(&self, vip: IpAddr) -> bool {
+        self.of(Shard::of(vip)) == VipRole::Active
     }
 }
 
 /// The VIPs that the kernel's maps serve. Owned by `engine`.
 #[derive(Debug)]
 pub(crate) struct ServedVips {
-    lease: VipLease,
+    leases: VipLeases,
     held: BTreeSet<IpAddr>,
     /// The same, for other tasks.
     published: watch::Sender<BTreeSet<IpAddr>>,
@@ -68,7 +87,7 @@ pub(crate) struct ServedVips {
 
 impl ServedVips {
     pub(crate) fn new(
-        lease: VipLease,
+        leases: VipLeases,
         held: BTreeSet<IpAddr>,
         hearing_time: Duration,
         published: watch::Sender<BTreeSet<IpAddr>>,
@@ -77,7 +96,7 @@ impl ServedVips {
         // At once: a host that becomes active announces those of an earlier process.
         published.send_replace(held.clone());
         Self {
-            lease,
+            leases,
             held,
             published,
             announcements,
@@ -87,29 +106,36 @@ impl ServedVips {
         }
     }
 
-    /// The VIPs for which this host answers while the lease lasts.
+    /// The VIPs for which this host answers while the leases of their shards last.
     pub(crate) fn held(&self) -> &BTreeSet<IpAddr> {
         &self.held
     }
 
     /// Whether this host answers for any VIP.
     pub(crate) fn has_any(&self) -> bool {
-        !self.held.is_empty() && self.lease.lasts()
+        let lasting = self.leases.lasting();
+        self.held.iter().any(|vip| lasting.contains(Shard::of(*vip)))
+    }
+
+    /// Whether other hosts answer for all VIPs.
+    pub(crate) fn are_answered_by(&self, others_active: Shards) -> bool {
+        self.held.iter().all(|vip| others_active.contains(Shard::of(*vip)))
     }
 
     /// The kernel's maps serve these now. Announces the new ones.
-    pub(crate) fn set_held(&mut self, role: VipRole, held: BTreeSet<IpAddr>) {
+    pub(crate) fn set_held(&mut self, roles: VipRoles, held: BTreeSet<IpAddr>) {
         let before = std::mem::replace(&mut self.held, held);
         for vip in before.difference(&self.held) {
             tracing::info!(%vip, "VIP removed from the kernel's maps, or withheld since another machine may have it");
         }
         let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
         for vip in &added {
-            tracing::info!(%vip, "VIP written to the kernel's maps; this host answers for it while it is active");
+            tracing::info!(%vip, "VIP written to the kernel's maps; this host answers for it while it is active for it");
         }
         send_if_changed(&self.published, self.held.clone());
-        if role == VipRole::Active && !added.is_empty() {
-            self.announce(added);
+        let active: BTreeSet<_> = added.into_iter().filter(|vip| roles.is_active(*vip)).collect();
+        if !active.is_empty() {
+            self.announce(active);
         }
     }
 
@@ -120,7 +146,13 @@ impl ServedVips {
         }
     }
 
-    /// Announces all held VIPs, since the link may have learned another host's address for them.
+    /// Announces the held VIPs of these shards, since the link may have learned another host's address for them.
+    pub(crate) fn announce_shards(&self, shards: Shards) {
+        let of_shards = self.held.iter().filter(|vip| shards.contains(Shard::of(**vip)));
+        self.announce(of_shards.copied().collect());
+    }
+
+    /// Announces all held VIPs. Those of other hosts are left out when it comes to it.
     pub(crate) fn announce_all(&mut self) {
         self.announcement_at = None;
         self.announce(self.held.clone());
@@ -145,9 +177,9 @@ impl ServedVips {
     }
 
     /// A host that is no edge peer has claimed a VIP.
-    pub(crate) fn defend(&mut self, role: VipRole, vip: IpAddr, mac: Mac, now: Instant) {
+    pub(crate) fn defend(&mut self, roles: VipRoles, vip: IpAddr, mac: Mac, now: Instant) {
         let is_due = self.last_defence.is_none_or(|last| now.duration_since(last) >= DEFENCE_INTERVAL);
-        if is_due && role == VipRole::Active && self.held.contains(&vip) {
+        if is_due && roles.is_active(vip) && self.held.contains(&vip) {
             self.last_defence = Some(now);
             tracing::warn!(%vip, mac = %display_mac(mac), "another host on the link announces a VIP; announcing it again");
             self.announce([vip].into());
@@ -155,8 +187,8 @@ impl ServedVips {
     }
 
     /// The process ends.
-    pub(crate) fn leave(&self, other_active: bool) {
-        self.lease.leave(other_active);
+    pub(crate) fn leave(&self, others_active: Shards) {
+        self.leases.leave(others_active);
     }
 
     fn announce(&self, vips: BTreeSet<IpAddr>) {
@@ -169,20 +201,21 @@ impl ServedVips {
 mod tests {
     use super::*;
 
-    fn membership(settled: bool, active: bool, other_active: bool) -> Membership {
-        Membership { active, other_active, settled, ..Membership::default() }
-    }
-
     #[test]
     fn role_follows_the_membership() {
-        assert_eq!(VipRole::new(&membership(false, true, false), false), VipRole::Undecided);
-        assert_eq!(VipRole::new(&membership(true, true, true), false), VipRole::Active);
-        assert_eq!(VipRole::new(&membership(true, false, true), false), VipRole::Standby);
-        assert_eq!(VipRole::new(&membership(true, false, false), false), VipRole::Keeper);
-        assert_eq!(
-            VipRole::new(&membership(true, false, true), true),
-            VipRole::Keeper,
-            "until the overlap is over"
-        );
+        let shard = Shard::of([10, 0, 0, 1].into());
+        let only = |holds| {
+            if holds { [shard].into_iter().collect() } else { Shards::ALL - [shard].into_iter().collect() }
+        };
+        let role = |settled, active, other, is_leaving| {
+            let (active, others_active) = (only(active), only(other));
+            VipRoles::new(&Membership { settled, active, others_active, ..Membership::default() }, is_leaving)
+                .of(shard)
+        };
+        assert_eq!(role(false, true, false, false), VipRole::Undecided);
+        assert_eq!(role(true, true, true, false), VipRole::Active);
+        assert_eq!(role(true, false, true, false), VipRole::Standby);
+        assert_eq!(role(true, false, false, false), VipRole::Keeper);
+        assert_eq!(role(true, false, true, true), VipRole::Keeper, "until the overlap is over");
     }
 }

@@ -14,7 +14,8 @@ use super::frames;
 use super::membership::Membership;
 use super::packet::PacketSocket;
 use crate::link::mac::Mac;
-use crate::vips::VipLease;
+use crate::shards::{Shard, Shards};
+use crate::vips::VipLeases;
 
 /// The times between the announcements of a new VIP.
 const REPEATS: [Duration; 5] = [
@@ -36,7 +37,7 @@ pub(crate) struct Announcer {
     mac: watch::Receiver<Mac>,
     held: watch::Receiver<BTreeSet<IpAddr>>,
     membership: watch::Receiver<Membership>,
-    lease: VipLease,
+    leases: VipLeases,
     requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
 }
 
@@ -48,10 +49,10 @@ impl Announcer {
         mac: watch::Receiver<Mac>,
         held: watch::Receiver<BTreeSet<IpAddr>>,
         membership: watch::Receiver<Membership>,
-        lease: VipLease,
+        leases: VipLeases,
         requests: mpsc::UnboundedReceiver<BTreeSet<IpAddr>>,
     ) -> io::Result<Self> {
-        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, membership, lease, requests })
+        Ok(Self { socket: PacketSocket::open(index, 0)?, mac, held, membership, leases, requests })
     }
 
     /// Runs until the sender of requests is gone.
@@ -73,7 +74,7 @@ impl Announcer {
                 refresh = now + REFRESH_INTERVAL;
                 schedule.extend(self.held.borrow().iter().map(|vip| (*vip, (now, REPEATS.len()))));
             }
-            let announced = announced(&self.held.borrow(), &self.membership.borrow(), self.lease.lasts());
+            let announced = announced(&self.held.borrow(), &self.membership.borrow(), self.leases.lasting());
             schedule.retain(|vip, _| announced.contains(vip));
             let due: Vec<_> =
                 schedule.iter().filter(|(_, (due, _))| *due <= now).map(|(vip, _)| *vip).collect();
@@ -97,9 +98,9 @@ impl Announcer {
 
 /// The VIPs that may be announced. One that is no longer served must not be, nor those of another active host: clients would
 /// send to this one again. A host that is not active announces only what it answers for.
-fn announced(held: &BTreeSet<IpAddr>, membership: &Membership, answers: bool) -> BTreeSet<IpAddr> {
-    let may_announce = membership.active || !membership.other_active && answers;
-    if may_announce { held.clone() } else { BTreeSet::new() }
+fn announced(held: &BTreeSet<IpAddr>, membership: &Membership, answered: Shards) -> BTreeSet<IpAddr> {
+    let may_announce = membership.active | (answered - membership.others_active);
+    held.iter().copied().filter(|vip| may_announce.contains(Shard::of(*vip))).collect()
 }
 
 #[cfg(test)]
@@ -109,9 +110,13 @@ mod tests {
     #[test]
     fn standby_announces_no_vip() {
         let held = BTreeSet::from([IpAddr::from([10, 0, 0, 100])]);
+        let shards = |holds| {
+            if holds { [Shard::of([10, 0, 0, 100].into())].into_iter().collect() } else { Shards::NONE }
+        };
         let announced = |active, other_active, answers| {
-            let membership = Membership { active, other_active, settled: true, ..Membership::default() };
-            announced(&held, &membership, answers)
+            let (active, others_active) = (shards(active), shards(other_active));
+            let membership = Membership { active, others_active, settled: true, ..Membership::default() };
+            announced(&held, &membership, shards(answers))
         };
         assert_eq!(announced(false, true, true), BTreeSet::new());
         assert_eq!(announced(true, false, true), held);

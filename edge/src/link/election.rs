@@ -1,42 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides whether this host is the active one, which has the VIPs. Pure: `membership` passes heartbeats and the time.
+//! Decides for which shards of the VIPs this host is the active one. Pure: `membership` passes heartbeats and the time.
 //!
 //! There is no vote and no Lease, so that takeover does not depend on the API server. Two active hosts for a moment are
-//! harmless, because both forward alike; no active host is an outage. So a host that receives no heartbeat of an active one takes over. Of two
-//! active hosts the one that took over last stays active, because the link has seen its announcements last.
+//! harmless, because both forward alike; no active host is an outage. So a host that receives no heartbeat of an active one takes over,
+//! in the order in which hosts are preferred for the shard. Of two active hosts the one that took something over last stays active,
+//! because the link has seen its announcements last.
 //!
-//! An active host that cannot serve yields to one that can. Where no host can, the active one stays.
+//! An active host that cannot serve yields to one that can. Where no host can, the active one stays. A shard moves to a host that is
+//! preferred for it only by an offer of the active one ([`offers`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::ability::Ability;
 use super::damping::Damping;
-use super::heartbeat::Heartbeat;
+use super::heartbeat::{Heartbeat, HeartbeatShards};
 use crate::cluster::Cluster;
 use crate::engine::REFRESH_INTERVAL;
 use crate::link::mac::Mac;
+use crate::shards::{Shard, Shards};
+
+mod offers;
+mod peer;
+
+use offers::Offers;
+pub(crate) use peer::Peer;
 
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
 const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);
 
 /// Addresses of this host that are remembered; a bond has few members.
 const MAX_FORMER_MACS: usize = 16;
-
-/// Another host, as of its last heartbeat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Peer {
-    pub(crate) host: String,
-    /// The host's own addresses.
-    pub(crate) addresses: Vec<IpAddr>,
-    active: bool,
-    leaving: bool,
-    term: u64,
-    cluster: Option<u64>,
-    ability: Ability,
-    last: Instant,
-}
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeartbeatTiming {
@@ -52,6 +47,13 @@ impl HeartbeatTiming {
     }
 }
 
+/// How a host is worse than another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Worse {
+    Unable,
+    Unhealthy,
+}
+
 #[derive(Debug)]
 pub(crate) struct Election {
     name: String,
@@ -61,7 +63,7 @@ pub(crate) struct Election {
     /// Addresses that this host had before.
     former_macs: Vec<Mac>,
     timing: HeartbeatTiming,
-    active: bool,
+    active: Shards,
     leaving: bool,
     ability: Ability,
     /// Since when this host is active and cannot serve, beside one that can.
@@ -73,9 +75,12 @@ pub(crate) struct Election {
     /// Of all heartbeats since the start.
     highest_term: u64,
     started: Instant,
-    /// Since when no other host is active.
-    quiet_since: Instant,
+    /// Since when no host is active for each shard; `None` while one is.
+    quiet_since: [Option<Instant>; Shard::COUNT],
     peers: BTreeMap<Mac, Peer>,
+    /// The hosts that know this host's flows.
+    informed: BTreeSet<Mac>,
+    offers: Offers,
 }
 
 impl Election {
@@ -88,7 +93,7 @@ impl Election {
             cluster: Cluster::None,
             former_macs: Vec::new(),
             timing,
-            active: false,
+            active: Shards::NONE,
             leaving: false,
             ability: Ability::NONE,
             unable_since: None,
@@ -97,8 +102,10 @@ impl Election {
             term: 0,
             highest_term: 0,
             started: now,
-            quiet_since: now,
+            quiet_since: [Some(now); Shard::COUNT],
             peers: BTreeMap::new(),
+            informed: BTreeSet::new(),
+            offers: Offers::default(),
         }
     }
 
@@ -126,7 +133,8 @@ impl Election {
     /// Whether this host does not know yet if the active hosts are of its cluster: all of them name one. Then it must not end its
     /// lease for them.
     pub(crate) fn is_in_doubt(&self, now: Instant) -> bool {
-        let mut others = self.active_peers(now).filter(|(_, peer)| peer.ability.can_serve).peekable();
+        let is_active = |peer: &Peer| !peer.keeps().is_empty() && peer.ability.can_serve;
+        let mut others = self.live_peers(now).filter(|(_, peer)| is_active(peer)).peekable();
         self.cluster == Cluster::Unread
             && others.peek().is_some()
             && others.all(|(_, peer)| peer.cluster.is_some())
@@ -144,8 +152,14 @@ impl Election {
             && self.cluster.hash().zip(beat.cluster).is_some_and(|(own, other)| own != other)
     }
 
-    pub(crate) fn is_active(&self) -> bool {
+    /// The shards for which this host is active.
+    pub(crate) fn active(&self) -> Shards {
         self.active
+    }
+
+    /// These hosts know the flows of this host whose slots have moved, so that they can take shards without loss.
+    pub(crate) fn set_informed(&mut self, hosts: BTreeSet<Mac>) {
+        self.informed = hosts;
     }
 
     /// All hosts since the start: a dead one may still forward packets, and its claims are no conflict.
@@ -155,17 +169,23 @@ impl Election {
 
     /// The number of other hosts that are alive.
     pub(crate) fn live(&self, now: Instant) -> usize {
-        self.peers.values().filter(|peer| self.is_alive(peer, now)).count()
+        self.live_peers(now).count()
     }
 
-    /// Whether another host is active and can serve: then its VIPs are not needed here.
-    pub(crate) fn other_is_active(&self, now: Instant) -> bool {
-        self.active_peers(now).any(|(_, peer)| peer.ability.can_serve)
+    /// When the next host is found dead, if it stays silent.
+    pub(crate) fn next_death(&self, now: Instant) -> Option<Instant> {
+        self.live_peers(now).map(|(_, peer)| peer.last + self.timing.timeout()).min()
+    }
+
+    /// The shards for which another host is active that can serve: their VIPs are not needed here.
+    pub(crate) fn others_active(&self, now: Instant) -> Shards {
+        let able = self.live_peers(now).filter(|(_, peer)| peer.ability.can_serve);
+        able.fold(Shards::NONE, |shards, (_, peer)| shards | peer.keeps())
     }
 
     /// Whether another host could take over.
     pub(crate) fn other_can_serve(&self, now: Instant) -> bool {
-        self.peers.values().any(|peer| self.is_alive(peer, now) && !peer.leaving && peer.ability.can_serve)
+        self.live_peers(now).any(|(_, peer)| !peer.leaving && peer.ability.can_serve)
     }
 
     /// How well this host can serve now.
@@ -178,7 +198,8 @@ impl Election {
             group: self.group,
             cluster: self.cluster.hash(),
             host: self.name.clone(),
-            active: self.active,
+            active: !self.active.is_empty(),
+            shards: Some(HeartbeatShards { active: self.active, offered: self.offers.current() }),
             leaving: self.leaving,
             term: self.term,
             addresses,
@@ -198,12 +219,10 @@ impl Election {
             return;
         }
         self.highest_term = self.highest_term.max(beat.term);
-        let Heartbeat { cluster, host, active, leaving, term, addresses, ability, .. } = beat;
-        let ability = ability.unwrap_or(Ability::UNSTATED);
         // The machine has another address now, and somebody else may have the old one.
         let timeout = self.timing.timeout();
-        self.peers.retain(|_, peer| peer.host != host || now.duration_since(peer.last) < timeout);
-        self.peers.insert(from, Peer { host, addresses, active, leaving, term, cluster, ability, last: now });
+        self.peers.retain(|_, peer| peer.host != beat.host || now.duration_since(peer.last) < timeout);
+        self.peers.insert(from, Peer::new(beat, now));
     }
 
     /// This host is about to end: it asks another one to take over, and never takes over again.
@@ -211,66 +230,104 @@ impl Election {
         self.leaving = true;
     }
 
-    /// Evaluates the role again. Returns whether it has changed.
+    /// Evaluates the roles again. Returns whether one has changed, or an offer.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
-        let strongest_peer = self
-            .active_peers(now)
-            .map(|(mac, peer)| (peer.ability.can_serve, peer.term, peer.host.clone(), *mac))
-            .max();
-        if self.active || strongest_peer.is_some() {
-            self.quiet_since = now;
+        let before = (self.active, self.offers.current());
+        let worse = self.is_worse_for_long(now);
+        let next = self.next_active(worse.is_some(), now);
+        if worse == Some(Worse::Unhealthy) && !(self.active - next).is_empty() {
+            self.damping.on_failure(now);
         }
-        let yields = self.is_worse_for_long(now);
-        let next = match strongest_peer {
-            Some(peer) => {
-                let own = (self.ability.can_serve, self.term, self.name.clone(), self.mac);
-                self.active && !self.leaving && own > peer
-            }
-            None if self.active => !yields,
-            None if self.leaving || self.is_handed_over_by_better(now) => false,
-            None => {
-                now >= self.quiet_since.max(self.started + self.timing.timeout()) + self.takeover_delay(now)
-            }
-        };
-        if next && !self.active {
+        if !(next - self.active).is_empty() {
             self.term = self.highest_term + 1;
             self.highest_term = self.term;
         }
-        let changed = next != self.active;
         self.active = next;
-        changed
+        self.update_offers(now);
+        before != (self.active, self.offers.current())
     }
 
-    /// Whether this host has been active beside a much better one for so long that it should yield.
-    fn is_worse_for_long(&mut self, now: Instant) -> bool {
-        let others = || self.peers.values().filter(|peer| self.is_alive(peer, now) && !peer.leaving);
-        let is_unable = self.active && !self.ability.can_serve && others().any(|peer| peer.ability.can_serve);
+    /// `yields`: this host gives up its shards for better ones.
+    fn next_active(&mut self, yields: bool, now: Instant) -> Shards {
+        let own = (self.ability.can_serve, self.term, self.name.as_str(), self.mac);
+        let claim = |(mac, peer): (&Mac, &Peer)| {
+            (peer.keeps(), (peer.ability.can_serve, peer.term, peer.host.clone(), *mac))
+        };
+        let claims: Vec<_> = self.live_peers(now).map(claim).collect();
+        let mut quiet_since = self.quiet_since;
+        let mut is_next = |shard: &Shard| {
+            let is_active = self.active.contains(*shard);
+            let of_shard = claims.iter().filter(|(shards, _)| shards.contains(*shard));
+            let strongest =
+                of_shard.map(|(_, (able, term, host, mac))| (*able, *term, host.as_str(), *mac)).max();
+            let is_quiet = !is_active && strongest.is_none();
+            let quiet = &mut quiet_since[shard.index()];
+            *quiet = is_quiet.then(|| quiet.unwrap_or(now));
+            match strongest {
+                Some(peer) => is_active && !self.gives(*shard) && own > peer,
+                None if is_active => !yields,
+                None if self.leaving || self.is_handed_over_by_better(*shard, now) => false,
+                None => {
+                    let listened = self.started + self.timing.timeout();
+                    now >= quiet.unwrap_or(now).max(listened) + self.takeover_delay(*shard, now)
+                }
+            }
+        };
+        let next = Shard::all().filter(&mut is_next).collect();
+        self.quiet_since = quiet_since;
+        next
+    }
+
+    /// Whether this host answers for the shard only until another one does.
+    fn gives(&self, shard: Shard) -> bool {
+        self.leaving || self.offers.current().contains(shard)
+    }
+
+    fn update_offers(&mut self, now: Instant) {
+        let may_offer = !self.leaving && self.ability.can_serve;
+        let own = may_offer.then_some((self.name.as_str(), self.ability, self.active));
+        let timeout = self.timing.timeout();
+        let peers = self.peers.values().map(|peer| (peer, now.duration_since(peer.last) < timeout));
+        let (all, informed) = (&self.peers, &self.informed);
+        let knows_flows =
+            |peer: &Peer| all.iter().any(|(mac, other)| other.host == peer.host && informed.contains(mac));
+        self.offers.update(own, peers, knows_flows, now);
+    }
+
+    /// Why this host, which has been active beside a much better one for long, should yield.
+    fn is_worse_for_long(&mut self, now: Instant) -> Option<Worse> {
+        let is_active = !self.active.is_empty();
+        let others = || self.live_peers(now).map(|(_, peer)| peer).filter(|peer| !peer.leaving);
+        let is_unable = is_active && !self.ability.can_serve && others().any(|peer| peer.ability.can_serve);
         let is_unhealthy =
-            self.active && others().any(|peer| peer.ability.is_much_healthier_than(self.ability));
+            is_active && others().any(|peer| peer.ability.is_much_healthier_than(self.ability));
         let is_unhealthy_for_long = elapsed(&mut self.unhealthy_since, is_unhealthy, now)
             .is_some_and(|since| since >= self.damping.wait(now));
-        let is_without_other = self.active_peers(now).next().is_none();
-        if is_unhealthy_for_long && is_without_other {
-            self.damping.on_yield(now);
-        }
         let patience = self.timing.timeout().max(REPAIR_TIME);
-        elapsed(&mut self.unable_since, is_unable, now).is_some_and(|since| since >= patience)
-            || is_unhealthy_for_long
+        let is_unable_for_long =
+            elapsed(&mut self.unable_since, is_unable, now).is_some_and(|since| since >= patience);
+        let unhealthy = is_unhealthy_for_long.then_some(Worse::Unhealthy);
+        unhealthy.or(is_unable_for_long.then_some(Worse::Unable))
     }
 
-    /// Whether a host that can serve is leaving, and this one cannot: the kernel of the other one serves on without its process, as
-    /// long as no host takes its VIPs.
-    fn is_handed_over_by_better(&self, now: Instant) -> bool {
-        let is_better = |peer: &Peer| peer.active && peer.leaving && peer.ability.can_serve;
-        !self.ability.can_serve && self.peers.values().any(|peer| self.is_alive(peer, now) && is_better(peer))
+    /// Whether a host that can serve gives the shard away, and this one cannot: the kernel of the other one serves on without its
+    /// process, as long as no host takes its VIPs.
+    fn is_handed_over_by_better(&self, shard: Shard, now: Instant) -> bool {
+        let is_better = |peer: &Peer| peer.gives().contains(shard) && peer.ability.can_serve;
+        !self.ability.can_serve && self.live_peers(now).any(|(_, peer)| is_better(peer))
     }
 
-    /// Hosts take over one after the other, by name: the first one's heartbeats stop the others. A host that is much better goes
-    /// first, and has time for that.
-    fn takeover_delay(&self, now: Instant) -> Duration {
-        let others = || self.peers.iter().filter(|(_, peer)| self.is_alive(peer, now) && !peer.leaving);
+    /// Hosts take over one after the other, as they are preferred for the shard: the first one's heartbeats stop the others. A host
+    /// that is much better goes first, and has time for that.
+    fn takeover_delay(&self, shard: Shard, now: Instant) -> Duration {
+        // Nobody takes a shard from a host that gives it away to that host.
+        let others = || {
+            let live = self.live_peers(now);
+            live.filter(|(_, peer)| !peer.leaving && !peer.offered.contains(shard))
+        };
+        let own = (shard.preference(&self.name), self.mac);
         let is_before = |(mac, peer): &(&Mac, &Peer)| {
-            (&peer.host, *mac) < (&self.name, &self.mac) && !self.ability.is_much_better_than(peer.ability)
+            (shard.preference(&peer.host), **mac) > own && !self.ability.is_much_better_than(peer.ability)
         };
         let is_better = |(_, peer): (&Mac, &Peer)| peer.ability.is_much_better_than(self.ability);
         let rank = u32::try_from(others().filter(is_before).count()).unwrap_or(u32::MAX).min(10);
@@ -278,13 +335,10 @@ impl Election {
         for_better + self.timing.interval * rank
     }
 
-    fn is_alive(&self, peer: &Peer, now: Instant) -> bool {
-        now.duration_since(peer.last) < self.timing.timeout()
-    }
-
-    /// The other hosts that are active and not leaving.
-    fn active_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
-        self.peers.iter().filter(move |(_, peer)| peer.active && !peer.leaving && self.is_alive(peer, now))
+    /// The other hosts that are alive.
+    fn live_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
+        let timeout = self.timing.timeout();
+        self.peers.iter().filter(move |(_, peer)| now.duration_since(peer.last) < timeout)
     }
 }
 

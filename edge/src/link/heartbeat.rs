@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use super::ability::Ability;
 use crate::hash;
 use crate::link::mac::Mac;
+use crate::shards::Shards;
 
 /// IEEE 802's "local experimental ethertype 1".
 pub(crate) const ETHERTYPE: u16 = 0x88b5;
@@ -29,6 +30,17 @@ const MIN_FRAME: usize = 60;
 const ABILITY: u8 = 1;
 /// The kind of the field with the hash of the cluster's UID.
 const CLUSTER: u8 = 2;
+/// The kind of the field with the shards: 16 bytes for those that the host answers for, and 16 for those that it offers.
+const SHARDS: u8 = 3;
+
+/// How the sender shares out the VIPs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeartbeatShards {
+    /// The shards that it answers for.
+    pub(crate) active: Shards,
+    /// Those of them that it wants others to take.
+    pub(crate) offered: Shards,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heartbeat {
@@ -37,11 +49,13 @@ pub(crate) struct Heartbeat {
     /// The hash of the UID of the sender's cluster; `None` if it is not known, and from hosts of earlier versions.
     pub(crate) cluster: Option<u64>,
     pub(crate) host: String,
-    /// Whether the host has the VIPs.
+    /// Whether the host answers for any VIP.
     pub(crate) active: bool,
+    /// `None` from hosts of earlier versions, which have all VIPs or none.
+    pub(crate) shards: Option<HeartbeatShards>,
     /// Whether the host wants another one to take over.
     pub(crate) leaving: bool,
-    /// Counts takeovers. Of two active hosts the one with the higher term stays active.
+    /// Counts takeovers of all hosts. Of two hosts that are active for a shard the one with the higher term stays active.
     pub(crate) term: u64,
     /// The host's own addresses.
     pub(crate) addresses: Vec<IpAddr>,
@@ -83,6 +97,11 @@ pub(crate) fn encode(from: Mac, heartbeat: &Heartbeat) -> Vec<u8> {
         frame.extend_from_slice(&[CLUSTER, 8]);
         frame.extend_from_slice(&cluster.to_be_bytes());
     }
+    if let Some(HeartbeatShards { active, offered }) = heartbeat.shards {
+        frame.extend_from_slice(&[SHARDS, 32]);
+        frame.extend_from_slice(&active.to_bytes());
+        frame.extend_from_slice(&offered.to_bytes());
+    }
     frame.resize(frame.len().max(MIN_FRAME), 0);
     frame
 }
@@ -103,6 +122,11 @@ fn field(mut rest: &[u8], kind: u8) -> Option<&[u8]> {
 fn ability(value: &[u8]) -> Option<Ability> {
     let can_serve = *value.first()? != 0;
     Some(Ability { can_serve, healthy_vips: u32::from_be_bytes(value.get(1..5)?.try_into().ok()?) })
+}
+
+fn shards(value: &[u8]) -> Option<HeartbeatShards> {
+    let of = |bytes: &[u8]| bytes.try_into().ok().map(Shards::from_bytes);
+    Some(HeartbeatShards { active: of(value.get(..16)?)?, offered: of(value.get(16..32)?)? })
 }
 
 /// The sender and its heartbeat; `None` for any other frame.
@@ -132,6 +156,7 @@ pub(crate) fn decode(frame: &[u8]) -> Option<(Mac, Heartbeat)> {
         cluster: field(fields, CLUSTER).and_then(|value| Some(u64::from_be_bytes(value.try_into().ok()?))),
         host,
         active: flags & ACTIVE != 0,
+        shards: field(fields, SHARDS).and_then(shards),
         leaving: flags & LEAVING != 0,
         term: number(32)?,
         addresses,
@@ -148,12 +173,15 @@ mod tests {
     proptest! {
         #[test]
         fn heartbeat_round_trips(host in "[a-z0-9.-]{1,60}", active: bool, leaving: bool, term: u64, group: u64,
-                                 cluster: Option<u64>, four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_vips: u32) {
+                                 cluster: Option<u64>, four: [u8; 4], six: [u8; 14], can_serve: bool, healthy_vips: u32,
+                                 shards: Option<([u8; 16], [u8; 16])>) {
             let mut octets = [0xfd; 16];
             octets[2..].copy_from_slice(&six);
             let ability = Some(Ability { can_serve, healthy_vips });
             let addresses = vec![four.into(), octets.into()];
-            let heartbeat = Heartbeat { group, cluster, host, active, leaving, term, addresses, ability };
+            let of = Shards::from_bytes;
+            let shards = shards.map(|(active, offered)| HeartbeatShards { active: of(active), offered: of(offered) });
+            let heartbeat = Heartbeat { group, cluster, host, active, shards, leaving, term, addresses, ability };
             let from = [2, 0, 0, 0, 0, 1];
             prop_assert_eq!(decode(&encode(from, &heartbeat)), Some((from, heartbeat)));
         }
@@ -181,6 +209,7 @@ mod tests {
             cluster: Some(9),
             host: "a".repeat(20),
             active: true,
+            shards: Some(HeartbeatShards { active: Shards::ALL, offered: Shards::NONE }),
             leaving: false,
             term: 3,
             addresses,
@@ -206,7 +235,7 @@ mod tests {
     #[test]
     fn hosts_of_the_first_version_hear_and_are_heard() {
         let old = of_first_version();
-        let heard = Heartbeat { ability: None, cluster: None, ..example() };
+        let heard = Heartbeat { ability: None, cluster: None, shards: None, ..example() };
         assert_eq!(decode(&old), Some(([2; 6], heard.clone())));
         let padded = [&old[..], &[0; 9]].concat();
         assert_eq!(decode(&padded), Some(([2; 6], heard)));
@@ -219,6 +248,6 @@ mod tests {
         let mut frame = of_first_version();
         frame.extend_from_slice(&[77, 3, 1, 1, 1, ABILITY, 5, 1, 0, 0, 0, 7, 78, 0]);
         frame.extend_from_slice(&[CLUSTER, 8, 0, 0, 0, 0, 0, 0, 0, 9]);
-        assert_eq!(decode(&frame), Some(([2; 6], example())));
+        assert_eq!(decode(&frame), Some(([2; 6], Heartbeat { shards: None, ..example() })));
     }
 }

@@ -20,6 +20,8 @@ use crate::cluster::Cluster;
 use crate::host::EdgePeer;
 use crate::link::mac::{Mac, display_mac};
 use crate::metrics::Metrics;
+use crate::shards::{Shard, Shards};
+use crate::timer::sleep_until;
 
 /// Sending has recovered after this many heartbeats in a row: a full queue drops some of them.
 const RECOVERED: u32 = 50;
@@ -29,20 +31,43 @@ const MAX_LOGGED: usize = 16;
 /// The edge hosts on the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Membership {
-    /// Whether this host is the active one.
-    pub(crate) active: bool,
-    /// Whether another host is active and can serve.
-    pub(crate) other_active: bool,
+    /// The shards for which this host is active.
+    pub(crate) active: Shards,
+    /// The shards for which another host is active that can serve.
+    pub(crate) others_active: Shards,
     /// Whether another host could take over.
     pub(crate) has_standby: bool,
     /// Whether this host has listened for long enough to know the others, and knows that they are of its cluster.
     pub(crate) settled: bool,
-    /// Counts how often another active host went away or stepped down. Each time the VIPs must be announced again.
-    pub(crate) departures: u64,
+    /// How often another active host has gone away or stepped down. Each time the VIPs must be announced again.
+    pub(crate) departures: Departures,
     /// The number of other hosts that are alive.
     pub(crate) live: usize,
     /// All other hosts since the start: one that is dead may still forward packets.
     pub(crate) peers: Vec<EdgePeer>,
+}
+
+/// Counts for each shard how often another host has ceased to be active for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Departures([u64; Shard::COUNT]);
+
+impl Default for Departures {
+    fn default() -> Self {
+        Self([0; Shard::COUNT])
+    }
+}
+
+impl Departures {
+    fn count(&mut self, shards: Shards) {
+        for shard in shards.iter() {
+            self.0[shard.index()] += 1;
+        }
+    }
+
+    /// The shards that another host has left since then.
+    pub(crate) fn since(&self, before: &Self) -> Shards {
+        Shard::all().filter(|shard| self.0[shard.index()] != before.0[shard.index()]).collect()
+    }
 }
 
 /// This host among the edge hosts.
@@ -65,6 +90,7 @@ pub(crate) struct HeartbeatLoop {
     addresses: watch::Receiver<Vec<IpAddr>>,
     leaving: watch::Receiver<bool>,
     abilities: watch::Receiver<AbilityReport>,
+    informed: watch::Receiver<BTreeSet<Mac>>,
     metrics: Metrics,
     membership: watch::Sender<Membership>,
     started: Instant,
@@ -86,12 +112,13 @@ pub(crate) struct HeartbeatLoop {
 
 impl HeartbeatLoop {
     /// `addresses`: the host's own, for the heartbeats; `leaving` turns true when the host is about to end; `abilities` are the
-    /// engine's.
+    /// engine's; `informed`: the hosts that know this host's flows.
     pub(crate) fn open(
         local: LocalHost,
         addresses: watch::Receiver<Vec<IpAddr>>,
         leaving: watch::Receiver<bool>,
         abilities: watch::Receiver<AbilityReport>,
+        informed: watch::Receiver<BTreeSet<Mac>>,
         metrics: Metrics,
     ) -> io::Result<(Self, watch::Receiver<Membership>)> {
         let socket = PacketSocket::open(local.index, heartbeat::ETHERTYPE)?;
@@ -109,6 +136,7 @@ impl HeartbeatLoop {
             addresses,
             leaving,
             abilities,
+            informed,
             metrics,
             membership,
             started,
@@ -130,8 +158,11 @@ impl HeartbeatLoop {
         let (mut leaving, mut mac, mut cluster) =
             (self.leaving.clone(), self.local.mac.clone(), self.local.cluster.clone());
         while !self.membership.is_closed() {
+            let death = self.election.next_death(Instant::now()).map(Into::into);
             tokio::select! {
                 _ = ticks.tick() => self.send_heartbeat(),
+                // Whoever takes over must not wait for its next heartbeat.
+                () = sleep_until(death) => {}
                 // Once true it stays true.
                 Ok(()) = leaving.changed() => {
                     self.election.leave();
@@ -254,25 +285,30 @@ impl HeartbeatLoop {
     fn update(&mut self) {
         let now = Instant::now();
         self.update_ability(now);
+        self.election.set_informed(self.informed.borrow().clone());
         let changed = self.election.evaluate(now);
         if changed {
             // At once: the others must know before their timeout.
             self.send_heartbeat();
         }
-        let other_active = self.election.other_is_active(now);
+        let others_active = self.election.others_active(now);
         let peers = self
             .election
             .peers()
             .iter()
             .map(|(mac, peer)| EdgePeer { mac: *mac, addresses: peer.addresses.clone() })
             .collect();
-        let departed = self.membership.borrow().other_active && !other_active;
+        let (mut departures, others_before) = {
+            let before = self.membership.borrow();
+            (before.departures.clone(), before.others_active)
+        };
+        departures.count(others_before - others_active);
         let next = Membership {
-            active: self.election.is_active(),
-            other_active,
+            active: self.election.active(),
+            others_active,
             has_standby: self.election.other_can_serve(now),
             settled: self.is_settled(now) && !self.election.is_in_doubt(now),
-            departures: self.membership.borrow().departures + u64::from(departed),
+            departures,
             live: self.election.live(now),
             peers,
         };

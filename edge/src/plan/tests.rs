@@ -19,6 +19,10 @@ mod kept_targets;
 mod measure;
 mod retargeting;
 
+fn lease(vip: &str) -> u32 {
+    Shard::of(ip(vip)).lease()
+}
+
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
@@ -137,7 +141,7 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
     for (protocol, port) in [(6, 80), (17, 53)] {
         assert_eq!(reached(&plan, "10.0.0.100", protocol, port), [ip("10.0.0.1"), ip("10.0.0.2")].into());
     }
-    assert_eq!(plan.state.vips, [(ip("10.0.0.100"), SERVED)].into());
+    assert_eq!(plan.state.vips, [(ip("10.0.0.100"), lease("10.0.0.100"))].into());
     let senders: Vec<_> = plan.state.senders.iter().collect();
     let [(mac, nets)] = senders.as_slice() else {
         panic!("the link-layer address of node2 is unknown: {senders:?}");
@@ -263,7 +267,8 @@ fn problems_are_reported_and_the_rest_is_served() {
     assert!(problem("e").contains("own address of an edge host"), "{}", problem("e"));
     assert!(problem("g").contains("Write CIDRs. Address 10.0.0.5 belongs"), "sentences: {}", problem("g"));
     assert!(problem("f").contains("in use on the link by 02:00:00:00:00:ab"), "{}", problem("f"));
-    let leases = [("10.0.0.100", SERVED), ("10.0.0.102", SERVED), ("10.0.0.103", WITHHELD)];
+    let served = ["10.0.0.100", "10.0.0.102"].map(|vip| (vip, lease(vip)));
+    let leases = [served[0], served[1], ("10.0.0.103", WITHHELD)];
     assert_eq!(plan.state.vips, leases.map(|(vip, lease)| (ip(vip), lease)).into());
 }
 

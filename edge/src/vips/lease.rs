@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long the kernel's program answers for the VIPs without this process: for some seconds while another host could take over, else
-//! without limit.
+//! How long the kernel's program answers for the VIPs of each shard without this process: for some seconds while another host could take
+//! over, else without limit.
 //!
 //! A dead process cannot stop it, and it would answer ARP beside the host that took over, with the targets that were healthy then.
 //! The task here waits for neither the maps nor the API, so that a long write ends no lease, and an engine that is stuck leaves the
@@ -14,9 +14,10 @@ use steerage_edge_dataplane::Leases;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::{SERVED, VipRole};
+use super::{UNDIVIDED, VipRole, VipRoles};
 use crate::link::election::HeartbeatTiming;
 use crate::link::membership::Membership;
+use crate::shards::{Shard, Shards};
 
 /// How often the lease is renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ fn lease_time(timing: HeartbeatTiming) -> Duration {
     SLACK + timing.timeout().saturating_mul(TIMEOUTS)
 }
 
-/// The next state of the lease.
+/// The next state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
     /// It continues as it is.
@@ -63,83 +64,115 @@ impl Renewal {
     }
 }
 
-/// The lease of the VIPs. Clones are the same.
+/// The leases of the VIPs, one for each shard. Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct VipLease(Arc<Mutex<Lease>>);
+pub(crate) struct VipLeases(Arc<Mutex<State>>);
 
 #[derive(Debug)]
-struct Lease {
+struct State {
     leases: Leases,
     time: Duration,
     /// When another host could have taken over last.
     standby_at: Option<Instant>,
-    /// The process ends and has decided the last state of the lease.
+    /// The process ends and has decided the last state of the leases.
     is_left: bool,
 }
 
-impl VipLease {
+impl VipLeases {
     pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
-        Self(Arc::new(Mutex::new(Lease {
-            leases,
-            time: lease_time(timing),
-            standby_at: None,
-            is_left: false,
-        })))
+        let state = State { leases, time: lease_time(timing), standby_at: None, is_left: false };
+        state.divide();
+        Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Whether this host answers for its VIPs.
-    pub(crate) fn lasts(&self) -> bool {
-        self.lock().lasts()
+    /// The shards for which this host answers.
+    pub(crate) fn lasting(&self) -> Shards {
+        self.lock().lasting()
     }
 
     fn renew(&self, membership: &Membership, is_leaving: bool) {
-        let mut lease = self.lock();
-        if lease.is_left {
+        let mut state = self.lock();
+        if state.is_left {
             return;
         }
-        let (lasts, instant) = (lease.lasts(), Instant::now());
+        let instant = Instant::now();
         if membership.has_standby {
-            lease.standby_at = Some(instant);
+            state.standby_at = Some(instant);
         }
-        let since_standby = lease.standby_at.map(|at| instant.duration_since(at));
-        let role = VipRole::new(membership, is_leaving);
-        match Renewal::new(role, lasts, since_standby) {
-            Renewal::Unchanged => return,
-            Renewal::End => lease.set(Duration::ZERO),
-            Renewal::Limited => lease.set(now() + lease.time),
-            Renewal::Long => lease.set(now() + lease.time.max(AFTER_STANDBY)),
-            Renewal::Unlimited => lease.set(Duration::MAX),
+        let since_standby = state.standby_at.map(|at| instant.duration_since(at));
+        let roles = VipRoles::new(membership, is_leaving);
+        let before = state.lasting();
+        for shard in Shard::all() {
+            match Renewal::new(roles.of(shard), before.contains(shard), since_standby) {
+                Renewal::Unchanged => {}
+                Renewal::End => state.set(shard, Duration::ZERO),
+                Renewal::Limited => state.set(shard, now() + state.time),
+                Renewal::Long => state.set(shard, now() + state.time.max(AFTER_STANDBY)),
+                Renewal::Unlimited => state.set(shard, Duration::MAX),
+            }
         }
-        if lasts && role == VipRole::Standby {
-            tracing::info!("this host no longer answers for the VIPs; another edge host does");
-        } else if !lasts && role != VipRole::Standby {
-            tracing::info!("this host answers for the VIPs");
-        }
+        state.renew_undivided();
+        log_change(before, state.lasting());
     }
 
-    /// The process ends: another host has the VIPs, or the kernel keeps them.
-    pub(crate) fn leave(&self, other_active: bool) {
-        let mut lease = self.lock();
-        lease.is_left = true;
-        if other_active {
-            lease.set(Duration::ZERO);
-        } else if lease.lasts() {
-            lease.set(Duration::MAX);
+    /// The process ends: other hosts have these shards, and the kernel keeps the others.
+    pub(crate) fn leave(&self, others_active: Shards) {
+        let mut state = self.lock();
+        state.is_left = true;
+        for shard in state.lasting().iter() {
+            let until = if others_active.contains(shard) { Duration::ZERO } else { Duration::MAX };
+            state.set(shard, until);
         }
+        state.renew_undivided();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Lease> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Lease {
-    fn lasts(&self) -> bool {
-        self.leases.get(SERVED) >= now()
+impl State {
+    /// The maps may be those of an earlier version, whose one lease is then that of each shard.
+    fn divide(&self) {
+        let undivided = self.leases.get(UNDIVIDED);
+        if undivided >= now() && self.lasting().is_empty() {
+            for shard in Shard::all() {
+                self.set(shard, undivided);
+            }
+        }
     }
 
-    fn set(&self, until: Duration) {
-        self.leases.set(SERVED, until);
+    /// Until the first plan is written, the VIPs may have the one lease of an earlier version.
+    fn renew_undivided(&self) {
+        let longest = Shard::all().map(|shard| self.leases.get(shard.lease())).max();
+        self.leases.set(UNDIVIDED, longest.unwrap_or_default());
+    }
+
+    fn lasting(&self) -> Shards {
+        let now = now();
+        Shard::all().filter(|shard| self.leases.get(shard.lease()) >= now).collect()
+    }
+
+    fn set(&self, shard: Shard, until: Duration) {
+        self.leases.set(shard.lease(), until);
+    }
+}
+
+fn log_change(before: Shards, after: Shards) {
+    let (begun, ended) = (after - before, before - after);
+    if !begun.is_empty() {
+        tracing::info!(
+            shards = begun.len(),
+            all = after.len(),
+            "this host answers for the VIPs of more shards"
+        );
+    }
+    if !ended.is_empty() {
+        tracing::info!(
+            shards = ended.len(),
+            all = after.len(),
+            "this host no longer answers for the VIPs of some shards; another edge host does"
+        );
     }
 }
 
@@ -148,10 +181,10 @@ fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The task that renews and ends the lease while this process runs.
+/// The task that renews and ends the leases while this process runs.
 #[derive(Debug)]
 pub(crate) struct LeaseKeeper {
-    pub(crate) lease: VipLease,
+    pub(crate) leases: VipLeases,
     pub(crate) membership: watch::Receiver<Membership>,
     /// Of the engine.
     pub(crate) leaving: watch::Receiver<bool>,
@@ -168,7 +201,7 @@ impl LeaseKeeper {
                 changed = self.leaving.changed() => if changed.is_err() { return Ok(()) },
                 _ = ticks.tick() => {}
             }
-            self.lease.renew(&self.membership.borrow_and_update(), *self.leaving.borrow());
+            self.leases.renew(&self.membership.borrow_and_update(), *self.leaving.borrow());
         }
     }
 }

@@ -9,6 +9,14 @@ const TIMING: HeartbeatTiming = HeartbeatTiming { interval: Duration::from_milli
 const ABLE: Ability = Ability { can_serve: true, healthy_vips: 100 };
 const UNABLE: Ability = Ability { can_serve: false, ..ABLE };
 
+/// A shard for which the hosts are preferred in the order of their numbers.
+fn first_shard() -> Shard {
+    let preference = |shard: Shard, host: u8| shard.preference(&format!("edge-{host}"));
+    let is_in_order =
+        |shard: &Shard| (0..3).all(|host| preference(*shard, host) > preference(*shard, host + 1));
+    Shard::all().find(is_in_order).expect("one of 24 is")
+}
+
 struct Link {
     now: Instant,
     hosts: Vec<Option<Election>>,
@@ -57,9 +65,28 @@ impl Link {
         }
     }
 
+    /// The hosts that are active for [`first_shard`].
     fn active(&self) -> Vec<usize> {
-        let active = |host: &Option<Election>| host.as_ref().is_some_and(Election::is_active);
+        self.active_for(first_shard())
+    }
+
+    fn active_for(&self, shard: Shard) -> Vec<usize> {
+        let active =
+            |host: &Option<Election>| host.as_ref().is_some_and(|host| host.active().contains(shard));
         (0..self.hosts.len()).filter(|host| active(&self.hosts[*host])).collect()
+    }
+
+    fn shards(&self) -> Vec<u32> {
+        let shards = |host: &Option<Election>| host.as_ref().map_or(0, |host| host.active().len());
+        self.hosts.iter().map(shards).collect()
+    }
+
+    /// Every host knows the flows of all others.
+    fn inform(&mut self) {
+        let macs: BTreeSet<Mac> = self.hosts.iter().flatten().map(Election::mac).collect();
+        for host in self.hosts.iter_mut().flatten() {
+            host.set_informed(macs.clone());
+        }
     }
 }
 
@@ -169,7 +196,7 @@ fn leaving_host_is_replaced_at_once() {
     link.hosts[0].as_mut().expect("host").leave();
     link.beats(2);
     assert_eq!(link.active(), [1]);
-    assert!(link.hosts[0].as_ref().expect("host").other_is_active(link.now));
+    assert!(link.hosts[0].as_ref().expect("host").others_active(link.now).contains(first_shard()));
 }
 
 #[test]
@@ -313,7 +340,7 @@ fn active_host_that_cannot_serve_does_not_make_others_remove_vips() {
     link.set_ability(1, UNABLE);
     link.beats(10);
     assert_eq!(link.active(), [0]);
-    assert!(!link.hosts[1].as_ref().expect("host").other_is_active(link.now));
+    assert!(link.hosts[1].as_ref().expect("host").others_active(link.now).is_empty());
 }
 
 #[test]
@@ -332,23 +359,23 @@ fn host_that_can_serve_wins_after_a_partition() {
 fn host_of_an_earlier_version_counts_as_able() {
     let mut link = Link::new(2);
     link.set_ability(0, UNABLE);
-    let old = Heartbeat { ability: None, ..link.host(1).heartbeat(Vec::new()) };
+    let old = Heartbeat { ability: None, shards: None, ..link.host(1).heartbeat(Vec::new()) };
     let mut host = link.hosts[0].take().expect("host");
     for _ in 0..3 {
         link.now += TIMING.interval;
         host.on_heartbeat([2, 0, 0, 0, 0, 1], old.clone(), link.now);
         host.evaluate(link.now);
     }
-    assert!(!host.is_active(), "it goes first");
+    assert!(host.active().is_empty(), "it goes first");
     let active = Heartbeat { active: true, term: 1, ..old };
     host.on_heartbeat([2, 0, 0, 0, 0, 1], active, link.now);
-    assert!(host.other_is_active(link.now));
+    assert_eq!(host.others_active(link.now), Shards::ALL);
 }
 
 #[test]
 fn no_host_yields_to_one_of_an_earlier_version_for_the_health_of_targets() {
     let mut link = Link::new(1);
-    let old = Heartbeat { ability: None, ..link.host(1).heartbeat(Vec::new()) };
+    let old = Heartbeat { ability: None, shards: None, ..link.host(1).heartbeat(Vec::new()) };
     link.beats(10);
     link.set_ability(0, Ability { healthy_vips: 0, ..ABLE });
     for _ in 0..100 {
@@ -359,11 +386,155 @@ fn no_host_yields_to_one_of_an_earlier_version_for_the_health_of_targets() {
     }
 }
 
+#[test]
+fn hosts_that_start_together_share_out_the_vips() {
+    let mut link = Link::new(3);
+    link.beats(10);
+    let shards = link.shards();
+    assert_eq!(shards.iter().sum::<u32>(), 128);
+    assert!(shards.iter().all(|shards| (30..55).contains(shards)), "{shards:?}");
+}
+
+#[test]
+fn shards_of_a_dead_host_go_to_all_others_at_once() {
+    let mut link = Link::new(3);
+    link.beats(10);
+    let before = link.shards();
+    link.hosts[0] = None;
+    link.beats(3);
+    let after = link.shards();
+    assert_eq!(after.iter().sum::<u32>(), 128, "three heartbeats are missed, and nobody waits for another");
+    assert!(after[1] > before[1] + 5 && after[2] > before[2] + 5, "{before:?} {after:?}");
+}
+
+/// A host that does not know the flows of the others could take nothing without loss.
+#[test]
+fn returning_host_gets_its_shards_once_it_knows_the_flows() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let before = link.shards();
+    link.hosts[0] = None;
+    link.beats(10);
+    assert_eq!(link.shards(), [0, 128]);
+    link.hosts[0] = Some(link.host(0));
+    link.beats(200);
+    assert_eq!(link.shards(), [0, 128]);
+    link.inform();
+    let mut longest = 0;
+    for _ in 0..100 {
+        let had = link.shards()[0];
+        link.beat();
+        longest = longest.max(link.shards()[0] - had);
+        for shard in Shard::all() {
+            assert!(!link.active_for(shard).is_empty(), "no shard is without a host");
+        }
+    }
+    assert_eq!(link.shards(), before);
+    assert!(longest <= 16, "{longest} at once");
+}
+
+#[test]
+fn host_that_fails_again_and_again_gets_its_shards_later_each_time() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    let mut waits = Vec::new();
+    for _ in 0..4 {
+        link.hosts[0] = None;
+        link.beats(10);
+        link.hosts[0] = Some(link.host(0));
+        link.inform();
+        let mut beats = 0;
+        while link.shards()[0] == 0 {
+            link.beat();
+            beats += 1;
+            assert!(beats < 1000);
+        }
+        waits.push(beats / 50);
+    }
+    assert_eq!(waits, [2, 4, 8, 16], "in units of 10 s");
+}
+
+#[test]
+fn host_that_leaves_gets_its_shards_back_after_the_first_wait() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    for _ in 0..3 {
+        link.hosts[0].as_mut().expect("host").leave();
+        link.beats(4);
+        link.hosts[0] = None;
+        link.beats(10);
+        link.hosts[0] = Some(link.host(0));
+        link.inform();
+        link.beats(60);
+        assert!(link.shards()[0] > 0);
+        link.beats(100);
+    }
+}
+
+/// It is found much worse while it has an offer, or ignores it.
+#[test]
+fn offers_that_nobody_takes_end() {
+    let mut link = Link::new(2);
+    link.beats(10);
+    link.hosts[0] = None;
+    link.beats(10);
+    let mut mute = link.host(0);
+    mute.set_ability(ABLE);
+    let beat = |mute: &Election| Heartbeat { term: 0, ..mute.heartbeat(Vec::new()) };
+    let host = link.hosts[1].as_mut().expect("host");
+    host.set_informed([mute.mac()].into());
+    let (mut offered, mut now) = (Vec::new(), link.now);
+    for _ in 0..300 {
+        now += TIMING.interval;
+        host.on_heartbeat(mute.mac(), beat(&mute), now);
+        host.evaluate(now);
+        offered.push(host.heartbeat(Vec::new()).shards.expect("shards").offered.len());
+        assert_eq!(host.active(), Shards::ALL);
+    }
+    let changes: Vec<_> = offered.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect();
+    assert!(matches!(changes[..], [(0, _), (16, 15), (0, 150), (16, 15), (0, _)]), "{changes:?}");
+}
+
+/// It has all VIPs or none.
+#[test]
+fn hosts_share_a_link_with_one_of_an_earlier_version() {
+    let mut link = Link::new(3);
+    let (mac, mut now) = ([2, 0, 0, 0, 0, 9], link.now);
+    let old = |active, term| Heartbeat {
+        host: "edge-9".to_owned(),
+        shards: None,
+        active,
+        term,
+        ..link.host(1).heartbeat(Vec::new())
+    };
+    let (standby, active) = (old(false, 0), old(true, 7));
+    let mut beats = |link: &mut Link, old: &Heartbeat, count: u32| {
+        for _ in 0..count {
+            now = link.now;
+            for host in link.hosts.iter_mut().flatten() {
+                host.on_heartbeat(mac, old.clone(), now);
+            }
+            link.beat();
+        }
+    };
+    beats(&mut link, &active, 10);
+    assert_eq!(link.shards(), [0, 0, 0], "it has all");
+    beats(&mut link, &standby, 2);
+    assert_eq!(link.shards().iter().sum::<u32>(), 128, "it has stepped down");
+    link.inform();
+    for host in link.hosts.iter_mut().flatten() {
+        host.set_informed([mac].into());
+    }
+    let shards = link.shards();
+    beats(&mut link, &standby, 200);
+    assert_eq!(link.shards(), shards, "it gets no offer");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn exactly_one_host_is_active_in_the_end(
-        events in proptest::collection::vec((0_u8..4, 0_u8..7, 0_u32..12), 0..20)
+    fn exactly_one_host_is_active_for_each_shard_in_the_end(
+        events in proptest::collection::vec((0_u8..4, 0_u8..8, 0_u32..12), 0..20)
     ) {
         let mut link = Link::new(4);
         for (host, event, beats) in events {
@@ -375,7 +546,8 @@ proptest! {
                 3 => link.parts[at] = 0,
                 4 => link.hosts[at].iter_mut().for_each(|host| host.set_ability(UNABLE)),
                 5 => link.hosts[at].iter_mut().for_each(|host| host.set_ability(ABLE)),
-                _ => link.hosts[at].iter_mut().for_each(Election::leave),
+                6 => link.hosts[at].iter_mut().for_each(Election::leave),
+                _ => link.inform(),
             }
             link.beats(beats);
         }
@@ -388,11 +560,13 @@ proptest! {
         }
         link.beats(20);
         let alive = link.hosts.iter().flatten().count();
-        prop_assert_eq!(link.active().len(), alive.min(1));
-        if let Some(active) = link.active().first() {
-            let can_serve = |host: &Election| host.ability.can_serve;
-            let is_able = link.hosts[*active].as_ref().is_some_and(can_serve);
-            prop_assert_eq!(is_able, link.hosts.iter().flatten().any(can_serve));
+        for shard in Shard::all() {
+            prop_assert_eq!(link.active_for(shard).len(), alive.min(1));
+            if let Some(active) = link.active_for(shard).first() {
+                let can_serve = |host: &Election| host.ability.can_serve;
+                let is_able = link.hosts[*active].as_ref().is_some_and(can_serve);
+                prop_assert_eq!(is_able, link.hosts.iter().flatten().any(can_serve));
+            }
         }
     }
 }

@@ -274,32 +274,30 @@ impl TestBed {
 
     /// Whether the kernel of an edge host answers for its VIPs without end.
     pub(crate) fn keeps_vips_forever(&self, edge: usize) -> bool {
-        self.has_vips(edge) && self.lease(edge) == u64::MAX
+        [VIP4, VIP6].iter().all(|vip| self.lease(edge, vip) == u64::MAX)
     }
 
-    fn answered_vips(&self, edge: usize) -> usize {
-        if self.lease_left(edge) == Duration::ZERO {
-            return 0;
-        }
+    pub(crate) fn answered_vips(&self, edge: usize) -> usize {
+        let now = boot_time();
+        let lasts = |vip: &&'static str| Duration::from_nanos(self.lease(edge, vip)) > now;
+        [VIP4, VIP6].into_iter().filter(lasts).count()
+    }
+
+    /// How long the program goes on to answer for both VIPs.
+    pub(crate) fn lease_left(&self, edge: usize) -> Duration {
+        let until = [VIP4, VIP6].map(|vip| self.lease(edge, vip)).into_iter().min().unwrap_or_default();
+        Duration::from_nanos(until).saturating_sub(boot_time())
+    }
+
+    /// Until when the program answers for a VIP: nanoseconds since the start of the kernel; zero for a VIP that it does not serve.
+    fn lease(&self, edge: usize, vip: &str) -> u64 {
+        let vip: IpAddr = vip.parse().expect("address");
         let Some(vips) = self.map(edge, "VIPS") else { return 0 };
         let vips = HashMap::<_, V6, Vip>::try_from(Map::HashMap(vips)).expect("VIPs");
-        let is_served = |vip: &&'static str| {
-            let vip: IpAddr = vip.parse().expect("address");
-            vips.get(&vip.into(), 0).is_ok_and(|vip| vip.lease == 0)
-        };
-        [VIP4, VIP6].into_iter().filter(is_served).count()
-    }
-
-    /// How long the program goes on to answer.
-    pub(crate) fn lease_left(&self, edge: usize) -> Duration {
-        Duration::from_nanos(self.lease(edge)).saturating_sub(boot_time())
-    }
-
-    /// Until when the program answers: nanoseconds since the start of the kernel; zero without a program.
-    fn lease(&self, edge: usize) -> u64 {
-        let Some(leases) = self.map(edge, "LEASES") else { return 0 };
-        let leases = Array::<_, u64>::try_from(Map::Array(leases)).expect("leases");
-        leases.get(&0, 0).expect("a lease")
+        let Ok(vip) = vips.get(&vip.into(), 0) else { return 0 };
+        let leases =
+            Array::<_, u64>::try_from(Map::Array(self.map(edge, "LEASES").expect("leases"))).expect("leases");
+        leases.get(&vip.lease, 0).expect("a lease")
     }
 
     /// A pinned map of an edge host.
