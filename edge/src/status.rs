@@ -192,6 +192,7 @@ fn objects(status: &HostStatus) -> BTreeMap<String, StatusObject> {
         interface: status.interface.clone(),
         addresses: status.addresses.clone(),
         active: !status.active.is_empty(),
+        shards: status.active.len(),
     };
     objects.insert(String::new(), StatusObject::Host(host));
     objects

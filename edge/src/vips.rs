@@ -209,7 +209,7 @@ mod tests {
         };
         let role = |settled, active, other, is_leaving| {
             let (active, others_active) = (only(active), only(other));
-            VipRoles::new(&Membership { settled, active, others_active, ..Membership::default() }, is_leaving)
+            VipRoles::new(&Membership { active, others_active, settled, ..Membership::default() }, is_leaving)
                 .of(shard)
         };
         assert_eq!(role(false, true, false, false), VipRole::Undecided);

@@ -58,7 +58,7 @@ pub struct EdgeTargetHealthSpec {
     pub load_balancer: String,
     /// Name of the edge host that writes this object.
     pub host: String,
-    /// Whether this host has the load balancer's addresses.
+    /// Whether this host answers for one of the load balancer's addresses. Then `targets` are those of its addresses.
     pub active: bool,
     /// `metadata.generation` of the `EdgeLoadBalancer` that the host last acted on.
     pub observed_generation: i64,

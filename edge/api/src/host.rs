@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
     namespaced,
     derive = "PartialEq",
     printcolumn = r#"{"name":"Active","type":"boolean","jsonPath":".spec.active"}"#,
+    printcolumn = r#"{"name":"Shards","type":"integer","jsonPath":".spec.shards"}"#,
     printcolumn = r#"{"name":"Interface","type":"string","jsonPath":".spec.interface"}"#,
     printcolumn = r#"{"name":"Version","type":"string","jsonPath":".spec.version"}"#
 )]
@@ -28,6 +29,9 @@ pub struct EdgeHostSpec {
     /// Addresses of the host itself on that interface.
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
-    /// Whether this host has the load balancers' addresses.
+    /// Whether this host answers for any shard of the load balancers' addresses.
     pub active: bool,
+    /// For how many of the 128 shards of the addresses this host answers.
+    #[serde(default)]
+    pub shards: u32,
 }

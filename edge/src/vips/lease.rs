@@ -66,10 +66,10 @@ impl Renewal {
 
 /// The leases of the VIPs, one for each shard. Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct VipLeases(Arc<Mutex<State>>);
+pub(crate) struct VipLeases(Arc<Mutex<LeaseTable>>);
 
 #[derive(Debug)]
-struct State {
+struct LeaseTable {
     leases: Leases,
     time: Duration,
     /// When another host could have taken over last.
@@ -80,9 +80,9 @@ struct State {
 
 impl VipLeases {
     pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
-        let state = State { leases, time: lease_time(timing), standby_at: None, is_left: false };
-        state.divide();
-        Self(Arc::new(Mutex::new(state)))
+        let table = LeaseTable { leases, time: lease_time(timing), standby_at: None, is_left: false };
+        table.divide();
+        Self(Arc::new(Mutex::new(table)))
     }
 
     /// The shards for which this host answers.
@@ -91,47 +91,47 @@ impl VipLeases {
     }
 
     fn renew(&self, membership: &Membership, is_leaving: bool) {
-        let mut state = self.lock();
-        if state.is_left {
+        let mut table = self.lock();
+        if table.is_left {
             return;
         }
         let instant = Instant::now();
         if membership.has_standby {
-            state.standby_at = Some(instant);
+            table.standby_at = Some(instant);
         }
-        let since_standby = state.standby_at.map(|at| instant.duration_since(at));
+        let since_standby = table.standby_at.map(|at| instant.duration_since(at));
         let roles = VipRoles::new(membership, is_leaving);
-        let before = state.lasting();
+        let before = table.lasting();
         for shard in Shard::all() {
             match Renewal::new(roles.of(shard), before.contains(shard), since_standby) {
                 Renewal::Unchanged => {}
-                Renewal::End => state.set(shard, Duration::ZERO),
-                Renewal::Limited => state.set(shard, now() + state.time),
-                Renewal::Long => state.set(shard, now() + state.time.max(AFTER_STANDBY)),
-                Renewal::Unlimited => state.set(shard, Duration::MAX),
+                Renewal::End => table.set(shard, Duration::ZERO),
+                Renewal::Limited => table.set(shard, now() + table.time),
+                Renewal::Long => table.set(shard, now() + table.time.max(AFTER_STANDBY)),
+                Renewal::Unlimited => table.set(shard, Duration::MAX),
             }
         }
-        state.renew_undivided();
-        log_change(before, state.lasting());
+        table.renew_undivided();
+        log_change(before, table.lasting());
     }
 
     /// The process ends: other hosts have these shards, and the kernel keeps the others.
     pub(crate) fn leave(&self, others_active: Shards) {
-        let mut state = self.lock();
-        state.is_left = true;
-        for shard in state.lasting().iter() {
+        let mut table = self.lock();
+        table.is_left = true;
+        for shard in table.lasting().iter() {
             let until = if others_active.contains(shard) { Duration::ZERO } else { Duration::MAX };
-            state.set(shard, until);
+            table.set(shard, until);
         }
-        state.renew_undivided();
+        table.renew_undivided();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LeaseTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl LeaseTable {
     /// The maps may be those of an earlier version, whose one lease is then that of each shard.
     fn divide(&self) {
         let undivided = self.leases.get(UNDIVIDED);

@@ -4,6 +4,7 @@
 
 mod announcements;
 mod forwarding;
+mod several_hosts;
 mod statements;
 mod takeover;
 mod testbed;

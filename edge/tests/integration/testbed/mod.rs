@@ -217,6 +217,10 @@ impl TestBed {
 
     pub(crate) fn start_ready(&mut self, edge: usize) {
         self.start(edge);
+        self.wait_until_ready(edge);
+    }
+
+    pub(crate) fn wait_until_ready(&self, edge: usize) {
         eventually("the edge is ready", || self.get(edge, "/readyz").starts_with("HTTP/1.1 200"));
     }
 
@@ -277,10 +281,13 @@ impl TestBed {
         [VIP4, VIP6].iter().all(|vip| self.lease(edge, vip) == u64::MAX)
     }
 
-    pub(crate) fn answered_vips(&self, edge: usize) -> usize {
-        let now = boot_time();
-        let lasts = |vip: &&'static str| Duration::from_nanos(self.lease(edge, vip)) > now;
-        [VIP4, VIP6].into_iter().filter(lasts).count()
+    fn answered_vips(&self, edge: usize) -> usize {
+        [VIP4, VIP6].into_iter().filter(|vip| self.answers(edge, vip)).count()
+    }
+
+    /// Whether the kernel of an edge host answers for a VIP.
+    pub(crate) fn answers(&self, edge: usize, vip: &str) -> bool {
+        Duration::from_nanos(self.lease(edge, vip)) > boot_time()
     }
 
     /// How long the program goes on to answer for both VIPs.
