@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use steerage_edge_api::{ListenerProtocol, TargetStatus};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::packet::protocol;
-use steerage_edge_dataplane::{Listener, State};
+use steerage_edge_dataplane::{Listener, Sender, State};
 
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
@@ -132,8 +132,9 @@ fn state(
     state
 }
 
-/// The source addresses that frames of nodes and of other edge hosts may have.
-fn senders(host: &HostNetwork, groups: &[TargetGroup]) -> BTreeMap<Mac, Arc<BTreeSet<IpNet>>> {
+/// What frames of nodes and of other edge hosts may be. If this host is a node, other edge hosts forward to it.
+fn senders(host: &HostNetwork, groups: &[TargetGroup]) -> BTreeMap<Mac, Sender> {
+    let is_node = groups.iter().any(|group| group.has_target(|address| host.is_local(address)));
     let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
     for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
         senders.entry(*mac).or_default().extend(nets);
@@ -141,10 +142,12 @@ fn senders(host: &HostNetwork, groups: &[TargetGroup]) -> BTreeMap<Mac, Arc<BTre
     for peer in &host.peers {
         senders.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
     }
-    senders
-        .into_iter()
-        .map(|(mac, nets)| (mac, Arc::new(IpNet::aggregate(&nets).into_iter().collect())))
-        .collect()
+    let sender = |(mac, nets): (Mac, Vec<IpNet>)| {
+        let is_forwarder = is_node && host.peers.iter().any(|peer| peer.mac == mac);
+        let own = || Sender::Own(Arc::new(IpNet::aggregate(&nets).into_iter().collect()));
+        (mac, if is_forwarder { Sender::Forwarder } else { own() })
+    };
+    senders.into_iter().map(sender).collect()
 }
 
 fn statuses(

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use steerage_edge_packet::V6;
 use steerage_edge_packet::hash::GATE_WORDS;
 use steerage_edge_packet::maps::{
-    AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, Service, Target, Vip,
+    AFFINITY, Counters, FORWARDER, ListenerKey, Mac, Member, Prefix, Service, Target, Vip,
 };
 
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::numbers::Numbers;
 use crate::range_sets::RangeSets;
 use crate::records;
 use crate::regions::elements;
-use crate::state::{Listener, State, Table, TargetState};
+use crate::state::{Listener, Sender, State, Table, TargetState};
 use crate::syscall;
 use crate::writer::{Region, SENDER_SET, Writer};
 
@@ -50,9 +50,13 @@ pub(crate) fn adopt(maps: &Maps) -> Result<Writer, Error> {
     }
     state.targets = read_targets(maps)?;
     let senders = maps.senders.read::<Mac, u32>()?;
-    let nets = |number: &u32| sets.get(number).cloned().unwrap_or_default();
-    state.senders = senders.iter().map(|(mac, number)| (mac.mac, nets(number))).collect();
-    let sender_sets = senders.iter().map(|(mac, number)| (mac.mac, number & !SENDER_SET));
+    let sender = |number: &u32| match *number {
+        FORWARDER => Sender::Forwarder,
+        number => Sender::Own(sets.get(&number).cloned().unwrap_or_default()),
+    };
+    state.senders = senders.iter().map(|(mac, number)| (mac.mac, sender(number))).collect();
+    let own_sets = senders.iter().filter(|(_, number)| *number != FORWARDER);
+    let sender_sets = own_sets.map(|(mac, number)| (mac.mac, number & !SENDER_SET));
     writer.sender_sets = Numbers::adopt(SENDER_SET, sender_sets);
     let vips = maps.vips.read::<V6, Vip>()?;
     state.vips = vips.iter().map(|(vip, value)| (IpAddr::from(*vip), value.lease)).collect();

@@ -32,5 +32,5 @@ pub use counters::Counts;
 pub use dataplane::{Dataplane, Options, Sizes, remove};
 pub use error::Error;
 pub use leases::Leases;
-pub use state::{Listener, MacAddress, Path, State, Table, TargetState};
+pub use state::{Listener, MacAddress, Path, Sender, State, Table, TargetState};
 pub use steerage_edge_packet as packet;

@@ -25,8 +25,27 @@ pub struct State {
     /// The targets, by number. Zero is no number; the lowest numbers are best, because they index an
     /// array. A number may be used again for another node only after the longest idle time of flows.
     pub targets: BTreeMap<u32, TargetState>,
-    /// The source addresses that frames of nodes and of other edge hosts may have.
-    pub senders: BTreeMap<MacAddress, Arc<BTreeSet<IpNet>>>,
+    /// What frames of nodes and of other edge hosts may be.
+    pub senders: BTreeMap<MacAddress, Sender>,
+}
+
+/// A node or another edge host, as a sender of frames to VIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// Its frames may have these source addresses. It forwards no clients' packets to this host.
+    Own(Arc<BTreeSet<IpNet>>),
+    /// It is another edge host, and this host is a node: its frames have been forwarded to this node, and pass to the kernel.
+    Forwarder,
+}
+
+impl Sender {
+    /// The source addresses that its frames may have.
+    pub(crate) fn nets(&self) -> Option<&BTreeSet<IpNet>> {
+        match self {
+            Self::Own(nets) => Some(nets),
+            Self::Forwarder => None,
+        }
+    }
 }
 
 /// How packets to a listener are forwarded.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use steerage_edge_packet::V6;
 use steerage_edge_packet::maps::{
-    AFFINITY, Counters, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Slots, Target, Vip,
+    AFFINITY, Counters, FORWARDER, ListenerKey, Mac, Member, Prefix, SLOTS_PER_ELEMENT, Service, Slots,
+    Target, Vip,
 };
 
 use crate::difference::each_difference;
@@ -20,7 +21,7 @@ use crate::numbers::Numbers;
 use crate::range_sets::RangeSets;
 use crate::records::{self, Gate};
 use crate::regions::{Move, Regions, elements};
-use crate::state::{Listener, MacAddress, State, Table};
+use crate::state::{Listener, MacAddress, Sender, State, Table};
 use crate::syscall;
 
 /// Set in the numbers of the sets of senders' addresses, and in no set of source ranges.
@@ -257,15 +258,17 @@ impl Writer {
                 return;
             };
             let key = Mac { mac: *mac, pad: 0 };
-            match (old, new) {
-                (None, Some(_)) => {
-                    keys.push(key);
-                    sets.push(number);
-                }
+            let value = |sender: &Sender| if *sender == Sender::Forwarder { FORWARDER } else { number };
+            match (old.map(value), new.map(value)) {
                 (Some(_), None) => gone.push(key),
+                (old, Some(new)) if old != Some(new) => {
+                    keys.push(key);
+                    sets.push(new);
+                }
                 _ => {}
             }
-            let (old, new) = (old.map_or(&none, |old| &**old), new.map_or(&none, |new| &**new));
+            let old = old.and_then(Sender::nets).unwrap_or(&none);
+            let new = new.and_then(Sender::nets).unwrap_or(&none);
             added.extend(new.difference(old).map(|net| records::prefix(number, net)));
             deleted.extend(old.difference(new).map(|net| records::prefix(number, net)));
         });

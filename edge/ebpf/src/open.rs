@@ -2,15 +2,15 @@
 //! The target of a flow that is new, or that something has changed for.
 
 use steerage_edge_packet::maps::{
-    CLOSING, Event, Flow, FlowKey, Mac, Member, SLOTS_PER_ELEMENT, Service, TCP_CLOSING,
+    CLOSING, Event, FORWARDER, Flow, FlowKey, Mac, Member, SLOTS_PER_ELEMENT, Service, TCP_CLOSING,
 };
 use steerage_edge_packet::{TcpFlags, V6, hash, protocol};
 
-use crate::DROP;
 use crate::maps::{
     Family, LISTENERS, MEMBERS, SENDERS, SERVICE_COUNTERS, SERVICES, SLOTS, TARGETS, contains, count,
     drop_if_vip,
 };
+use crate::{DROP, PASS};
 
 /// What the packet says besides its flow.
 #[repr(C)]
@@ -58,6 +58,10 @@ impl Decision {
 
 #[inline(never)]
 pub fn open<A: Family>(key: &FlowKey<A>, opening: &Opening) -> Decision {
+    let sender = sender(opening.mac);
+    if sender == Some(FORWARDER) {
+        return Decision::action(PASS);
+    }
     let listener = key.listener();
     // SAFETY: the value is one word.
     let found = unsafe { LISTENERS.get(&listener) }.copied();
@@ -68,11 +72,7 @@ pub fn open<A: Family>(key: &FlowKey<A>, opening: &Opening) -> Decision {
         let event = if opening.is_error { Event::UnknownIcmp } else { Event::NoListener };
         return Decision::action(drop_if_vip(listener.vip, event));
     };
-    let mac = Mac { mac: opening.mac, pad: 0 };
-    // SAFETY: the value is one word.
-    if let Some(set) = unsafe { SENDERS.get(&mac) }
-        && !contains(*set, opening.source)
-    {
+    if sender.is_some_and(|set| !contains(set, opening.source)) {
         return refuse(number, Event::ForeignSource);
     }
     if service.ranges != 0 && !contains(service.ranges, key.client.mapped()) {
@@ -110,6 +110,13 @@ pub fn open<A: Family>(key: &FlowKey<A>, opening: &Opening) -> Decision {
         unsafe { (*counters).flows += 1 };
     }
     Decision::forward(number, chosen)
+}
+
+/// The number of the set of addresses that a node or an edge host may send from, or [`FORWARDER`].
+#[inline(always)]
+pub fn sender(mac: [u8; 6]) -> Option<u32> {
+    // SAFETY: the value is one word.
+    unsafe { SENDERS.get(&Mac { mac, pad: 0 }) }.copied()
 }
 
 /// The target that the flow has, if it may keep it, and whether the flow is established.

@@ -133,6 +133,10 @@ pub struct Mac {
     pub pad: u16,
 }
 
+/// In place of the number of a sender's set of addresses: the sender is another edge host, and this host is a node. What it sends to a
+/// VIP has been forwarded to this node, whose Service proxy serves it.
+pub const FORWARDER: u32 = 0;
+
 /// A packet in fragments.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

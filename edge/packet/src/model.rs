@@ -54,6 +54,8 @@ pub struct Model {
     pub targets: BTreeMap<u32, bool>,
     /// The addresses that frames of nodes and edge hosts may come from.
     pub senders: BTreeMap<[u8; 6], Vec<(IpAddr, u8)>>,
+    /// Edge hosts that forward to this one, which is a node.
+    pub forwarders: BTreeSet<[u8; 6]>,
     flows: HashMap<FlowKey<V6>, u32>,
     fragments: HashMap<(V6, V6, u32, u8), u32>,
 }
@@ -126,9 +128,11 @@ impl Model {
         let (source, vip) = (datagram.source.mapped(), datagram.destination.mapped());
         let protocol = if A::ICMP == protocol::ICMP { datagram.protocol } else { 0 };
         if let Fragment::Later(id) = datagram.fragment {
-            let target = self.fragments.get(&(source, vip, id, protocol));
-            let target = *target.ok_or(Event::UnknownFragment)?;
-            return self.forward(target, datagram.hop_limit);
+            return match self.fragments.get(&(source, vip, id, protocol)) {
+                Some(target) => self.forward(*target, datagram.hop_limit),
+                None if self.forwarders.contains(&mac) => Ok(Verdict::Pass),
+                None => Err(Event::UnknownFragment),
+            };
         }
         let (ports, flags) = match transport(frame, datagram).ok_or(Event::Malformed)? {
             Transport::Tcp(ports, flags) => (ports, Some(flags)),
@@ -140,6 +144,9 @@ impl Model {
             Transport::Icmp => return Err(Event::UnknownIcmp),
             Transport::Other => return Err(Event::NoListener),
         };
+        if self.forwarders.contains(&mac) {
+            return Ok(Verdict::Pass);
+        }
         let key = FlowKey { client: source, vip, ports, protocol: u32::from(datagram.protocol) };
         let target = self.target(key, datagram.client_hash(ports), source, mac, flags, true)?;
         if let Fragment::First(id) = datagram.fragment {
@@ -163,6 +170,9 @@ impl Model {
             }
             IcmpKind::Error => {
                 let flow = quoted_flow(frame, message, datagram.destination).ok_or(Event::UnknownIcmp)?;
+                if self.forwarders.contains(&mac) {
+                    return Ok(Verdict::Pass);
+                }
                 let hashes = [flow.hash(0), flow.hash(AFFINITY)];
                 let FlowKey { client, vip, ports, protocol } = flow;
                 let key = FlowKey { client: client.mapped(), vip: vip.mapped(), ports, protocol };

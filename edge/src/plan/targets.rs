@@ -157,6 +157,11 @@ impl TargetGroup {
         group
     }
 
+    /// Whether a target's address is such.
+    pub(super) fn has_target(&self, is_such: impl Fn(IpAddr) -> bool) -> bool {
+        self.candidates.iter().any(|candidate| is_such(candidate.address))
+    }
+
     /// The same targets, with the health that they have now.
     pub(super) fn refreshed(&self, host: &HostNetwork, health: &HealthByProbe) -> Self {
         Self::new(host, health, self.key.clone(), &self.targets, self.vip)

@@ -143,7 +143,7 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
     }
     assert_eq!(plan.state.vips, [(ip("10.0.0.100"), lease("10.0.0.100"))].into());
     let senders: Vec<_> = plan.state.senders.iter().collect();
-    let [(mac, nets)] = senders.as_slice() else {
+    let [(mac, Sender::Own(nets))] = senders.as_slice() else {
         panic!("the link-layer address of node2 is unknown: {senders:?}");
     };
     assert_eq!(**mac, [2, 0, 0, 0, 0, 1]);
@@ -186,6 +186,20 @@ fn local_host_as_a_target_accepts() {
         plan.state.targets.values().map(|target| (target.address, target.path)).collect();
     assert_eq!(paths, [(ip("10.0.0.2"), Path::Neighbour), (ip("10.0.0.5"), Path::Local)].into());
     assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.5")].into());
+}
+
+/// Edge hosts on nodes: what another one sends to a VIP is for this node.
+#[test]
+fn host_that_is_a_node_takes_what_other_edge_hosts_forward() {
+    let peer = EdgePeer { mac: [2, 0, 0, 0, 0, 9], addresses: vec![ip("10.0.0.9")] };
+    let host = HostNetwork { peers: vec![peer], ..host() };
+    let of_peer = |targets: &[Value]| {
+        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
+        plan(&load_balancers, &host, &HealthByProbe::default()).state.senders[&[2, 0, 0, 0, 0, 9]].clone()
+    };
+    let own = Sender::Own(Arc::new(["10.0.0.9/32".parse().expect("net")].into()));
+    assert_eq!(of_peer(&[target(2, 1)]), own);
+    assert_eq!(of_peer(&[target(2, 1), target(5, 1)]), Sender::Forwarder);
 }
 
 #[test]

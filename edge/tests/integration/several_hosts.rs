@@ -4,7 +4,7 @@
 use serde_json::json;
 use steerage_requirements::requires;
 
-use crate::testbed::net::Load;
+use crate::testbed::net::{Load, query_udp, within};
 use crate::testbed::{TestBed, VIP4, VIP6, eventually, sh};
 
 /// So many that each host has some.
@@ -112,4 +112,35 @@ fn hosts_that_did_not_hear_each_other_share_out_the_vips_again() {
     sh(&format!("ip -n {switch} link set p11 master br0"));
     wait_until_each_vip_has_one_host(&testbed);
     testbed.wait_until_served_by(&[0, 1, 2]);
+}
+
+/// A node forwards what it answers for to all nodes, also to itself, and takes what the other nodes forward to it.
+#[test]
+fn nodes_can_be_the_edge_hosts() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = TestBed::on_nodes(3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    for host in HOSTS {
+        testbed.start_ready(host);
+    }
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    let length = 1000;
+    for vip in [VIP4, VIP6] {
+        let reply = within(&testbed.client(), || query_udp(vip, length)).expect("a reply");
+        assert_eq!(
+            (reply.2.ip(), reply.3),
+            (reply.1.ip(), length),
+            "{vip}: the node sees the client, and all of the datagram"
+        );
+        let large = within(&testbed.client(), || query_udp(vip, 4 * length)).expect("a reply to fragments");
+        assert_eq!(large.3, 4 * length);
+    }
+    let load = Load::start(&testbed.client(), 20);
+    testbed.kill(0);
+    eventually("another node answers for the VIPs", || (1..3).any(|host| testbed.answers(host, VIP4)));
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    testbed.start_ready(0);
+    assert!(testbed.terminate(1));
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    load.stop("kill -9 and SIGTERM of edge hosts on nodes");
 }

@@ -14,10 +14,12 @@ use steerage_edge_dataplane::maglev::Member;
 use steerage_edge_dataplane::packet::hash::mix64;
 use steerage_edge_dataplane::packet::maps::{Counters, Event, ListenerKey};
 use steerage_edge_dataplane::packet::model::{self, Model, Verdict};
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, Table, TargetState};
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sender, Sizes, State, Table, TargetState};
 
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub(crate) const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
+/// Of an edge host that forwards to this one.
+pub(crate) const FORWARDER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
 pub(crate) const SYN: u8 = 2;
 pub(crate) const ACK: u8 = 16;
 pub(crate) const FIN_ACK: u8 = 17;
@@ -106,7 +108,8 @@ pub(crate) fn state() -> State {
     state.targets.insert(SELF, TargetState { address: address("10.0.0.1"), path: Path::Local });
     let own = ["10.0.0.21/32", "fd00::21/128", "10.244.1.0/24"];
     let own = own.iter().map(|net| net.parse().expect("net")).collect();
-    state.senders.insert(NODE_MAC, Arc::new(own));
+    state.senders.insert(NODE_MAC, Sender::Own(Arc::new(own)));
+    state.senders.insert(FORWARDER_MAC, Sender::Forwarder);
     state
 }
 
@@ -255,6 +258,11 @@ pub(crate) fn model(state: &State) -> Model {
     model.services = state.listeners.iter().map(|(key, listener)| (*key, service(listener))).collect();
     model.targets =
         state.targets.iter().map(|(number, target)| (*number, target.path == Path::Local)).collect();
-    model.senders = state.senders.iter().map(|(mac, nets)| (*mac, pairs(nets))).collect();
+    for (mac, sender) in &state.senders {
+        match sender {
+            Sender::Own(nets) => drop(model.senders.insert(*mac, pairs(nets))),
+            Sender::Forwarder => drop(model.forwarders.insert(*mac)),
+        }
+    }
     model
 }

@@ -10,7 +10,7 @@ use steerage_edge_dataplane::packet::hash::mix64;
 use steerage_edge_dataplane::packet::model::{Model, Verdict};
 use steerage_requirements::requires;
 
-use crate::bed::{self, Bed, Family, NODE_MAC, families, table};
+use crate::bed::{self, Bed, FORWARDER_MAC, Family, NODE_MAC, families, table};
 
 /// Frames between two changes of the tables. Clients are new then, so that no flow becomes as old as
 /// a timeout that the model does not have.
@@ -83,9 +83,7 @@ fn frame(random: &mut Random, epoch: u64) -> Frame {
         }
     };
     frame.hop_limit = random.pick(&[64, 64, 64, 64, 2, 1]);
-    if random.below(8) == 0 {
-        frame.from = NODE_MAC;
-    }
+    frame.from = random.pick(&[frame.from, frame.from, frame.from, frame.from, NODE_MAC, FORWARDER_MAC]);
     frame
 }
 

@@ -9,8 +9,8 @@ use steerage_edge_dataplane::{Options, Path};
 use steerage_requirements::requires;
 
 use crate::bed::{
-    ACK, AFFINE, Bed, EMPTY, Family, LOCAL, MAC, NODE_MAC, RANGED, SELF, SYN, TCP, UDP, address, families,
-    options, state,
+    ACK, AFFINE, Bed, EMPTY, FORWARDER_MAC, Family, LOCAL, MAC, NODE_MAC, RANGED, SELF, SYN, TCP, UDP,
+    address, families, options, state,
 };
 
 fn is_forwarded(verdict: &Verdict) -> bool {
@@ -121,6 +121,29 @@ fn node_may_send_only_from_its_own_addresses() {
             assert!(is_forwarded(&bed.verdict(&frame.bytes())));
             frame.from = NODE_MAC;
             assert_eq!(bed.verdict(&frame.bytes()), Verdict::Drop(Event::ForeignSource));
+        }
+    }
+}
+
+/// The other edge host has chosen this node, which must not choose again.
+#[test]
+fn node_takes_what_another_edge_host_has_forwarded() {
+    requires!(Root);
+    let bed = Bed::new();
+    for family in families() {
+        for port in [TCP, LOCAL, EMPTY, 9] {
+            for flags in [SYN, ACK] {
+                let mut frame = Frame::tcp((family.client, 40_000), (family.vip, port), flags);
+                frame.from = FORWARDER_MAC;
+                assert_eq!(bed.verdict(&frame.bytes()), Verdict::Pass, "port {port}");
+            }
+        }
+        // A flow that this host forwards itself, of which a router sends one packet and then that host another one.
+        for flags in [SYN, ACK, ACK, ACK] {
+            let mut frame = Frame::tcp((family.client, 40_001), (family.vip, TCP), flags);
+            assert!(is_forwarded(&bed.verdict(&frame.bytes())));
+            frame.from = FORWARDER_MAC;
+            assert_eq!(bed.verdict(&frame.bytes()), Verdict::Pass);
         }
     }
 }

@@ -14,7 +14,7 @@ use proptest::test_runner::TestRunner;
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::hash::mix64;
 use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service, Target};
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, State, Table, TargetState};
+use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sender, State, Table, TargetState};
 use steerage_requirements::requires;
 
 use crate::bed::{self, Pins, address, table};
@@ -27,6 +27,7 @@ fn any_state() -> impl Strategy<Value = State> {
         prop::collection::btree_set(net.prop_map(|net| net.parse().expect("net")), 0..4).prop_map(Arc::new)
     };
     let listener = (vip(), 1..5_u16, 1..4_u32, any::<bool>(), prop::option::of(nets()));
+    let sender = prop_oneof![3 => nets().prop_map(Sender::Own), 1 => Just(Sender::Forwarder)];
     let members = prop::collection::btree_set(1..5_u32, 0..4);
     let table = (1..4_u32, prop::sample::select(vec![251, 509]), members);
     (
@@ -34,7 +35,7 @@ fn any_state() -> impl Strategy<Value = State> {
         prop::collection::vec(listener, 0..8),
         prop::collection::vec(table, 0..4),
         prop::collection::btree_map(1..5_u32, (0..3_u8, any::<bool>()), 0..5),
-        prop::collection::btree_map(prop::array::uniform6(0..2_u8), nets(), 0..4),
+        prop::collection::btree_map(prop::array::uniform6(0..2_u8), sender, 0..4),
     )
         .prop_map(|(vips, listeners, tables, targets, senders)| {
             let mut state = State { vips, senders, ..State::default() };

@@ -119,6 +119,13 @@ impl TestBed {
         testbed
     }
 
+    /// The nodes are the edge hosts. No edge process runs yet.
+    pub(crate) fn on_nodes(nodes: u8) -> Self {
+        let mut testbed = Self::new(0, nodes);
+        testbed.edges = testbed.nodes.iter().map(|node| (node.name.clone(), None)).collect();
+        testbed
+    }
+
     pub(crate) fn netns(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
