@@ -270,7 +270,7 @@ impl Dataplane {
         FlowTable::new(Arc::clone(&self.maps))
     }
 
-    /// Rises with each write after which a flow may have another slot or target than before.
+    /// Rises with each write after which a flow may have another slot, target or lease than before.
     pub fn changes(&self) -> u64 {
         self.maps.changes()
     }

@@ -96,7 +96,7 @@ impl KernelMap {
 /// All maps.
 #[derive(Debug)]
 pub(crate) struct Maps {
-    /// Counts the writes after which a flow may have another slot or target than before.
+    /// Counts the writes after which a flow may have another slot, target or lease than before.
     changes: AtomicU64,
     /// Values of each element of the counters.
     pub(crate) cpus: usize,
@@ -183,7 +183,7 @@ impl Maps {
         })
     }
 
-    /// A flow may have another slot or target now.
+    /// A flow may have another slot, target or lease now.
     pub(crate) fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }

@@ -391,7 +391,11 @@ impl Writer {
             }
         });
         maps.vips.update(&keys, &values)?;
-        maps.vips.delete(&gone)
+        maps.vips.delete(&gone)?;
+        if !keys.is_empty() || !gone.is_empty() {
+            maps.count_change();
+        }
+        Ok(())
     }
 
     fn delete_listeners(&mut self, maps: &Maps, listeners: &[ListenerKey]) -> Result<(), Error> {
