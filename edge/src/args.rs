@@ -67,6 +67,14 @@ pub(crate) struct EdgeArgs {
     /// Ask nodes for statements on this port, the agents' `--healthz-port`; 0 disables, and all health checks are probed
     #[arg(long, env = "STEERAGE_STATEMENTS_PORT", value_name = "PORT", default_value_t = 10356)]
     pub(crate) statements_port: u16,
+    /// Exchange flow exceptions with the other edge hosts on this TCP port of their addresses on the link; 0 disables, and connections
+    /// whose slots have moved break at a takeover
+    #[arg(long, env = "STEERAGE_PEERS_PORT", value_name = "PORT", default_value_t = 10360)]
+    pub(crate) peers_port: u16,
+    /// Read the key with which edge hosts of a group recognise each other from this file, 32 to 4096 bytes; without it flow exceptions
+    /// are not exchanged
+    #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
+    pub(crate) peers_key_file: Option<PathBuf>,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory
     #[arg(long, env = "STEERAGE_OBJECTS_DIR", value_name = "DIRECTORY", requires = "status_dir")]
     pub(crate) objects_dir: Option<PathBuf>,

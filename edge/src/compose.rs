@@ -29,6 +29,7 @@ use crate::link::heartbeat;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
+use crate::peers::{FlowExchange, PeerInputs, PeerOptions};
 use crate::pin_names;
 use crate::prober::Prober;
 use crate::source;
@@ -83,6 +84,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         heartbeat_interval,
         heartbeat_misses,
         statements_port,
+        peers_port,
+        peers_key_file,
         objects_dir,
         status_dir,
     } = edge;
@@ -120,6 +123,19 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         HeartbeatLoop::open(local, own_addresses_rx, leaving_rx, abilities_rx, informed_rx, metrics.clone())
             .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
+
+    let exchange = FlowExchange::start(
+        PeerOptions { port: peers_port, key_file: peers_key_file },
+        PeerInputs {
+            interface: link.name.clone(),
+            index: link.index,
+            addresses: own_addresses.subscribe(),
+            membership: membership.clone(),
+            metrics: metrics.flows.clone(),
+        },
+        &dataplane,
+        &process,
+    )?;
 
     let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
     let (peers, peers_rx) = watch::channel(Vec::new());
@@ -173,7 +189,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims: claims_rx,
         shutdown: process.shutdown().clone(),
     };
-    let kernel = Kernel::new(dataplane, metrics.clone())?;
+    let kernel = Kernel::new(dataplane, exchange, metrics.clone())?;
     let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;

@@ -46,6 +46,8 @@ const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
 /// Time that a leaving host waits for another one to become active.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
+/// Time that a leaving host waits before that for others to know its flows.
+const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 
@@ -172,6 +174,7 @@ impl Engine {
             let mut changed = None;
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
+                    self.kernel.flush_flows(FLUSH_LIMIT).await;
                     deadline = Some(tokio::time::Instant::now() + HAND_OVER_LIMIT);
                     self.is_leaving = true;
                     self.outputs.leaving.send_replace(true);

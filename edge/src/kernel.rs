@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::bail;
 use steerage_edge_dataplane::{Dataplane, Error, State, Table};
@@ -16,6 +17,7 @@ use crate::link::groups::Groups;
 use crate::link::mac::Mac;
 use crate::link::route::{Addresses, Link, Rtnetlink};
 use crate::metrics::Metrics;
+use crate::peers::FlowExchange;
 use crate::plan::Room;
 
 const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
@@ -25,6 +27,7 @@ pub(crate) struct Kernel {
     netlink: Rtnetlink,
     dataplane: Dataplane,
     groups: Groups,
+    exchange: FlowExchange,
     metrics: Metrics,
     /// The VIPs of the last plan.
     planned_vips: Option<BTreeSet<IpAddr>>,
@@ -42,12 +45,17 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// Reads, and changes nothing.
-    pub(crate) fn new(dataplane: Dataplane, metrics: Metrics) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        dataplane: Dataplane,
+        exchange: FlowExchange,
+        metrics: Metrics,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             netlink: Rtnetlink::open()?,
             may_attach: dataplane.is_in_use(),
             dataplane,
             groups: Groups::default(),
+            exchange,
             metrics,
             planned_vips: None,
             is_attached: false,
@@ -151,7 +159,7 @@ impl Kernel {
 
     /// Writes the maps. Whether the kernel has all of it, by this process's program.
     pub(crate) fn write(&mut self, link: &Link, state: State) -> bool {
-        if let Err(error) = self.dataplane.write(state) {
+        if let Err(error) = self.change(|dataplane| dataplane.write(state)) {
             self.on_error(&error, NOT_WRITTEN);
             return false;
         }
@@ -165,12 +173,28 @@ impl Kernel {
 
     /// Writes these tables alone, by number. A failure shows in [`Kernel::error`], and then all is to be written again.
     pub(crate) fn write_tables(&mut self, tables: Vec<(u32, Arc<Table>)>) {
-        for (number, table) in tables {
-            if let Err(error) = self.dataplane.write_table(number, table) {
-                self.on_error(&error, NOT_WRITTEN);
-                return;
-            }
+        let written = self.change(|dataplane| {
+            tables.into_iter().try_for_each(|(number, table)| dataplane.write_table(number, table))
+        });
+        if let Err(error) = written {
+            self.on_error(&error, NOT_WRITTEN);
         }
+    }
+
+    /// Flows may have other slots than before, which other hosts have to know.
+    fn change(&mut self, change: impl FnOnce(&mut Dataplane) -> Result<(), Error>) -> Result<(), Error> {
+        let before = self.dataplane.changes();
+        let result = change(&mut self.dataplane);
+        if self.dataplane.changes() != before {
+            self.exchange.tables_changed();
+        }
+        result
+    }
+
+    /// Waits until the other hosts have what they need to continue this host's flows, or for `limit`.
+    pub(crate) async fn flush_flows(&self, limit: Duration) {
+        let hosts = self.exchange.flush(limit).await;
+        tracing::info!(hosts, "edge hosts have this host's flow exceptions");
     }
 
     /// Lets packets pass by this process's program.

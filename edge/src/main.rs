@@ -16,6 +16,7 @@ mod leftovers;
 mod link;
 mod metrics;
 mod numbers;
+mod peers;
 mod pin_names;
 mod plan;
 mod probe_schedule;

@@ -10,8 +10,10 @@ use steerage_process::prometheus_client::registry::Registry;
 
 use crate::prober::{StatementMode, StatementResult};
 
+mod flows;
 mod traffic;
 
+pub(crate) use flows::{FULL, FlowMetrics, reason};
 #[cfg(test)]
 pub(crate) use traffic::register_sample_traffic;
 pub(crate) use traffic::register_traffic;
@@ -34,6 +36,8 @@ pub(crate) struct Metrics {
     pub(crate) failures: Counter<u64, AtomicU64>,
     pub(crate) status_writes: Counter<u64, AtomicU64>,
     pub(crate) status_write_failures: Counter<u64, AtomicU64>,
+    /// Of the exchange of flow exceptions.
+    pub(crate) flows: FlowMetrics,
 }
 
 const STATEMENT_KINDS: [&str; 5] = ["complete", "changes", "unchanged", "none", "unanswered"];
@@ -116,6 +120,7 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
+        self.flows.register(registry);
     }
 
     /// A request for a statement has ended.

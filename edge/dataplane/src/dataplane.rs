@@ -12,6 +12,7 @@ use steerage_edge_packet::maps::{Config, Flow, FlowKey, LAYOUT, SLOTS_PER_ELEMEN
 use crate::attach::{self, Hook};
 use crate::counters::Counts;
 use crate::error::Error;
+use crate::exceptions::FlowTable;
 use crate::leases::{EarlierLeases, Leases};
 use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
@@ -262,6 +263,16 @@ impl Dataplane {
     /// which an earlier process's program may answer.
     pub fn leases(&self) -> Leases {
         Leases::new(Arc::clone(&self.maps), self.earlier_leases.clone())
+    }
+
+    /// The flows, for the exchange with other hosts.
+    pub fn flow_table(&self) -> FlowTable {
+        FlowTable::new(Arc::clone(&self.maps))
+    }
+
+    /// Rises with each write after which a flow may have another slot, target or lease than before.
+    pub fn changes(&self) -> u64 {
+        self.maps.changes()
     }
 
     /// What the program has counted.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads the flows that the kernel remembers. Tests use it; hosts do not exchange flows yet.
+//! Reads the flows that the kernel remembers. Tests use it; what hosts exchange is in
+//! `exceptions`.
 
 use steerage_edge_packet::maps::{Flow, FlowKey};
 use steerage_edge_packet::{V4, V6};

@@ -4,7 +4,8 @@
 //!
 //! The plan makes a [`State`]; [`Dataplane`] writes what differs from the maps. Maps and program are
 //! pinned, so that packets pass while no daemon runs, and the next one adopts them. Nothing here
-//! decides about targets or leases, and nothing else writes to the maps; flows and counters are the program's.
+//! decides about targets or leases, and nothing else writes to the maps; counters are the program's, and so are flows but for those
+//! that another host has told.
 
 mod adopt;
 mod attach;
@@ -12,6 +13,7 @@ pub mod counters;
 mod dataplane;
 mod difference;
 mod error;
+mod exceptions;
 mod flows;
 mod leases;
 pub mod maglev;
@@ -31,6 +33,7 @@ pub use attach::Hook;
 pub use counters::Counts;
 pub use dataplane::{Dataplane, Options, Sizes, remove};
 pub use error::Error;
+pub use exceptions::{Exception, FlowTable, Pinned, Refusal};
 pub use leases::Leases;
 pub use state::{Listener, MacAddress, Path, Sender, State, Table, TargetState};
 pub use steerage_edge_packet as packet;

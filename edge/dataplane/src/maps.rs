@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{Map, MapData, MapType};
 use aya::{Ebpf, Pod};
@@ -45,13 +46,30 @@ impl KernelMap {
         syscall::delete(self.fd(), keys).map_err(Error::io("delete from", self.name))
     }
 
+    /// Writes the element unless the map has one with this key. Returns whether it did.
+    pub(crate) fn insert<K: Pod, V: Pod>(&self, key: &K, value: &V) -> Result<bool, Error> {
+        syscall::insert(self.fd(), key, value).map_err(Error::io("write to", self.name))
+    }
+
     pub(crate) fn read<K: Pod, V: Pod>(&self) -> Result<Vec<(K, V)>, Error> {
         let mut found = Vec::new();
-        syscall::read(self.fd(), 1, |key, values: &[V]| {
-            found.extend(values.first().map(|value| (key, *value)));
-        })
-        .map_err(Error::io("read", self.name))?;
+        self.each(|key, value| found.push((key, value)))?;
         Ok(found)
+    }
+
+    /// Calls `each` with all elements, in no order.
+    pub(crate) fn each<K: Pod, V: Pod>(&self, mut each: impl FnMut(K, V)) -> Result<(), Error> {
+        let first = |key, values: &[V]| values.iter().take(1).for_each(|value| each(key, *value));
+        syscall::read(self.fd(), 1, first).map_err(Error::io("read", self.name))
+    }
+
+    /// The value of an element, if there is one.
+    pub(crate) fn get<K: Pod, V: Pod>(&self, key: &K) -> Result<Option<V>, Error> {
+        match syscall::lookup(self.fd(), key, 1) {
+            Ok(values) => Ok(values.first().copied()),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(Error::io("read", self.name)(error)),
+        }
     }
 
     /// The values of each CPU.
@@ -78,6 +96,8 @@ impl KernelMap {
 /// All maps.
 #[derive(Debug)]
 pub(crate) struct Maps {
+    /// Counts the writes after which a flow may have another slot, target or lease than before.
+    changes: AtomicU64,
     /// Values of each element of the counters.
     pub(crate) cpus: usize,
     pub(crate) config: SharedArray<Config>,
@@ -93,6 +113,8 @@ pub(crate) struct Maps {
     pub(crate) prefixes: KernelMap,
     pub(crate) flows4: KernelMap,
     pub(crate) flows6: KernelMap,
+    pub(crate) recent4: KernelMap,
+    pub(crate) recent6: KernelMap,
     pub(crate) service_counters: KernelMap,
     pub(crate) target_counters: KernelMap,
     pub(crate) events: KernelMap,
@@ -138,6 +160,7 @@ impl Maps {
         let cpus = aya::util::nr_cpus().map_err(|(path, error)| Error::io("read", path)(error))?;
         let mut take = |name| KernelMap::take(program, name);
         Ok(Self {
+            changes: AtomicU64::new(0),
             cpus,
             config: take("CONFIG")?.share()?,
             gate: take("GATE")?.share()?,
@@ -152,9 +175,20 @@ impl Maps {
             prefixes: take("PREFIXES")?,
             flows4: take("FLOWS4")?,
             flows6: take("FLOWS6")?,
+            recent4: take("RECENT4")?,
+            recent6: take("RECENT6")?,
             service_counters: take("SERVICE_COUNTERS")?,
             target_counters: take("TARGET_COUNTERS")?,
             events: take("EVENTS")?,
         })
+    }
+
+    /// A flow may have another slot, target or lease now.
+    pub(crate) fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 }

@@ -40,6 +40,8 @@ const UPDATE_BATCH: i64 = 26;
 const DELETE_BATCH: i64 = 27;
 /// The kernel's own code for a command that a type of map lacks.
 const ENOTSUPP: i32 = 524;
+/// `BPF_NOEXIST`: writes no element that exists.
+const NO_EXIST: u64 = 1;
 /// Elements in one batch: the kernel copies them to and from memory of its own.
 const BATCH: usize = 4096;
 /// Bytes of a cursor: the longest key.
@@ -305,6 +307,16 @@ pub(crate) fn lookup<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, width: usize)
 /// Writes the values of one element, one for each CPU in maps that are per CPU.
 pub(crate) fn replace<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, values: &[V]) -> io::Result<()> {
     element(UPDATE, map, key, address(values))
+}
+
+/// Writes the element unless the map has one with this key. Returns whether it did.
+pub(crate) fn insert<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, value: &V) -> io::Result<bool> {
+    let (key, value) = (address(std::slice::from_ref(key)), address(std::slice::from_ref(value)));
+    match bpf(UPDATE, &mut ElementAttr { map_fd: fd(map), padding: 0, key, value, flags: NO_EXIST }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn element<K: Pod>(command: i64, map: BorrowedFd<'_>, key: &K, value: u64) -> io::Result<()> {

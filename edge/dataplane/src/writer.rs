@@ -125,8 +125,9 @@ impl Writer {
     }
 
     fn write_targets(&self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        let mut result = Ok(());
+        let (mut result, mut changed) = (Ok(()), false);
         each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
+            changed = true;
             let Some(state) = new else { return };
             match maps.targets.get(*number) {
                 // Flows to the old address are checked again.
@@ -137,6 +138,9 @@ impl Writer {
                 None => result = Err(Error::Full("TARGETS")),
             }
         });
+        if changed {
+            maps.count_change();
+        }
         result
     }
 
@@ -197,6 +201,9 @@ impl Writer {
                 slots[..chunk.len()].copy_from_slice(chunk);
                 maps.slots.set(element, &slots);
             }
+        }
+        if !changed.is_empty() {
+            maps.count_change();
         }
         Ok(moved)
     }
@@ -299,7 +306,9 @@ impl Writer {
             moved.iter().filter_map(|table| self.users.get(table)).flatten().copied().collect();
         let (mut added, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
         let mut is_full = false;
+        let mut changed = !dirty.is_empty();
         each_difference(&written, &wanted.listeners, PartialEq::eq, |key, old, new| {
+            changed = true;
             if let Some(set) = new.and_then(|new| new.ranges.as_ref()) {
                 match self.range_sets.add(set) {
                     Some((number, true)) => {
@@ -341,7 +350,11 @@ impl Writer {
             self.write_service(maps, number, key, listener);
         }
         let numbers: Vec<_> = fresh.iter().map(|key| self.services.get(key).unwrap_or(0)).collect();
-        maps.listeners.update(&fresh, &numbers)
+        maps.listeners.update(&fresh, &numbers)?;
+        if changed {
+            maps.count_change();
+        }
+        Ok(())
     }
 
     /// Flows are checked again once the version changes, so that is written last.
@@ -381,7 +394,11 @@ impl Writer {
             }
         });
         maps.vips.update(&keys, &values)?;
-        maps.vips.delete(&gone)
+        maps.vips.delete(&gone)?;
+        if !keys.is_empty() || !gone.is_empty() {
+            maps.count_change();
+        }
+        Ok(())
     }
 
     fn delete_listeners(&mut self, maps: &Maps, listeners: &[ListenerKey]) -> Result<(), Error> {

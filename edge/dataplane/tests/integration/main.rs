@@ -5,6 +5,7 @@
 
 mod bed;
 mod differential;
+mod exceptions;
 mod flows;
 mod links;
 mod measure;

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The exchange of flow exceptions with the other edge hosts, so that connections survive a takeover although their slots have moved.
+//!
+//! `exchange` decides what is told and believed, in a thread of its own. `client` tells each other host, `server` hears them; `session`
+//! knows whom to believe, and `message` the bytes. The engine says when tables have changed, and waits for a flush before it leaves.
+//! Nothing here decides about targets, slots or leases, and nothing waits for another host but that flush.
+
+mod client;
+mod confirmed;
+mod exchange;
+mod message;
+mod pace;
+mod server;
+mod session;
+mod told;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use steerage_edge_dataplane::Dataplane;
+use steerage_process::Process;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::link::mac::Mac;
+use crate::link::membership::Membership;
+use crate::metrics::FlowMetrics;
+use exchange::{Command, Exchange};
+use session::SharedKey;
+
+/// A key that cannot be read is read again after this time.
+const KEY_RETRY: Duration = Duration::from_secs(10);
+
+/// The flags.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerOptions {
+    pub(crate) port: u16,
+    pub(crate) key_file: Option<PathBuf>,
+}
+
+/// What the exchange needs of the rest.
+#[derive(Debug)]
+pub(crate) struct PeerInputs {
+    /// The interface's name and index.
+    pub(crate) interface: String,
+    pub(crate) index: u32,
+    /// The host's own addresses.
+    pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
+    pub(crate) membership: watch::Receiver<Membership>,
+    pub(crate) metrics: FlowMetrics,
+}
+
+/// The engine's side. The exchange ends with this value.
+#[derive(Debug)]
+pub(crate) struct FlowExchange(Option<Running>);
+
+#[derive(Debug)]
+struct Running {
+    commands: std_mpsc::Sender<Command>,
+    _stop: DropGuard,
+}
+
+/// What clients and servers share.
+#[derive(Clone, Debug)]
+struct Shared {
+    interface: String,
+    index: u32,
+    port: u16,
+    key_file: PathBuf,
+    commands: std_mpsc::Sender<Command>,
+    metrics: FlowMetrics,
+    /// The hosts that have this host's complete list.
+    informed: watch::Sender<BTreeSet<Mac>>,
+    last_session: Arc<AtomicU64>,
+}
+
+impl Shared {
+    fn new_session(&self) -> confirmed::SessionId {
+        self.last_session.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Read for each session, so that a new key needs no restart.
+    fn key(&self) -> io::Result<SharedKey> {
+        let key = SharedKey::read(&self.key_file);
+        self.metrics.enabled.set(key.is_ok().into());
+        key
+    }
+
+    /// The same address, with what link-local ones need.
+    fn socket_address(&self, address: IpAddr) -> SocketAddr {
+        match address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => {
+                SocketAddrV6::new(address, self.port, 0, self.index).into()
+            }
+            _ => SocketAddr::new(address, self.port),
+        }
+    }
+
+    /// Counts and logs the end of a session, if it is more than a host that has gone.
+    fn on_end(&self, peer: IpAddr, error: &io::Error) {
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.metrics.session_failures.inc();
+            tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; check --peers-key-file on both; retrying");
+        } else {
+            tracing::debug!(%peer, %error, "session for flow exceptions ended");
+        }
+    }
+}
+
+impl FlowExchange {
+    /// Starts the exchange, if the flags allow it.
+    pub(crate) fn start(
+        options: PeerOptions,
+        inputs: PeerInputs,
+        dataplane: &Dataplane,
+        process: &Process,
+    ) -> anyhow::Result<Self> {
+        let PeerOptions { port, key_file } = options;
+        let PeerInputs { interface, index, addresses, membership, metrics } = inputs;
+        let Some(key_file) = key_file.filter(|_| port != 0) else {
+            tracing::warn!(
+                port,
+                "flow exceptions are not exchanged with other edge hosts, for lack of --peers-key-file or by --peers-port 0; connections \
+                 whose slots have moved break at a takeover"
+            );
+            return Ok(Self(None));
+        };
+        let exchange = Exchange::new(dataplane.flow_table(), dataplane.leases(), metrics.clone())?;
+        let (commands, received) = std_mpsc::channel();
+        std::thread::Builder::new()
+            .name("flow-exchange".to_owned())
+            .spawn(move || exchange.run(&received))
+            .context("cannot start the thread of the flow exchange")?;
+        let (informed, _) = watch::channel(BTreeSet::new());
+        let shared = Shared {
+            interface,
+            index,
+            port,
+            key_file,
+            commands: commands.clone(),
+            metrics,
+            informed,
+            last_session: Arc::default(),
+        };
+        let stop = CancellationToken::new();
+        let (clients, servers, keys) = (shared.clone(), shared.clone(), shared);
+        let (peers, until) = (membership.clone(), stop.clone());
+        process.spawn("flow exchange clients", async move {
+            Ok(until.run_until_cancelled(client::run(clients, peers)).await.unwrap_or_default())
+        });
+        let until = stop.clone();
+        process.spawn("flow exchange server", async move {
+            Ok(until
+                .run_until_cancelled(server::run(servers, addresses, membership))
+                .await
+                .unwrap_or_default())
+        });
+        let until = stop.clone();
+        process.spawn("flow exchange key", async move {
+            Ok(until.run_until_cancelled(watch_key(keys)).await.unwrap_or_default())
+        });
+        Ok(Self(Some(Running { commands, _stop: stop.drop_guard() })))
+    }
+
+    /// Slots, targets, listeners or VIPs were written.
+    pub(crate) fn tables_changed(&self) {
+        if let Some(running) = &self.0 {
+            // The thread is gone only when the process ends.
+            let _ = running.commands.send(Command::TablesChanged);
+        }
+    }
+
+    /// Waits until the other hosts have all exceptions, or for `limit`. Returns how many hosts have them.
+    pub(crate) async fn flush(&self, limit: Duration) -> usize {
+        let Some(running) = &self.0 else { return 0 };
+        let (done, mut answers) = mpsc::channel(64);
+        let _ = running.commands.send(Command::Flush(done));
+        let mut count = 0;
+        let all = async {
+            while answers.recv().await.is_some() {
+                count += 1;
+            }
+        };
+        if tokio::time::timeout(limit, all).await.is_err() {
+            tracing::warn!(hosts = count, "not all edge hosts have this host's flow exceptions; leaving");
+        }
+        count
+    }
+}
+
+/// Says whether the key can be used: without another host nothing else reads it.
+async fn watch_key(shared: Shared) {
+    let mut last = None;
+    loop {
+        let problem = shared.key().err().map(|error| error.to_string());
+        if last.as_ref() != Some(&problem) {
+            let file = shared.key_file.display();
+            match &problem {
+                None => tracing::info!(%file, "flow exceptions are exchanged with other edge hosts"),
+                Some(error) => tracing::warn!(
+                    %file,
+                    error,
+                    "flow exceptions are not exchanged: the key of --peers-key-file cannot be used; retrying"
+                ),
+            }
+            last = Some(problem);
+        }
+        tokio::time::sleep(KEY_RETRY).await;
+    }
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tells the other edge hosts this host's flow exceptions: a task for each host, which connects again and again. What is told is for
+//! `exchange`.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::net::TcpSocket;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::exchange::{Command, Item};
+use super::message::Message;
+use super::session::Session;
+use crate::host::EdgePeer;
+use crate::link::mac::{Mac, display_mac};
+use crate::link::membership::Membership;
+
+/// Anyone on the link can send heartbeats of new hosts.
+const MOST_PEERS: usize = 64;
+/// What may wait for a host; then it gets a complete list later.
+const QUEUE: usize = 16;
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// A host that hears nothing for longer ends the session.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+
+/// Runs a task for each host, until the heartbeats end.
+pub(super) async fn run(shared: Shared, mut membership: watch::Receiver<Membership>) {
+    let mut tasks = HashMap::<Mac, Task>::new();
+    loop {
+        let peers = membership.borrow_and_update().peers.clone();
+        tasks.retain(|mac, _| peers.iter().any(|peer| peer.mac == *mac));
+        for EdgePeer { mac, addresses } in peers {
+            if let Some(task) = tasks.get(&mac) {
+                crate::channel::send_if_changed(&task.addresses, addresses);
+            } else if tasks.len() < MOST_PEERS {
+                let (sender, receiver) = watch::channel(addresses);
+                let task = tokio::spawn(tell(shared.clone(), mac, receiver));
+                tasks.insert(mac, Task { addresses: sender, abort: task.abort_handle() });
+            }
+        }
+        if membership.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends with this value.
+struct Task {
+    addresses: watch::Sender<Vec<IpAddr>>,
+    abort: AbortHandle,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.abort.abort();
+    }
+}
+
+/// Those that most hosts have a route to come first.
+fn in_order(mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    addresses.sort_by_key(|address| match address {
+        IpAddr::V4(address) if !address.is_link_local() => 0,
+        IpAddr::V6(address) if !address.is_unicast_link_local() => 1,
+        _ => 2,
+    });
+    addresses
+}
+
+/// Tells one host, at its addresses in turn.
+async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>) {
+    let (mut attempt, mut wait) = (0, FIRST_WAIT);
+    loop {
+        let known = in_order(addresses.borrow().clone());
+        if let Some(address) = known.get(attempt % known.len().max(1)).copied() {
+            let mut was_connected = false;
+            if let Err(error) = tell_at(&shared, mac, address, &mut was_connected).await {
+                shared.on_end(address, &error);
+            }
+            shared.forget(mac);
+            if was_connected {
+                (attempt, wait) = (0, FIRST_WAIT);
+            } else {
+                attempt += 1;
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Ends when the host is gone.
+async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut bool) -> io::Result<()> {
+    // A key that cannot be read is logged elsewhere.
+    let Ok(key) = shared.key() else { return Ok(()) };
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.bind_device(Some(shared.interface.as_bytes()))?;
+    let connecting = timeout(CONNECT_LIMIT, socket.connect(shared.socket_address(address)));
+    let stream = connecting.await.map_err(|_| io::ErrorKind::TimedOut)??;
+    let mut session = Session::connect(stream, &key).await?;
+    ask(&mut session).await?;
+    *was_connected = true;
+    let id = shared.new_session();
+    let (items, mut received) = mpsc::channel(QUEUE);
+    let _ = shared.commands.send(Command::Connected(id, items));
+    let _connection = Connection { shared, id };
+    tracing::info!(peer = %address, mac = %display_mac(mac), "connected to an edge host; sending it the flow exceptions");
+    loop {
+        let item = match timeout(KEEP_ALIVE, received.recv()).await {
+            Ok(Some(item)) => Some(item),
+            Ok(None) => return Ok(()),
+            Err(_) => None,
+        };
+        for message in item.iter().flat_map(Item::messages) {
+            session.send(&message.encode()).await?;
+        }
+        ask(&mut session).await?;
+        match item {
+            Some(Item::List(_)) => shared.inform(mac),
+            // The one who waits may have given up.
+            Some(Item::Barrier(done)) => drop(done.send(()).await),
+            _ => {}
+        }
+    }
+}
+
+/// Returns once the host has applied all messages.
+async fn ask(session: &mut Session) -> io::Result<()> {
+    session.send(&Message::Ping.encode()).await?;
+    session.receive().await.map(drop)
+}
+
+/// Tells the exchange when it ends, also when the task is aborted.
+struct Connection<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        let _ = self.shared.commands.send(Command::Disconnected(self.id));
+    }
+}
+
+impl Shared {
+    fn inform(&self, mac: Mac) {
+        self.informed.send_if_modified(|informed| informed.insert(mac));
+        self.count_informed();
+    }
+
+    fn forget(&self, mac: Mac) {
+        self.informed.send_if_modified(|informed| informed.remove(&mac));
+        self.count_informed();
+    }
+
+    fn count_informed(&self) {
+        self.metrics.peers.set(i64::try_from(self.informed.borrow().len()).unwrap_or(i64::MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routed_addresses_come_first() {
+        let addresses =
+            |texts: [&str; 4]| texts.map(|text| text.parse::<IpAddr>().expect("address")).to_vec();
+        assert_eq!(
+            in_order(addresses(["fe80::1", "fd00::1", "169.254.0.1", "10.0.0.1"])),
+            addresses(["10.0.0.1", "fd00::1", "fe80::1", "169.254.0.1"])
+        );
+    }
+}

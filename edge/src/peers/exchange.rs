@@ -1,0 +1,502 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides which flow exceptions are told to the other hosts, and applies theirs. A thread of its own, because a scan of a million
+//! flows takes longer than anything else may wait. `client` and `server` pass messages; the engine says when tables have changed.
+//!
+//! It asks the lease of each VIP whether this host answers for it. Of these VIPs it tells all exceptions, and no other host changes a
+//! flow that is known here. Of other VIPs it keeps what the host that answers has confirmed (`confirmed`). What has not been confirmed,
+//! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle, and is forgotten.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use steerage_edge_dataplane::packet::V6;
+use steerage_edge_dataplane::packet::maps::{FlowKey, seconds};
+use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned};
+use steerage_model::chain;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::oneshot;
+
+use super::confirmed::{ConfirmedFlows, SessionId};
+use super::message::{MOST_ELEMENTS, Message};
+use super::pace::{ScanPace, rest};
+use super::told::ToldExceptions;
+use crate::metrics::{FULL, FlowMetrics, reason};
+
+/// How often the leases are looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// Told exceptions are looked at again after this time, or ten times as long as it takes.
+const RECHECK: Duration = Duration::from_secs(1);
+/// A complete list is repeated after this time: it repairs what differs for any reason.
+const LIST_INTERVAL: Duration = Duration::from_mins(2);
+
+/// What the thread is told.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Slots, targets, listeners or VIPs were written.
+    TablesChanged,
+    /// A host takes this host's exceptions.
+    Connected(SessionId, Sender<Item>),
+    Disconnected(SessionId),
+    /// A host has sent a message; told when it is applied.
+    Received(SessionId, Message, oneshot::Sender<()>),
+    /// The session of a host that sends has ended.
+    Ended(SessionId),
+    /// Scans now; each host that has all of it answers.
+    Flush(Sender<()>),
+}
+
+/// What another host is told.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    List(Arc<CompleteList>),
+    Changes(Arc<Changes>),
+    /// Answered once the other host has applied everything before.
+    Barrier(Sender<()>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct CompleteList {
+    vips: Vec<V6>,
+    exceptions: Vec<Exception>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    gone: Vec<FlowKey<V6>>,
+    exceptions: Vec<Exception>,
+    offers: Vec<Exception>,
+}
+
+impl Changes {
+    fn is_empty(&self) -> bool {
+        self.gone.is_empty() && self.exceptions.is_empty() && self.offers.is_empty()
+    }
+}
+
+impl Item {
+    pub(crate) fn messages(&self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        match self {
+            Self::List(list) => {
+                messages.push(Message::Begin);
+                messages.extend(list.vips.chunks(MOST_ELEMENTS).map(|vips| Message::Vips(vips.to_vec())));
+                messages.extend(exceptions(&list.exceptions));
+                messages.push(Message::End);
+            }
+            Self::Changes(changes) => {
+                messages.extend(changes.gone.chunks(MOST_ELEMENTS).map(|keys| Message::Gone(keys.to_vec())));
+                messages.extend(exceptions(&changes.exceptions));
+                let offers = changes.offers.chunks(MOST_ELEMENTS);
+                messages.extend(offers.map(|offers| Message::Offers(offers.to_vec())));
+            }
+            Self::Barrier(_) => {}
+        }
+        messages
+    }
+}
+
+fn exceptions(all: &[Exception]) -> impl Iterator<Item = Message> {
+    all.chunks(MOST_ELEMENTS).map(|exceptions| Message::Exceptions(exceptions.to_vec()))
+}
+
+/// A host that takes this host's exceptions.
+#[derive(Debug)]
+struct Follower {
+    items: Sender<Item>,
+    /// Since the last complete list; `None` if it needs one.
+    listed: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    flows: FlowTable,
+    leases: Leases,
+    metrics: FlowMetrics,
+    told: ToldExceptions,
+    confirmed: ConfirmedFlows,
+    followers: HashMap<SessionId, Follower>,
+    /// The VIPs that the program knows, and their leases.
+    vips: HashMap<V6, u32>,
+    /// The leases that last.
+    lasting: BTreeSet<u32>,
+    pace: ScanPace,
+    /// Whether a scan has found all exceptions of the VIPs for which this host answers.
+    is_scanned: bool,
+    recheck_at: Option<Instant>,
+    has_failed: bool,
+}
+
+/// The time as flows have it.
+fn flow_time() -> u32 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    seconds(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// The time as leases have it.
+fn boot_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Whether this host answers for a VIP.
+fn answers(vips: &HashMap<V6, u32>, lasting: &BTreeSet<u32>, vip: V6) -> bool {
+    vips.get(&vip).is_some_and(|lease| lasting.contains(lease))
+}
+
+impl Exchange {
+    pub(crate) fn new(flows: FlowTable, leases: Leases, metrics: FlowMetrics) -> Result<Self, Error> {
+        // Half of the map: what others tell must not take the places of this host's own flows.
+        let limit = usize::try_from(flows.size()? / 2).unwrap_or(0);
+        let mut exchange = Self {
+            told: ToldExceptions::new(limit),
+            confirmed: ConfirmedFlows::new(limit),
+            flows,
+            leases,
+            metrics,
+            followers: HashMap::new(),
+            vips: HashMap::new(),
+            lasting: BTreeSet::new(),
+            pace: ScanPace::default(),
+            is_scanned: false,
+            recheck_at: None,
+            has_failed: false,
+        };
+        exchange.read_vips();
+        Ok(exchange)
+    }
+
+    /// Runs until all that send commands are gone.
+    pub(crate) fn run(mut self, commands: &Receiver<Command>) {
+        let mut next = Instant::now();
+        loop {
+            match commands.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                Ok(command) => self.handle(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            next = self.work(Instant::now());
+        }
+    }
+
+    pub(crate) fn handle(&mut self, command: Command) {
+        let now = Instant::now();
+        match command {
+            Command::TablesChanged => {
+                self.read_vips();
+                self.pace.on_change(now);
+            }
+            Command::Connected(session, items) => {
+                if self.followers.is_empty() {
+                    // Nobody was told, and nothing was looked for.
+                    self.told.clear();
+                    self.is_scanned = false;
+                }
+                self.followers.insert(session, Follower { items, listed: None });
+                self.pace.on_change(now);
+            }
+            Command::Disconnected(session) => {
+                self.followers.remove(&session);
+                if self.followers.is_empty() {
+                    self.told.clear();
+                }
+            }
+            Command::Received(session, message, done) => {
+                self.receive(session, message);
+                // The session may have ended meanwhile.
+                let _ = done.send(());
+            }
+            Command::Ended(session) => self.confirmed.end_session(session),
+            Command::Flush(done) => self.flush(&done),
+        }
+    }
+
+    /// Does what is due. Returns when to look again.
+    fn work(&mut self, now: Instant) -> Instant {
+        self.read_leases();
+        // Also where nothing is told: flows that no host has confirmed are forgotten.
+        let has_work = !self.followers.is_empty() || self.confirmed.has_claims();
+        if has_work && self.pace.due().is_some_and(|due| due <= now) {
+            self.scan();
+        } else if self.is_scanned && !self.told.is_empty() && self.recheck_at.is_none_or(|at| at <= now) {
+            self.recheck();
+        }
+        self.send_lists(now);
+        let tick = now + TICK;
+        if has_work { self.pace.due().map_or(tick, |due| due.min(tick)) } else { tick }
+    }
+
+    /// The VIPs may be others now.
+    fn read_vips(&mut self) {
+        match self.flows.vips() {
+            Ok(vips) => {
+                if vips == self.vips {
+                    return;
+                }
+                // Of a new VIP no other host has flows.
+                let has_moved =
+                    vips.iter().any(|(vip, lease)| self.vips.get(vip).is_some_and(|old| old != lease));
+                self.vips = vips;
+                if has_moved {
+                    self.on_moved();
+                }
+                self.read_leases();
+                self.forget_own();
+            }
+            Err(error) => self.on_error(&error),
+        }
+    }
+
+    /// Leases may have begun or ended.
+    fn read_leases(&mut self) {
+        let now = boot_time();
+        let leases: BTreeSet<_> = self.vips.values().copied().collect();
+        let lasting = leases.into_iter().filter(|lease| self.leases.get(*lease) >= now).collect();
+        if lasting == self.lasting {
+            return;
+        }
+        self.lasting = lasting;
+        self.forget_own();
+        self.on_moved();
+    }
+
+    /// This host answers for other VIPs than before: all hosts need a new list.
+    fn on_moved(&mut self) {
+        self.is_scanned = false;
+        for follower in self.followers.values_mut() {
+            follower.listed = None;
+        }
+        self.pace.on_change(Instant::now());
+    }
+
+    /// No other host's word counts for the VIPs for which this host answers, and for those that it does not have.
+    fn forget_own(&mut self) {
+        let (vips, lasting) = (&self.vips, &self.lasting);
+        self.confirmed.take_over(|vip| !vips.contains_key(&vip) || answers(vips, lasting, vip));
+    }
+
+    /// Finds the exceptions. Tells those of the VIPs for which this host answers; offers and forgets the others that no host has
+    /// confirmed.
+    pub(crate) fn scan(&mut self) {
+        let began = Instant::now();
+        let now = flow_time();
+        let (vips, lasting) = (&self.vips, &self.lasting);
+        let is_own = |vip| answers(vips, lasting, vip);
+        let (told, confirmed) = (&mut self.told, &self.confirmed);
+        let tells = !self.followers.is_empty();
+        let (mut news, mut unconfirmed) = (Vec::new(), Vec::new());
+        told.begin_scan();
+        let scanned = self.flows.scan(now, |key, pinned| {
+            if is_own(key.vip) {
+                if tells && pinned.is_established && told.note(key, &pinned) {
+                    news.push((key, pinned));
+                }
+            } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) {
+                unconfirmed.push((key, pinned));
+            }
+        });
+        let count = match scanned {
+            Ok(count) => count,
+            Err(error) => {
+                self.on_error(&error);
+                self.pace.on_change(began);
+                self.pace.on_scan(began, Instant::now());
+                return;
+            }
+        };
+        let flows = &self.flows;
+        let is_exception = |key: &FlowKey<V6>| flows.get(key, now).is_ok_and(|found| found.is_some());
+        let gone = told.end_scan(is_own, is_exception);
+        let changes = Changes {
+            gone,
+            exceptions: self.exceptions(&news, now),
+            offers: self.exceptions(&unconfirmed, now),
+        };
+        let keys: Vec<_> = unconfirmed.iter().map(|(key, _)| *key).collect();
+        let deleted = self.flows.delete(&keys);
+        self.is_scanned = true;
+        self.send(changes);
+        self.pace.on_scan(began, Instant::now());
+        self.metrics.count_scan(self.told.count(), began.elapsed());
+        match deleted {
+            Ok(()) => self.has_failed = false,
+            Err(error) => self.on_error(&error),
+        }
+        tracing::debug!(
+            flows = count,
+            exceptions = self.told.count(),
+            beyond_limit = self.told.beyond(),
+            forgotten = keys.len(),
+            took = ?began.elapsed(),
+            "scanned the flows"
+        );
+    }
+
+    /// Looks at the told exceptions alone: a connection may have ended, and another one have begun from the same port.
+    pub(crate) fn recheck(&mut self) {
+        let (began, now) = (Instant::now(), flow_time());
+        let flows = &self.flows;
+        let (news, gone) = self.told.recheck(|key| flows.get(key, now).ok().flatten());
+        let exceptions = self.exceptions(&news, now);
+        self.send(Changes { gone, exceptions, offers: Vec::new() });
+        self.recheck_at = Some(Instant::now() + rest(began.elapsed(), RECHECK));
+    }
+
+    fn exceptions(&self, pinned: &[(FlowKey<V6>, Pinned)], now: u32) -> Vec<Exception> {
+        let exception = |(key, pinned): &(FlowKey<V6>, Pinned)| self.exception(*key, pinned, now);
+        pinned.iter().filter_map(exception).collect()
+    }
+
+    fn exception(&self, key: FlowKey<V6>, pinned: &Pinned, now: u32) -> Option<Exception> {
+        let target = self.flows.target(pinned.target)?;
+        Some(Exception { key, target, idle: pinned.idle(now), is_closing: pinned.is_closing() })
+    }
+
+    fn send(&mut self, changes: Changes) {
+        if changes.is_empty() {
+            return;
+        }
+        let count = changes.exceptions.len() + changes.offers.len();
+        let changes = Item::Changes(Arc::new(changes));
+        for follower in self.followers.values_mut().filter(|follower| follower.listed.is_some()) {
+            if follower.send(changes.clone()) {
+                self.metrics.count_sent(count);
+            }
+        }
+    }
+
+    /// Sends complete lists to the hosts that need one.
+    fn send_lists(&mut self, now: Instant) {
+        let is_due = |follower: &Follower| {
+            follower.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL)
+        };
+        if !self.is_scanned || !self.followers.values().any(is_due) {
+            return;
+        }
+        let time = flow_time();
+        let own = |vip: &V6| answers(&self.vips, &self.lasting, *vip);
+        let list = CompleteList {
+            vips: self.vips.keys().copied().filter(own).collect(),
+            exceptions: self
+                .told
+                .all()
+                .filter_map(|(key, pinned)| self.exception(key, &pinned, time))
+                .collect(),
+        };
+        let count = list.exceptions.len();
+        let list = Item::List(Arc::new(list));
+        for follower in self.followers.values_mut().filter(|follower| is_due(follower)) {
+            if follower.send(list.clone()) {
+                follower.listed = Some(now);
+                self.metrics.count_sent(count);
+            }
+        }
+    }
+
+    /// Tells all that there is, and lets each host answer that has it.
+    fn flush(&mut self, done: &Sender<()>) {
+        self.read_leases();
+        if self.followers.is_empty() {
+            return;
+        }
+        self.scan();
+        self.send_lists(Instant::now());
+        for follower in self.followers.values_mut().filter(|follower| follower.listed.is_some()) {
+            follower.send(Item::Barrier(done.clone()));
+        }
+    }
+
+    /// Applies a message of another host.
+    pub(crate) fn receive(&mut self, session: SessionId, message: Message) {
+        self.read_leases();
+        let result = match message {
+            Message::Begin => {
+                self.confirmed.begin(session);
+                Ok(())
+            }
+            Message::Vips(vips) => {
+                // Others would only take memory.
+                let known = vips.into_iter().filter(|vip| self.vips.contains_key(vip));
+                self.confirmed.add_vips(session, known);
+                Ok(())
+            }
+            Message::Exceptions(exceptions) => self.insert(session, exceptions),
+            Message::Offers(mut offers) => {
+                offers.retain(|offer| answers(&self.vips, &self.lasting, offer.key.vip));
+                self.insert(session, offers).map(|()| {
+                    // Those that were unknown are exceptions of this host now.
+                    self.pace.on_change(Instant::now());
+                })
+            }
+            Message::Gone(mut keys) => {
+                keys.retain(|key| self.confirmed.remove(key));
+                self.flows.delete(&keys)
+            }
+            Message::End => {
+                let (vips, lasting) = (&self.vips, &self.lasting);
+                let (unconfirmed, has_new) = self.confirmed.end(session, |vip| answers(vips, lasting, vip));
+                if has_new {
+                    self.pace.on_change(Instant::now());
+                }
+                self.flows.delete(&unconfirmed)
+            }
+            Message::Ping => Ok(()),
+        };
+        if let Err(error) = result {
+            self.on_error(&error);
+        }
+    }
+
+    fn insert(&mut self, session: SessionId, mut exceptions: Vec<Exception>) -> Result<(), Error> {
+        let (vips, lasting) = (&self.vips, &self.lasting);
+        let is_own = |vip| answers(vips, lasting, vip);
+        exceptions.retain(|exception| {
+            let has_room = is_own(exception.key.vip) || self.confirmed.has_room(&exception.key);
+            if !has_room {
+                self.metrics.count_refused(FULL);
+            }
+            has_room
+        });
+        let results = self.flows.insert(&exceptions, flow_time(), is_own)?;
+        for (exception, result) in exceptions.iter().zip(results) {
+            match result {
+                Ok(()) => {
+                    self.metrics.count_received();
+                    if !is_own(exception.key.vip) {
+                        self.confirmed.confirm(session, exception.key);
+                    }
+                }
+                Err(refusal) => self.metrics.count_refused(reason(refusal)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Logs an error once: what failed is repeated.
+    fn on_error(&mut self, error: &Error) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            tracing::warn!(
+                error = %chain(error),
+                "flow exceptions not exchanged; connections whose slots have moved may break at a takeover; retrying"
+            );
+        }
+    }
+}
+
+impl Follower {
+    /// Returns whether the item will be sent. If not, the host needs a complete list.
+    fn send(&mut self, item: Item) -> bool {
+        match self.items.try_send(item) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {
+                self.listed = None;
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hears what the other edge hosts tell. It listens on the host's own addresses on the link alone, and only to hosts that send
+//! heartbeats. What is believed is for `session` and `exchange`.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::AbortHandle;
+
+use super::Shared;
+use super::confirmed::SessionId;
+use super::exchange::Command;
+use super::message::Message;
+use super::session::Session;
+use crate::link::membership::Membership;
+
+/// Sessions at once. Each host has one.
+const MOST_SESSIONS: usize = 64;
+/// An address on which the kernel does not listen yet is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+const BACKLOG: u32 = 16;
+
+/// Listens on each own address, until the engine is gone.
+pub(super) async fn run(
+    shared: Shared,
+    mut addresses: watch::Receiver<Vec<IpAddr>>,
+    membership: watch::Receiver<Membership>,
+) {
+    let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
+    let mut listeners = HashMap::<IpAddr, Listening>::new();
+    loop {
+        let own = addresses.borrow_and_update().clone();
+        listeners.retain(|address, _| own.contains(address));
+        for address in own {
+            listeners.entry(address).or_insert_with(|| {
+                let (shared, membership) = (shared.clone(), membership.clone());
+                let task = tokio::spawn(listen(shared, address, membership, Arc::clone(&sessions)));
+                Listening(task.abort_handle())
+            });
+        }
+        if addresses.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Ends with this value. Sessions go on until their hosts or the process end.
+struct Listening(AbortHandle);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn listen(
+    shared: Shared,
+    address: IpAddr,
+    membership: watch::Receiver<Membership>,
+    sessions: Arc<Semaphore>,
+) {
+    let mut is_failing = false;
+    // Aborted with the listener, and so at the end of the process.
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let listener = match bind(&shared, address) {
+            Ok(listener) => listener,
+            Err(error) => {
+                if !std::mem::replace(&mut is_failing, true) {
+                    tracing::warn!(%address, port = shared.port, %error, "flow exceptions of other hosts not received at this address; retrying");
+                }
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        is_failing = false;
+        while let Ok((stream, from)) = listener.accept().await {
+            while tasks.try_join_next().is_some() {}
+            if !is_peer(&membership.borrow(), from) {
+                tracing::debug!(%from, "a host that sends no heartbeats has connected; closing");
+                continue;
+            }
+            let Ok(permit) = Arc::clone(&sessions).try_acquire_owned() else { continue };
+            let shared = shared.clone();
+            tasks.spawn(async move {
+                if let Err(error) = hear(&shared, stream).await {
+                    shared.on_end(from.ip(), &error);
+                }
+                drop(permit);
+            });
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn is_peer(membership: &Membership, from: SocketAddr) -> bool {
+    let from = from.ip().to_canonical();
+    membership.peers.iter().any(|peer| peer.addresses.contains(&from))
+}
+
+fn bind(shared: &Shared, address: IpAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind_device(Some(shared.interface.as_bytes()))?;
+    socket.bind(shared.socket_address(address))?;
+    socket.listen(BACKLOG)
+}
+
+/// Applies the messages of a host, one after the other, until it is gone.
+async fn hear(shared: &Shared, stream: TcpStream) -> io::Result<()> {
+    // A key that cannot be read is logged elsewhere.
+    let Ok(key) = shared.key() else { return Ok(()) };
+    let mut session = Session::accept(stream, &key).await?;
+    let heard = Heard { shared, id: shared.new_session() };
+    loop {
+        let bytes = session.receive().await?;
+        let message =
+            Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        match message {
+            Some(Message::Ping) => session.send(&[]).await?,
+            Some(message) => heard.apply(message).await,
+            // Of a later version.
+            None => {}
+        }
+    }
+}
+
+/// Tells the exchange when it ends, also when the task is aborted.
+struct Heard<'a> {
+    shared: &'a Shared,
+    id: SessionId,
+}
+
+impl Heard<'_> {
+    /// Waits until it is applied, so that a host cannot fill the memory.
+    async fn apply(&self, message: Message) {
+        let (done, applied) = oneshot::channel();
+        let _ = self.shared.commands.send(Command::Received(self.id, message, done));
+        // An error: the process ends.
+        let _ = applied.await;
+    }
+}
+
+impl Drop for Heard<'_> {
+    fn drop(&mut self) {
+        let _ = self.shared.commands.send(Command::Ended(self.id));
+    }
+}
