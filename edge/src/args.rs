@@ -71,8 +71,16 @@ pub(crate) struct EdgeArgs {
     /// whose slots have moved break at a takeover
     #[arg(long, env = "STEERAGE_PEERS_PORT", value_name = "PORT", default_value_t = 10360)]
     pub(crate) peers_port: u16,
-    /// Read the key with which edge hosts of a group recognise each other from this file, 32 to 4096 bytes; without it flow exceptions
-    /// are not exchanged
+    /// Read the key with which edge hosts of a group recognise each other from the entry `key` of this Secret, in --namespace; without a
+    /// key flow exceptions are not exchanged
+    #[arg(
+        long,
+        env = "STEERAGE_PEERS_KEY_SECRET",
+        value_name = "NAME",
+        default_value = "steerage-edge-peers"
+    )]
+    pub(crate) peers_key_secret: String,
+    /// Read that key from this file instead, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory

@@ -29,7 +29,7 @@ use crate::link::heartbeat;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
-use crate::peers::{FlowExchange, PeerInputs, PeerOptions};
+use crate::peers::{self, FlowExchange, KeySource, PeerInputs, PeerOptions, SharedKey};
 use crate::pin_names;
 use crate::prober::Prober;
 use crate::source;
@@ -85,6 +85,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         heartbeat_misses,
         statements_port,
         peers_port,
+        peers_key_secret,
         peers_key_file,
         objects_dir,
         status_dir,
@@ -106,8 +107,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (own_addresses, own_addresses_rx) = watch::channel(Vec::new());
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
-    // No host knows this one's flows: they stay here.
-    let (_informed, informed_rx) = watch::channel(BTreeSet::new());
+    let (informed, informed_rx) = watch::channel(BTreeSet::new());
     let has_cluster = objects_dir.is_none();
     let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
@@ -124,13 +124,19 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
             .context(NEEDS_NET_RAW)?;
     process.spawn("heartbeats", heartbeats.run());
 
+    let (secret_key, secret_key_rx) = watch::channel(None);
+    let key = match peers_key_file {
+        Some(file) => Some(KeySource::File(file)),
+        None => has_cluster.then_some(KeySource::Secret(secret_key_rx)),
+    };
     let exchange = FlowExchange::start(
-        PeerOptions { port: peers_port, key_file: peers_key_file },
+        PeerOptions { port: peers_port, key },
         PeerInputs {
             interface: link.name.clone(),
             index: link.index,
             addresses: own_addresses.subscribe(),
             membership: membership.clone(),
+            informed,
             metrics: metrics.flows.clone(),
         },
         &dataplane,
@@ -165,7 +171,10 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
             process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
             StatusSink::Directory(status)
         }
-        None => watch_cluster(&process, &client, namespace, events, cluster).await?,
+        None => {
+            let secret = PeersSecret { name: peers_key_secret, key: secret_key };
+            watch_cluster(&process, &client, namespace, events, cluster, secret).await?
+        }
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
@@ -212,6 +221,12 @@ fn allow_many_connections() {
     }
 }
 
+/// The Secret with the key of the edge group, and where the key goes.
+struct PeersSecret {
+    name: String,
+    key: watch::Sender<Option<SharedKey>>,
+}
+
 /// Starts what needs the API server, and returns where the status goes.
 async fn watch_cluster(
     process: &Process,
@@ -219,10 +234,16 @@ async fn watch_cluster(
     namespace: String,
     events: mpsc::Sender<IndexEvent>,
     cluster: watch::Sender<Cluster>,
+    secret: PeersSecret,
 ) -> anyhow::Result<StatusSink> {
     let shutdown = process.shutdown().clone();
     let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
     process.spawn("cluster", cluster::read(client.clone(), cluster, shutdown.clone()));
+    if !secret.key.is_closed() {
+        let PeersSecret { name, key } = secret;
+        let read = peers::read_secret(client.clone(), namespace.clone(), name, key, shutdown.clone());
+        process.spawn("key of the edge group", read);
+    }
     let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
     let watches = process
         .metrics()

@@ -8,6 +8,7 @@
 mod client;
 mod confirmed;
 mod exchange;
+mod key;
 mod message;
 mod pace;
 mod server;
@@ -17,7 +18,6 @@ mod told;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
@@ -32,7 +32,8 @@ use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::metrics::FlowMetrics;
 use exchange::{Command, Exchange};
-use session::SharedKey;
+pub(crate) use key::{KeySource, read_secret};
+pub(crate) use session::SharedKey;
 
 /// A key that cannot be read is read again after this time.
 const KEY_RETRY: Duration = Duration::from_secs(10);
@@ -41,7 +42,8 @@ const KEY_RETRY: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub(crate) struct PeerOptions {
     pub(crate) port: u16,
-    pub(crate) key_file: Option<PathBuf>,
+    /// None without a cluster and a file.
+    pub(crate) key: Option<KeySource>,
 }
 
 /// What the exchange needs of the rest.
@@ -53,6 +55,8 @@ pub(crate) struct PeerInputs {
     /// The host's own addresses.
     pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
     pub(crate) membership: watch::Receiver<Membership>,
+    /// Gets the hosts that have this host's complete list.
+    pub(crate) informed: watch::Sender<BTreeSet<Mac>>,
     pub(crate) metrics: FlowMetrics,
 }
 
@@ -72,7 +76,7 @@ struct Shared {
     interface: String,
     index: u32,
     port: u16,
-    key_file: PathBuf,
+    key_source: KeySource,
     commands: std_mpsc::Sender<Command>,
     metrics: FlowMetrics,
     /// The hosts that have this host's complete list.
@@ -87,7 +91,7 @@ impl Shared {
 
     /// Read for each session, so that a new key needs no restart.
     fn key(&self) -> io::Result<SharedKey> {
-        let key = SharedKey::read(&self.key_file);
+        let key = self.key_source.key();
         self.metrics.enabled.set(key.is_ok().into());
         key
     }
@@ -106,7 +110,7 @@ impl Shared {
     fn on_end(&self, peer: IpAddr, error: &io::Error) {
         if error.kind() == io::ErrorKind::InvalidData {
             self.metrics.session_failures.inc();
-            tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; check --peers-key-file on both; retrying");
+            tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; compare their keys; retrying");
         } else {
             tracing::debug!(%peer, %error, "session for flow exceptions ended");
         }
@@ -121,9 +125,9 @@ impl FlowExchange {
         dataplane: &Dataplane,
         process: &Process,
     ) -> anyhow::Result<Self> {
-        let PeerOptions { port, key_file } = options;
-        let PeerInputs { interface, index, addresses, membership, metrics } = inputs;
-        let Some(key_file) = key_file.filter(|_| port != 0) else {
+        let PeerOptions { port, key } = options;
+        let PeerInputs { interface, index, addresses, membership, informed, metrics } = inputs;
+        let Some(key_source) = key.filter(|_| port != 0) else {
             tracing::warn!(
                 port,
                 "flow exceptions are not exchanged with other edge hosts, for lack of --peers-key-file or by --peers-port 0; connections \
@@ -137,12 +141,11 @@ impl FlowExchange {
             .name("flow-exchange".to_owned())
             .spawn(move || exchange.run(&received))
             .context("cannot start the thread of the flow exchange")?;
-        let (informed, _) = watch::channel(BTreeSet::new());
         let shared = Shared {
             interface,
             index,
             port,
-            key_file,
+            key_source,
             commands: commands.clone(),
             metrics,
             informed,
@@ -200,13 +203,13 @@ async fn watch_key(shared: Shared) {
     loop {
         let problem = shared.key().err().map(|error| error.to_string());
         if last.as_ref() != Some(&problem) {
-            let file = shared.key_file.display();
+            let source = &shared.key_source;
             match &problem {
-                None => tracing::info!(%file, "flow exceptions are exchanged with other edge hosts"),
+                None => tracing::info!(key = %source, "flow exceptions are exchanged with other edge hosts"),
                 Some(error) => tracing::warn!(
-                    %file,
+                    key = %source,
                     error,
-                    "flow exceptions are not exchanged: the key of --peers-key-file cannot be used; retrying"
+                    "flow exceptions are not exchanged: the key cannot be used; retrying"
                 ),
             }
             last = Some(problem);
