@@ -218,8 +218,21 @@ impl TestBed {
             .arg("--bpf-dir")
             .arg(self.bpf_dir(edge))
             .stderr(Stdio::from(log));
+        let key = self.key_file();
+        if key.exists() {
+            command.arg("--peers-key-file").arg(key);
+        }
         change(&mut command);
         self.edges[edge].1 = Some(command.spawn().expect("edge"));
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.folder.join("key")
+    }
+
+    /// Edge hosts that start from now on exchange flow exceptions.
+    pub(crate) fn give_key(&self) {
+        fs::write(self.key_file(), [b'k'; 32]).expect("write");
     }
 
     pub(crate) fn start_ready(&mut self, edge: usize) {
