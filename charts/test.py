@@ -47,8 +47,13 @@ MONITORING = {
         "dashboard": {"enabled": True, "annotations": {"grafana_folder": "Network"}},
     }
 }
-VALID = {"defaults": {}, "pools": POOLS, "all of a pool": {"edge": {"addressPools": [{"name": "a", **FULL_POOL}]}}, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING}
+ON_NODES = {
+    "edge": {"createPeersSecret": False, "onNodes": {"enabled": True, "interface": "eth1", "peersPort": 20360, "extraArgs": ["--group=a"], "nodeSelector": {"edge": "true"}}},
+    "metrics": MONITORING["metrics"],
+}
+VALID = {"defaults": {}, "pools": POOLS, "all of a pool": {"edge": {"addressPools": [{"name": "a", **FULL_POOL}]}}, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING, "edge on nodes": ON_NODES}
 INVALID = {
+    "the edge on nodes beside a cloud": {**AWS, "edge": {"onNodes": {"enabled": True}}},
     "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},
@@ -114,6 +119,7 @@ RIGHTS = {
         "steerage.dev/edgenodesets": "list watch",
         "steerage.dev/edgehosts": "create patch",
         "steerage.dev/edgetargethealths": "create patch",
+        "/secrets/steerage-edge-peers": "get",
     },
 }
 
@@ -258,6 +264,20 @@ class Values(unittest.TestCase):
         names = render(AWS, "--set", "crds.install=false")
         self.assertFalse([name for name in names if "edge" in name.lower() or "Pool" in name])
 
+    def test_nodes_are_edge_hosts_on_request(self):
+        self.assertNotIn("DaemonSet/steerage-edge", render({}))
+        objects = render(ON_NODES)
+        spec = pod(objects["DaemonSet/steerage-edge"])
+        self.assertEqual((True, True, "steerage-edge"), tuple(spec[key] for key in ("hostNetwork", "automountServiceAccountToken", "serviceAccountName")))
+        self.assertEqual([10359, 20360], [port["containerPort"] for port in spec["containers"][0]["ports"]])
+        self.assertIn("--peers-key-secret=steerage-edge-peers", spec["containers"][0]["args"])
+        self.assertIn("PodMonitor/steerage-edge", objects)
+
+    def test_edge_hosts_have_a_key_of_their_own(self):
+        keys = {render({})["Secret/steerage-edge-peers"]["data"]["key"] for _ in range(2)}
+        self.assertEqual((2, {64}), (len(keys), {len(key) for key in keys}))
+        self.assertNotIn("Secret/steerage-edge-peers", render(ON_NODES))
+
     def test_definitions_stay_unless_told_otherwise(self):
         for keep, expected in (("true", {"helm.sh/resource-policy": "keep"}), ("false", None)):
             objects = render({}, "--set", f"crds.keep={keep}")
@@ -343,7 +363,7 @@ class Rights(unittest.TestCase):
             self.assertEqual(wanted, [argument for argument in agent if argument.startswith("--forward")])
 
     def test_every_container_is_confined(self):
-        added = {"controller": None, "agent": ["NET_ADMIN"]}
+        added = {"controller": None, "agent": ["NET_ADMIN"], "edge": ["NET_ADMIN", "NET_RAW", "BPF", "PERFMON"]}
         for values in VALID.values():
             for name, item in render(values).items():
                 if item["kind"] not in ("Deployment", "DaemonSet"):
@@ -351,6 +371,9 @@ class Rights(unittest.TestCase):
                 spec = pod(item)
                 self.assertEqual({"type": "RuntimeDefault"}, spec["securityContext"]["seccompProfile"])
                 for volume in spec.get("volumes", []):
+                    if volume["name"] == "bpf":
+                        self.assertEqual(("edge", "/sys/fs/bpf"), (spec["containers"][0]["name"], volume["hostPath"]["path"]))
+                        continue
                     self.assertIn(set(volume) - {"name"}, ({"configMap"}, {"secret"}), "no folder of the host")
                 for container in spec["containers"]:
                     context = container["securityContext"]
@@ -372,7 +395,8 @@ class Programs(unittest.TestCase):
         programs = {"Deployment/steerage-controller": "steerage", "DaemonSet/steerage-agent": "steerage-agent"}
         for name, values in VALID.items():
             objects = render(values)
-            for item, program in programs.items():
+            on_nodes = {"DaemonSet/steerage-edge": "steerage-edge"} if "DaemonSet/steerage-edge" in objects else {}
+            for item, program in {**programs, **on_nodes}.items():
                 arguments = pod(objects[item])["containers"][0]["args"]
                 with self.subTest(name, program=program):
                     # Help is given only once what stands before it was understood.

@@ -125,6 +125,20 @@
 {{- end }}
 {{- end }}
 
+{{- define "steerage.edgeArgs" -}}
+{{- $edge := .Values.edge.onNodes -}}
+{{ include "steerage.commonArgs" (dict "root" . "port" $edge.adminPort) }}
+- --namespace={{ .Release.Namespace }}
+- --peers-port={{ $edge.peersPort }}
+- --peers-key-secret={{ include "steerage.fullname" . }}-edge-peers
+{{- with $edge.interface }}
+- --interface={{ . }}
+{{- end }}
+{{- with $edge.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "steerage.agentArgs" -}}
 {{- $agent := .Values.agent -}}
 {{ include "steerage.commonArgs" (dict "root" . "port" $agent.adminPort) }}

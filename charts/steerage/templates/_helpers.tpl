@@ -26,7 +26,7 @@ labels:
 {{ .root.Values.image.registry }}/{{ .component }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
-{{- /* What all our containers have in common: {root, component, port}, and of the agent healthzPort. */ -}}
+{{- /* What all our containers have in common: {root, component, port}, of the agent healthzPort, of the edge peersPort. */ -}}
 {{- define "steerage.container" -}}
 name: {{ .component }}
 image: {{ include "steerage.image" . }}
@@ -36,6 +36,10 @@ ports:
     containerPort: {{ .port }}
   {{- with .healthzPort }}
   - name: healthz
+    containerPort: {{ . }}
+  {{- end }}
+  {{- with .peersPort }}
+  - name: peers
     containerPort: {{ . }}
   {{- end }}
 livenessProbe:
