@@ -122,7 +122,7 @@ fn start(lab: &Lab, host: &Host, (name, command): &Component) -> Result<i32> {
     Ok(i32::try_from(child.id()).unwrap_or_default())
 }
 
-/// The node's own /run, /var/lib and /var/log, and its own view of a few kernel files. `unshare` has made all
+/// The node's own /run, /var/lib, /var/log and BPF file system, and its own view of a few kernel files. `unshare` has made all
 /// mounts private already, so these are not visible outside.
 fn mounts(lab: &Lab, host: &Host) -> Result<()> {
     let folder = lab.node_folder(&host.name);
@@ -130,6 +130,9 @@ fn mounts(lab: &Lab, host: &Host) -> Result<()> {
     bind(&folder.join("log"), Path::new("/var/log"))?;
     mount(Some("tmpfs"), "/run", Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=755"))
         .doing(|| "mounting /run".to_owned())?;
+    let bpf = "/sys/fs/bpf";
+    mount(Some("bpf"), bpf, Some("bpf"), MsFlags::empty(), Some("mode=700"))
+        .doing(|| format!("mounting {bpf}"))?;
     for (name, value) in KERNEL {
         let file = format!("/run/sysctl.{}", name.replace('/', "."));
         fs::write(&file, format!("{value}\n")).doing(|| format!("writing {file}"))?;
