@@ -357,7 +357,7 @@ fn lease_of_each_vip_decides() {
     let (mut first, mut second) = two_hosts();
     let [v4, v6] = vips();
     for host in [&mut first, &mut second] {
-        host.change(|state| drop(state.vips.insert(v6, OTHER_LEASE)));
+        host.change(|state| state.vips.extend([(v6, OTHER_LEASE)]));
     }
     // Each host answers for one VIP.
     second.dataplane.leases().set(OTHER_LEASE, Duration::MAX);
