@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aya::{TestRun as _, TestRunOptions};
@@ -135,19 +136,19 @@ impl Host {
     }
 
     /// Opens connections of these ports, each by two packets.
-    fn open(&self, ports: impl Iterator<Item = u16> + Clone) -> BTreeMap<FlowKey<V6>, IpAddr> {
+    fn open(&self, ports: Range<u16>) -> BTreeMap<FlowKey<V6>, IpAddr> {
         let open = |(vip, port)| {
             let target = self.target(&frame(vip, port, SYN));
             assert_eq!(self.target(&frame(vip, port, ACK)), target);
             (key(vip, port), target)
         };
-        vips().into_iter().flat_map(|vip| ports.clone().map(move |port| (vip, port))).map(open).collect()
+        ports.flat_map(|port| vips().map(|vip| (vip, port))).map(open).collect()
     }
 
     /// The targets that the next packets of these connections go to.
-    fn continued(&self, ports: impl Iterator<Item = u16> + Clone) -> BTreeMap<FlowKey<V6>, IpAddr> {
+    fn continued(&self, ports: Range<u16>) -> BTreeMap<FlowKey<V6>, IpAddr> {
         let next = |(vip, port)| (key(vip, port), self.target(&frame(vip, port, ACK)));
-        vips().into_iter().flat_map(|vip| ports.clone().map(move |port| (vip, port))).map(next).collect()
+        ports.flat_map(|port| vips().map(|vip| (vip, port))).map(next).collect()
     }
 
     fn connect(&mut self) {
@@ -317,7 +318,7 @@ fn idle_connections_of_an_earlier_host_stay_while_their_slots_move() {
     settle(&mut first, &mut second);
     // One has ended, and another one has the port.
     let again = CLIENTS.start;
-    first.continued(again..again + 1);
+    first.target(&frame(vips()[0], again, ACK));
     first.target(&frame(vips()[0], again, FIN_ACK));
     for host in [&mut first, &mut second] {
         host.set_nodes(9);
@@ -423,6 +424,47 @@ fn host_that_takes_nothing_gets_a_complete_list_later() {
     settle(&mut first, &mut second);
     take_over(&mut first, &mut second);
     assert_eq!(second.continued(2390..2400), opened);
+}
+
+/// A host that has just started has no listeners when it is told.
+#[test]
+fn host_asks_for_a_list_once_it_has_what_it_lacked() {
+    requires!(Root);
+    let (mut first, _) = two_hosts();
+    let opened = first.open(CLIENTS);
+    first.set_nodes(9);
+    let mut second = Host::new(30);
+    second.set_nodes(9);
+    let state = second.state.clone();
+    for part in 0..3 {
+        match part {
+            0 => second.change(|state| state.listeners.clear()),
+            1 => second.change(|state| state.targets.clear()),
+            _ => second.change(|state| {
+                state.listeners.clear();
+                state.vips.clear();
+            }),
+        }
+        second.exchange.scan();
+        first.connect();
+        first.work();
+        first.tell(&mut second);
+        let wishes = |host: &mut Host| {
+            let (done, mut applied) = oneshot::channel();
+            host.exchange.handle(Command::Received(1, Message::Ping, done));
+            applied.try_recv().expect("applied")
+        };
+        assert!(!wishes(&mut second), "{part}");
+        second.change(|all| all.clone_from(&state));
+        second.exchange.vips_at = None;
+        assert!(wishes(&mut second), "{part}");
+        first.exchange.handle(Command::WantsList(1));
+        first.work();
+        first.tell(&mut second);
+        assert!(!wishes(&mut second), "{part}");
+    }
+    take_over(&mut first, &mut second);
+    assert_eq!(second.continued(CLIENTS), opened);
 }
 
 #[test]
