@@ -63,13 +63,18 @@ struct Host {
 
 impl Host {
     fn new(offset: u32) -> Self {
+        Self::with(offset, 4096)
+    }
+
+    /// With room for so many flows.
+    fn with(offset: u32, flows: u32) -> Self {
         let sizes = Sizes {
             services: 64,
             slots: 1 << 16,
             members: 1024,
             prefixes: 1024,
             targets: 64,
-            flows: 4096,
+            flows,
             recent_flows: 4096,
         };
         let mac = [2, 0, 0, 0, 0, 1];
@@ -513,4 +518,57 @@ fn no_message_makes_a_host_fail() {
         Ok(())
     });
     result.expect("no failure");
+}
+
+/// `cargo test -p steerage-edge --bin steerage-edge -- --ignored --nocapture measure_exchange`
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_exchange() {
+    use crate::peers::session::{Session, SharedKey};
+    use tokio::net::{TcpListener, TcpStream};
+
+    requires!(Root);
+    let (mut first, mut second) = (Host::with(0, 1 << 17), Host::with(30, 1 << 17));
+    first.set_answers(true);
+    first.connect();
+    settle(&mut first, &mut second);
+    first.open(1000..8000);
+    for host in [&mut first, &mut second] {
+        host.set_nodes(9);
+    }
+    settle(&mut first, &mut second);
+    let key = SharedKey::new(&[b'k'; 32]).expect("a key");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let to = listener.local_addr().expect("address");
+    let (client, server) = tokio::join!(
+        async { Session::connect(TcpStream::connect(to).await.expect("connect"), &key).await },
+        async { Session::accept(listener.accept().await.expect("accept").0, &key).await },
+    );
+    let (mut client, mut server) = (client.expect("client"), server.expect("server"));
+    for round in 0..5 {
+        first.connect();
+        let began = Instant::now();
+        first.exchange.send_lists(began);
+        let item = first.items.as_mut().expect("connected").try_recv().expect("a list");
+        let made = began.elapsed();
+        let messages: Vec<_> = item.messages().iter().map(Message::encode).collect();
+        let (count, bytes) = (messages.len(), messages.iter().map(Vec::len).sum::<usize>());
+        let sending = async {
+            for message in &messages {
+                client.send(message).await.expect("send");
+            }
+        };
+        let hearing = async {
+            for _ in 0..count {
+                let message = Message::decode(&server.receive().await.expect("receive"));
+                second.exchange.receive(1, message.expect("well-formed").expect("known"));
+            }
+        };
+        tokio::join!(sending, hearing);
+        println!(
+            "round {round}: {} exceptions, {bytes} bytes: list made in {made:?}, sent and inserted after {:?}",
+            first.exchange.told.count(),
+            began.elapsed()
+        );
+    }
 }
