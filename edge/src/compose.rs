@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::args::{EdgeArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
+use crate::host::EdgePeer;
 use crate::index::IndexEvent;
 use crate::kernel::Kernel;
 use crate::leftovers;
@@ -26,6 +27,7 @@ use crate::link::announce::Announcer;
 use crate::link::conflicts::{AddressConflicts, ConflictDetection};
 use crate::link::election::HeartbeatTiming;
 use crate::link::heartbeat;
+use crate::link::mac::Mac;
 use crate::link::membership::{HeartbeatLoop, LocalHost};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
@@ -93,11 +95,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let host = host.map_or_else(local_host_name, Ok)?;
     let metrics = Metrics::default();
     process.metrics().register("edge", |registry| metrics.register(registry));
-    let gates = ReadinessGates {
-        settled: Some(process.readiness().task("peers")),
-        synced: Some(process.readiness().task("watches")),
-        programmed: Some(process.readiness().task("kernel")),
-    };
+    let task = |name| Some(process.readiness().task(name));
+    let gates =
+        ReadinessGates { settled: task("peers"), synced: task("watches"), programmed: task("kernel") };
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
     let dataplane = load(&link, &bpf_dir)?;
@@ -143,19 +143,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         &process,
     )?;
 
-    let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
-    let (peers, peers_rx) = watch::channel(Vec::new());
-    let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
-    let (claims, claims_rx) = mpsc::unbounded_channel();
-    let detection = ConflictDetection {
-        index: link.index,
-        mac: mac_rx.clone(),
-        vips: monitored_vips_rx,
-        peers: peers_rx,
-        conflicts,
-        claims,
-    };
-    process.spawn("conflict detection", detection.run());
+    let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
+        detect_conflicts(&process, &link, mac_rx.clone());
 
     let leases = VipLeases::new(dataplane.leases(), timing);
     let (held, held_rx) = watch::channel(BTreeSet::new());
@@ -194,8 +183,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         health: health_rx,
         statements: statements_rx,
         membership,
-        conflicts: conflicts_rx,
-        claims: claims_rx,
+        conflicts,
+        claims,
         shutdown: process.shutdown().clone(),
     };
     let kernel = Kernel::new(dataplane, exchange, metrics.clone())?;
@@ -203,6 +192,31 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
+}
+
+/// The engine's side of the conflict detection.
+struct DetectedConflicts {
+    monitored_vips: watch::Sender<BTreeSet<IpAddr>>,
+    peers: watch::Sender<Vec<EdgePeer>>,
+    conflicts: watch::Receiver<AddressConflicts>,
+    claims: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
+}
+
+fn detect_conflicts(process: &Process, link: &Link, mac: watch::Receiver<Mac>) -> DetectedConflicts {
+    let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
+    let (peers, peers_rx) = watch::channel(Vec::new());
+    let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
+    let (claims, claims_rx) = mpsc::unbounded_channel();
+    let detection = ConflictDetection {
+        index: link.index,
+        mac,
+        vips: monitored_vips_rx,
+        peers: peers_rx,
+        conflicts,
+        claims,
+    };
+    process.spawn("conflict detection", detection.run());
+    DetectedConflicts { monitored_vips, peers, conflicts: conflicts_rx, claims: claims_rx }
 }
 
 /// The VIPs for which the kernel answers since an earlier process.

@@ -10,6 +10,7 @@ mod confirmed;
 mod exchange;
 mod key;
 mod message;
+mod missed;
 mod pace;
 mod server;
 mod session;
@@ -155,18 +156,18 @@ impl FlowExchange {
         let (clients, servers, keys) = (shared.clone(), shared.clone(), shared);
         let (peers, until) = (membership.clone(), stop.clone());
         process.spawn("flow exchange clients", async move {
-            Ok(until.run_until_cancelled(client::run(clients, peers)).await.unwrap_or_default())
+            until.run_until_cancelled(client::run(clients, peers)).await;
+            Ok(())
         });
         let until = stop.clone();
         process.spawn("flow exchange server", async move {
-            Ok(until
-                .run_until_cancelled(server::run(servers, addresses, membership))
-                .await
-                .unwrap_or_default())
+            until.run_until_cancelled(server::run(servers, addresses, membership)).await;
+            Ok(())
         });
         let until = stop.clone();
         process.spawn("flow exchange key", async move {
-            Ok(until.run_until_cancelled(watch_key(keys)).await.unwrap_or_default())
+            until.run_until_cancelled(watch_key(keys)).await;
+            Ok(())
         });
         Ok(Self(Some(Running { commands, _stop: stop.drop_guard() })))
     }

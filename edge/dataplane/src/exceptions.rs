@@ -165,15 +165,12 @@ impl FlowTable {
     /// If the kernel refuses.
     pub fn get(&self, key: &FlowKey<V6>, now: u32) -> Result<Option<Pinned>, Error> {
         let mut members = HashMap::new();
-        Ok(match v4(key) {
-            Some(key) => {
-                let flow: Option<Flow> = self.maps.flows4.get(&key)?;
-                flow.and_then(|flow| self.pinned(&key, &flow, true, now, &mut members))
-            }
-            None => {
-                let flow: Option<Flow> = self.maps.flows6.get(key)?;
-                flow.and_then(|flow| self.pinned(key, &flow, true, now, &mut members))
-            }
+        Ok(if let Some(key) = v4(key) {
+            let flow: Option<Flow> = self.maps.flows4.get(&key)?;
+            flow.and_then(|flow| self.pinned(&key, &flow, true, now, &mut members))
+        } else {
+            let flow: Option<Flow> = self.maps.flows6.get(key)?;
+            flow.and_then(|flow| self.pinned(key, &flow, true, now, &mut members))
         })
     }
 
@@ -194,6 +191,21 @@ impl FlowTable {
     pub fn target(&self, number: u32) -> Option<IpAddr> {
         let target = self.maps.targets.get(number)?;
         records::target_state(&target).map(|state| state.address)
+    }
+
+    /// Whether this host has a listener.
+    pub fn has_listener(&self, listener: &ListenerKey) -> bool {
+        self.service(listener).is_ok_and(|found| found.is_some())
+    }
+
+    /// Whether this host has a target with this address.
+    pub fn has_target(&self, address: IpAddr) -> bool {
+        self.number_of(address).is_some()
+    }
+
+    /// Rises with each write after which a flow may have another slot, target or lease than before.
+    pub fn changes(&self) -> u64 {
+        self.maps.changes()
     }
 
     /// The VIPs that the program knows, and the lease of each.
@@ -322,13 +334,13 @@ impl FlowTable {
             self.maps.targets.get(flow.target).is_some_and(|target| target.family != 0)
         } else {
             let member = Member { table: service.table, target: flow.target };
-            *members.entry(member).or_insert_with(|| self.is_member(&member))
+            *members.entry(member).or_insert_with(|| self.is_member(member))
         };
         is_kept.then_some(Pinned { target: flow.target, seen: flow.seen, is_established })
     }
 
-    fn is_member(&self, member: &Member) -> bool {
-        self.maps.members.get::<Member, u32>(member).is_ok_and(|found| found.is_some())
+    fn is_member(&self, member: Member) -> bool {
+        self.maps.members.get::<Member, u32>(&member).is_ok_and(|found| found.is_some())
     }
 
     /// The target of the slot of a hash; zero if there is none.

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::Shared;
 use super::exchange::{Command, Item};
-use super::message::Message;
+use super::message::{Message, WANTS_LIST};
 use super::session::Session;
 use crate::host::EdgePeer;
 use crate::link::mac::{Mac, display_mac};
@@ -120,7 +120,9 @@ async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut
         for message in item.iter().flat_map(Item::messages) {
             session.send(&message.encode()).await?;
         }
-        ask(&mut session).await?;
+        if ask(&mut session).await? {
+            let _ = shared.commands.send(Command::WantsList(id));
+        }
         match item {
             Some(Item::List(_)) => shared.inform(mac),
             // The one who waits may have given up.
@@ -130,10 +132,10 @@ async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut
     }
 }
 
-/// Returns once the host has applied all messages.
-async fn ask(session: &mut Session) -> io::Result<()> {
+/// Returns once the host has applied all messages, and whether it wants a complete list.
+async fn ask(session: &mut Session) -> io::Result<bool> {
     session.send(&Message::Ping.encode()).await?;
-    session.receive().await.map(drop)
+    Ok(session.receive().await? == WANTS_LIST)
 }
 
 /// Tells the exchange when it ends, also when the task is aborted.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use steerage_edge_dataplane::packet::V6;
 use steerage_edge_dataplane::packet::maps::{FlowKey, seconds};
-use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned};
+use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned, Refusal};
 use steerage_model::chain;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
@@ -22,8 +22,9 @@ use tokio::sync::oneshot;
 
 use super::confirmed::{ConfirmedFlows, SessionId};
 use super::message::{MOST_ELEMENTS, Message};
+use super::missed::MissedParts;
 use super::pace::{ScanPace, rest};
-use super::told::ToldExceptions;
+use super::told::{Rechecked, ToldExceptions};
 use crate::metrics::{FULL, FlowMetrics, reason};
 
 /// How often the leases are looked at.
@@ -41,8 +42,10 @@ pub(crate) enum Command {
     /// A host takes this host's exceptions.
     Connected(SessionId, Sender<Item>),
     Disconnected(SessionId),
-    /// A host has sent a message; told when it is applied.
-    Received(SessionId, Message, oneshot::Sender<()>),
+    /// A host that was told asks for a complete list.
+    WantsList(SessionId),
+    /// A host has sent a message; told when it is applied, and whether this host wants a complete list.
+    Received(SessionId, Message, oneshot::Sender<bool>),
     /// The session of a host that sends has ended.
     Ended(SessionId),
     /// Scans now; each host that has all of it answers.
@@ -118,9 +121,14 @@ pub(crate) struct Exchange {
     metrics: FlowMetrics,
     told: ToldExceptions,
     confirmed: ConfirmedFlows,
+    missed: MissedParts,
     followers: HashMap<SessionId, Follower>,
     /// The VIPs that the program knows, and their leases.
     vips: HashMap<V6, u32>,
+    /// What [`FlowTable::changes`] was then.
+    known_changes: Option<u64>,
+    /// When they may be read again.
+    vips_at: Option<Instant>,
     /// The leases that last.
     lasting: BTreeSet<u32>,
     pace: ScanPace,
@@ -153,11 +161,14 @@ impl Exchange {
         let mut exchange = Self {
             told: ToldExceptions::new(limit),
             confirmed: ConfirmedFlows::new(limit),
+            missed: MissedParts::default(),
             flows,
             leases,
             metrics,
             followers: HashMap::new(),
             vips: HashMap::new(),
+            known_changes: None,
+            vips_at: None,
             lasting: BTreeSet::new(),
             pace: ScanPace::default(),
             is_scanned: false,
@@ -184,10 +195,7 @@ impl Exchange {
     pub(crate) fn handle(&mut self, command: Command) {
         let now = Instant::now();
         match command {
-            Command::TablesChanged => {
-                self.read_vips();
-                self.pace.on_change(now);
-            }
+            Command::TablesChanged => self.pace.on_change(now),
             Command::Connected(session, items) => {
                 if self.followers.is_empty() {
                     // Nobody was told, and nothing was looked for.
@@ -206,16 +214,24 @@ impl Exchange {
             Command::Received(session, message, done) => {
                 self.receive(session, message);
                 // The session may have ended meanwhile.
-                let _ = done.send(());
+                let _ = done.send(self.missed.take_wish(session));
             }
-            Command::Ended(session) => self.confirmed.end_session(session),
+            Command::WantsList(session) => {
+                if let Some(follower) = self.followers.get_mut(&session) {
+                    follower.listed = None;
+                }
+            }
+            Command::Ended(session) => {
+                self.confirmed.end_session(session);
+                self.missed.end_session(session);
+            }
             Command::Flush(done) => self.flush(&done),
         }
     }
 
     /// Does what is due. Returns when to look again.
     fn work(&mut self, now: Instant) -> Instant {
-        self.read_leases();
+        self.look_at_changes();
         // Also where nothing is told: flows that no host has confirmed are forgotten.
         let has_work = !self.followers.is_empty() || self.confirmed.has_claims();
         if has_work && self.pace.due().is_some_and(|due| due <= now) {
@@ -228,13 +244,21 @@ impl Exchange {
         if has_work { self.pace.due().map_or(tick, |due| due.min(tick)) } else { tick }
     }
 
-    /// The VIPs may be others now.
+    /// What the maps hold may be something else now. To read all VIPs again and again would take too long where slots move all the time.
+    fn look_at_changes(&mut self) {
+        let now = Instant::now();
+        if self.known_changes != Some(self.flows.changes()) && self.vips_at.is_none_or(|at| at <= now) {
+            self.read_vips();
+            self.vips_at = Some(Instant::now() + rest(now.elapsed(), TICK));
+        }
+        self.read_leases();
+    }
+
     fn read_vips(&mut self) {
+        let changes = self.flows.changes();
         match self.flows.vips() {
             Ok(vips) => {
-                if vips == self.vips {
-                    return;
-                }
+                self.known_changes = Some(changes);
                 // Of a new VIP no other host has flows.
                 let has_moved =
                     vips.iter().any(|(vip, lease)| self.vips.get(vip).is_some_and(|old| old != lease));
@@ -244,6 +268,12 @@ impl Exchange {
                 }
                 self.read_leases();
                 self.forget_own();
+                let (vips, flows) = (&self.vips, &self.flows);
+                self.missed.update(
+                    |vip| vips.contains_key(vip),
+                    |listener| flows.has_listener(listener),
+                    |target| flows.has_target(*target),
+                );
             }
             Err(error) => self.on_error(&error),
         }
@@ -281,6 +311,9 @@ impl Exchange {
     /// confirmed.
     pub(crate) fn scan(&mut self) {
         let began = Instant::now();
+        if self.known_changes != Some(self.flows.changes()) {
+            self.read_vips();
+        }
         let now = flow_time();
         let (vips, lasting) = (&self.vips, &self.lasting);
         let is_own = |vip| answers(vips, lasting, vip);
@@ -338,8 +371,8 @@ impl Exchange {
     pub(crate) fn recheck(&mut self) {
         let (began, now) = (Instant::now(), flow_time());
         let flows = &self.flows;
-        let (news, gone) = self.told.recheck(|key| flows.get(key, now).ok().flatten());
-        let exceptions = self.exceptions(&news, now);
+        let Rechecked { changed, gone } = self.told.recheck(|key| flows.get(key, now).ok().flatten());
+        let exceptions = self.exceptions(&changed, now);
         self.send(Changes { gone, exceptions, offers: Vec::new() });
         self.recheck_at = Some(Instant::now() + rest(began.elapsed(), RECHECK));
     }
@@ -410,7 +443,7 @@ impl Exchange {
 
     /// Applies a message of another host.
     pub(crate) fn receive(&mut self, session: SessionId, message: Message) {
-        self.read_leases();
+        self.look_at_changes();
         let result = match message {
             Message::Begin => {
                 self.confirmed.begin(session);
@@ -418,7 +451,11 @@ impl Exchange {
             }
             Message::Vips(vips) => {
                 // Others would only take memory.
-                let known = vips.into_iter().filter(|vip| self.vips.contains_key(vip));
+                let (known, unknown): (Vec<_>, Vec<_>) =
+                    vips.into_iter().partition(|vip| self.vips.contains_key(vip));
+                for vip in unknown {
+                    self.missed.note_vip(session, vip);
+                }
                 self.confirmed.add_vips(session, known);
                 Ok(())
             }
@@ -468,7 +505,16 @@ impl Exchange {
                         self.confirmed.confirm(session, exception.key);
                     }
                 }
-                Err(refusal) => self.metrics.count_refused(reason(refusal)),
+                Err(refusal) => {
+                    self.metrics.count_refused(reason(refusal));
+                    match refusal {
+                        Refusal::UnknownListener => {
+                            self.missed.note_listener(session, exception.key.listener());
+                        }
+                        Refusal::UnknownTarget => self.missed.note_target(session, exception.target),
+                        Refusal::Expired | Refusal::Known => {}
+                    }
+                }
             }
         }
         Ok(())

@@ -15,12 +15,15 @@ pub(crate) const MOST_ELEMENTS: usize = 1000;
 /// Bytes of a message.
 pub(crate) const LONGEST: usize = u16::MAX as usize;
 
+/// The answer to a ping of a host that lacked something for what it was told, and has it now. Otherwise the answer has no bytes.
+pub(crate) const WANTS_LIST: &[u8] = &[1];
+
 const KEY: usize = 16 + 16 + 4 + 1;
 const EXCEPTION: usize = KEY + 16 + 2 + 1;
 const VIP: usize = 16;
 const CLOSING: u8 = 1;
 
-const _: () = assert!(1 + MOST_ELEMENTS * EXCEPTION <= LONGEST);
+const _: () = assert!(MOST_ELEMENTS * EXCEPTION < LONGEST);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {

@@ -80,7 +80,7 @@ mod tests {
         let day = Duration::from_hours(24);
         let times = scans(milliseconds(10), day, milliseconds(300_000));
         let seconds: Vec<_> = times.iter().map(Duration::as_secs).collect();
-        assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 65, 130]);
+        assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 65, 131]);
         assert_eq!(times[0], Duration::ZERO);
     }
 

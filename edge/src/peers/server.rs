@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 use super::Shared;
 use super::confirmed::SessionId;
 use super::exchange::Command;
-use super::message::Message;
+use super::message::{Message, WANTS_LIST};
 use super::session::Session;
 use crate::link::membership::Membership;
 
@@ -122,8 +122,11 @@ async fn hear(shared: &Shared, stream: TcpStream) -> io::Result<()> {
         let message =
             Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match message {
-            Some(Message::Ping) => session.send(&[]).await?,
-            Some(message) => heard.apply(message).await,
+            Some(Message::Ping) => {
+                let wants_list = heard.apply(Message::Ping).await;
+                session.send(if wants_list { WANTS_LIST } else { &[] }).await?;
+            }
+            Some(message) => drop(heard.apply(message).await),
             // Of a later version.
             None => {}
         }
@@ -137,12 +140,12 @@ struct Heard<'a> {
 }
 
 impl Heard<'_> {
-    /// Waits until it is applied, so that a host cannot fill the memory.
-    async fn apply(&self, message: Message) {
+    /// Waits until it is applied, so that a host cannot fill the memory. Returns whether this host wants a complete list.
+    async fn apply(&self, message: Message) -> bool {
         let (done, applied) = oneshot::channel();
         let _ = self.shared.commands.send(Command::Received(self.id, message, done));
         // An error: the process ends.
-        let _ = applied.await;
+        applied.await.unwrap_or(false)
     }
 }
 

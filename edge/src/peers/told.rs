@@ -17,6 +17,13 @@ struct Told {
     scan: u32,
 }
 
+/// Told flows of which the others have to be told again.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Rechecked {
+    pub(crate) changed: Vec<(FlowKey<V6>, Pinned)>,
+    pub(crate) gone: Vec<FlowKey<V6>>,
+}
+
 #[derive(Debug)]
 pub(crate) struct ToldExceptions {
     flows: HashMap<FlowKey<V6>, Told>,
@@ -110,10 +117,7 @@ impl ToldExceptions {
     }
 
     /// Looks at each flow again. Returns those that the others have to be told of, and those that are gone.
-    pub(crate) fn recheck(
-        &mut self,
-        mut look: impl FnMut(&FlowKey<V6>) -> Option<Pinned>,
-    ) -> (Vec<(FlowKey<V6>, Pinned)>, Vec<FlowKey<V6>>) {
+    pub(crate) fn recheck(&mut self, mut look: impl FnMut(&FlowKey<V6>) -> Option<Pinned>) -> Rechecked {
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
         self.flows.retain(|key, told| {
             let Some(pinned) = look(key) else {
@@ -126,7 +130,7 @@ impl ToldExceptions {
             }
             true
         });
-        (changed, gone)
+        Rechecked { changed, gone }
     }
 
     /// All, as the others know them.
@@ -166,8 +170,9 @@ mod tests {
         assert!(told.note(datagrams, &pinned(1, 100)));
         assert!(told.note(datagrams, &pinned(1, 100 + UDP_IDLE / 4)));
         assert_eq!(told.end_scan(|_| true, |_| false), []);
-        let (changed, gone) = told.recheck(|key| (key.protocol == 17).then(|| pinned(3, 200)));
-        assert_eq!((changed, gone), (vec![(datagrams, pinned(3, 200))], vec![key(1)]));
+        let rechecked = told.recheck(|key| (key.protocol == 17).then(|| pinned(3, 200)));
+        let (changed, gone) = (vec![(datagrams, pinned(3, 200))], vec![key(1)]);
+        assert_eq!(rechecked, Rechecked { changed, gone });
     }
 
     #[test]
@@ -190,7 +195,7 @@ mod tests {
             let mut follower = BTreeMap::new();
             for scan in &scans {
                 if by_look {
-                    let (changed, gone) = told.recheck(|key| {
+                    let Rechecked { changed, gone } = told.recheck(|key| {
                         Some(pinned(*scan.get(&u16::try_from(key.ports).ok()?)?, 1))
                     });
                     follower.extend(changed.iter().map(|(key, pinned)| (*key, pinned.target)));

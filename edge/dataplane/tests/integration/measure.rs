@@ -11,7 +11,9 @@ use aya::{TestRun as _, TestRunOptions};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sizes, State, TargetState, remove};
+use steerage_edge_dataplane::{
+    Dataplane, Exception, Listener, Options, Path, Sizes, State, TargetState, remove,
+};
 use steerage_requirements::requires;
 
 use crate::bed::{self, ACK, SYN, families, table};
@@ -228,4 +230,78 @@ fn measure_flows() {
         rounds.push(start.elapsed().as_secs_f64() * 1e3);
     }
     println!("{count} flows read in milliseconds: {}", median(rounds));
+}
+
+/// Flows of which a part are exceptions: found here, and inserted on another host.
+#[test]
+#[ignore = "a measurement"]
+fn measure_exceptions() {
+    requires!(Root);
+    const FLOWS: u32 = 100_000;
+    let load = || {
+        let mut dataplane = Dataplane::load(options(Sizes::default())).expect("load");
+        dataplane.write(world(1000)).expect("write");
+        dataplane
+    };
+    let (mut first, second) = (load(), load());
+    for number in 0..FLOWS {
+        let [_, a, b, c] = number.to_be_bytes();
+        let frame = Frame::tcp((IpAddr::from([100, a, b, c]), 1000), (vip(number % 1000, false), 443), ACK);
+        time(&first, &[frame.bytes()], 2, 7);
+    }
+    let milliseconds = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
+    let now = || {
+        let time: Duration =
+            nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("time").into();
+        steerage_edge_dataplane::packet::maps::seconds(u64::try_from(time.as_nanos()).expect("time"))
+    };
+    let flows = first.flow_table();
+    for share in [0, 10, 100] {
+        let mut state = world(1000);
+        for service in 0..share * 10 {
+            // Of IPv4, with other nodes than before.
+            let members = [1, 2, 3].map(|more| 1 + (service + more * 10) % 100);
+            state.tables.insert(service * 2 + 1, table(251, &members));
+        }
+        first.write(state).expect("write");
+        let [mut scan, mut look, mut insert, mut delete] = [const { Vec::new() }; 4];
+        let mut found = Vec::new();
+        for _ in 0..7 {
+            found.clear();
+            let start = Instant::now();
+            let count = flows.scan(now(), |key, pinned| found.push((key, pinned))).expect("scan");
+            scan.push(milliseconds(start));
+            assert_eq!(count, FLOWS as usize);
+            let start = Instant::now();
+            for (key, _) in &found {
+                assert!(flows.get(key, now()).expect("get").is_some());
+            }
+            look.push(milliseconds(start));
+            let told: Vec<_> = found
+                .iter()
+                .map(|(key, pinned)| Exception {
+                    key: *key,
+                    target: flows.target(pinned.target).expect("a target"),
+                    idle: pinned.idle(now()),
+                    is_closing: false,
+                })
+                .collect();
+            let keys: Vec<_> = told.iter().map(|told| told.key).collect();
+            let start = Instant::now();
+            let results = second.flow_table().insert(&told, now(), |_| false).expect("insert");
+            insert.push(milliseconds(start));
+            assert!(results.iter().all(Result::is_ok));
+            let start = Instant::now();
+            second.flow_table().delete(&keys).expect("delete");
+            delete.push(milliseconds(start));
+        }
+        println!(
+            "{FLOWS} flows, {} exceptions; milliseconds: scan {}, look at each exception {}, insert them on another host {}, delete {}",
+            found.len(),
+            median(scan),
+            median(look),
+            median(insert),
+            median(delete)
+        );
+    }
 }

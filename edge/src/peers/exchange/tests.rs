@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aya::{TestRun as _, TestRunOptions};
@@ -62,13 +63,18 @@ struct Host {
 
 impl Host {
     fn new(offset: u32) -> Self {
+        Self::with(offset, 4096)
+    }
+
+    /// With room for so many flows.
+    fn with(offset: u32, flows: u32) -> Self {
         let sizes = Sizes {
             services: 64,
             slots: 1 << 16,
             members: 1024,
             prefixes: 1024,
             targets: 64,
-            flows: 4096,
+            flows,
             recent_flows: 4096,
         };
         let mac = [2, 0, 0, 0, 0, 1];
@@ -135,19 +141,19 @@ impl Host {
     }
 
     /// Opens connections of these ports, each by two packets.
-    fn open(&self, ports: impl Iterator<Item = u16> + Clone) -> BTreeMap<FlowKey<V6>, IpAddr> {
+    fn open(&self, ports: Range<u16>) -> BTreeMap<FlowKey<V6>, IpAddr> {
         let open = |(vip, port)| {
             let target = self.target(&frame(vip, port, SYN));
             assert_eq!(self.target(&frame(vip, port, ACK)), target);
             (key(vip, port), target)
         };
-        vips().into_iter().flat_map(|vip| ports.clone().map(move |port| (vip, port))).map(open).collect()
+        ports.flat_map(|port| vips().map(|vip| (vip, port))).map(open).collect()
     }
 
     /// The targets that the next packets of these connections go to.
-    fn continued(&self, ports: impl Iterator<Item = u16> + Clone) -> BTreeMap<FlowKey<V6>, IpAddr> {
+    fn continued(&self, ports: Range<u16>) -> BTreeMap<FlowKey<V6>, IpAddr> {
         let next = |(vip, port)| (key(vip, port), self.target(&frame(vip, port, ACK)));
-        vips().into_iter().flat_map(|vip| ports.clone().map(move |port| (vip, port))).map(next).collect()
+        ports.flat_map(|port| vips().map(|vip| (vip, port))).map(next).collect()
     }
 
     fn connect(&mut self) {
@@ -317,7 +323,7 @@ fn idle_connections_of_an_earlier_host_stay_while_their_slots_move() {
     settle(&mut first, &mut second);
     // One has ended, and another one has the port.
     let again = CLIENTS.start;
-    first.continued(again..again + 1);
+    first.target(&frame(vips()[0], again, ACK));
     first.target(&frame(vips()[0], again, FIN_ACK));
     for host in [&mut first, &mut second] {
         host.set_nodes(9);
@@ -357,7 +363,7 @@ fn lease_of_each_vip_decides() {
     let (mut first, mut second) = two_hosts();
     let [v4, v6] = vips();
     for host in [&mut first, &mut second] {
-        host.change(|state| drop(state.vips.insert(v6, OTHER_LEASE)));
+        host.change(|state| state.vips.extend([(v6, OTHER_LEASE)]));
     }
     // Each host answers for one VIP.
     second.dataplane.leases().set(OTHER_LEASE, Duration::MAX);
@@ -425,6 +431,47 @@ fn host_that_takes_nothing_gets_a_complete_list_later() {
     assert_eq!(second.continued(2390..2400), opened);
 }
 
+/// A host that has just started has no listeners when it is told.
+#[test]
+fn host_asks_for_a_list_once_it_has_what_it_lacked() {
+    requires!(Root);
+    let (mut first, _) = two_hosts();
+    let opened = first.open(CLIENTS);
+    first.set_nodes(9);
+    let mut second = Host::new(30);
+    second.set_nodes(9);
+    let state = second.state.clone();
+    for part in 0..3 {
+        match part {
+            0 => second.change(|state| state.listeners.clear()),
+            1 => second.change(|state| state.targets.clear()),
+            _ => second.change(|state| {
+                state.listeners.clear();
+                state.vips.clear();
+            }),
+        }
+        second.exchange.scan();
+        first.connect();
+        first.work();
+        first.tell(&mut second);
+        let wishes = |host: &mut Host| {
+            let (done, mut applied) = oneshot::channel();
+            host.exchange.handle(Command::Received(1, Message::Ping, done));
+            applied.try_recv().expect("applied")
+        };
+        assert!(!wishes(&mut second), "{part}");
+        second.change(|all| all.clone_from(&state));
+        second.exchange.vips_at = None;
+        assert!(wishes(&mut second), "{part}");
+        first.exchange.handle(Command::WantsList(1));
+        first.work();
+        first.tell(&mut second);
+        assert!(!wishes(&mut second), "{part}");
+    }
+    take_over(&mut first, &mut second);
+    assert_eq!(second.continued(CLIENTS), opened);
+}
+
 #[test]
 fn only_flows_of_vips_of_the_state_are_remembered() {
     requires!(Root);
@@ -471,4 +518,57 @@ fn no_message_makes_a_host_fail() {
         Ok(())
     });
     result.expect("no failure");
+}
+
+/// `cargo test -p steerage-edge --bin steerage-edge -- --ignored --nocapture measure_exchange`
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_exchange() {
+    use crate::peers::session::{Session, SharedKey};
+    use tokio::net::{TcpListener, TcpStream};
+
+    requires!(Root);
+    let (mut first, mut second) = (Host::with(0, 1 << 17), Host::with(30, 1 << 17));
+    first.set_answers(true);
+    first.connect();
+    settle(&mut first, &mut second);
+    first.open(1000..8000);
+    for host in [&mut first, &mut second] {
+        host.set_nodes(9);
+    }
+    settle(&mut first, &mut second);
+    let key = SharedKey::new(&[b'k'; 32]).expect("a key");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+    let to = listener.local_addr().expect("address");
+    let (client, server) = tokio::join!(
+        async { Session::connect(TcpStream::connect(to).await.expect("connect"), &key).await },
+        async { Session::accept(listener.accept().await.expect("accept").0, &key).await },
+    );
+    let (mut client, mut server) = (client.expect("client"), server.expect("server"));
+    for round in 0..5 {
+        first.connect();
+        let began = Instant::now();
+        first.exchange.send_lists(began);
+        let item = first.items.as_mut().expect("connected").try_recv().expect("a list");
+        let made = began.elapsed();
+        let messages: Vec<_> = item.messages().iter().map(Message::encode).collect();
+        let (count, bytes) = (messages.len(), messages.iter().map(Vec::len).sum::<usize>());
+        let sending = async {
+            for message in &messages {
+                client.send(message).await.expect("send");
+            }
+        };
+        let hearing = async {
+            for _ in 0..count {
+                let message = Message::decode(&server.receive().await.expect("receive"));
+                second.exchange.receive(1, message.expect("well-formed").expect("known"));
+            }
+        };
+        tokio::join!(sending, hearing);
+        println!(
+            "round {round}: {} exceptions, {bytes} bytes: list made in {made:?}, sent and inserted after {:?}",
+            first.exchange.told.count(),
+            began.elapsed()
+        );
+    }
 }

@@ -8,7 +8,7 @@ pub(crate) mod net;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -51,7 +51,7 @@ fn boot_time() -> Duration {
 
 pub(crate) struct Node {
     pub(crate) name: String,
-    netns: String,
+    pub(crate) netns: String,
     pub(crate) healthy: Arc<AtomicBool>,
     number: u8,
 }
@@ -70,6 +70,8 @@ pub(crate) struct TestBed {
     prefix: String,
     pub(crate) nodes: Vec<Node>,
     pub(crate) folder: PathBuf,
+    /// Whether the hosts exchange flow exceptions.
+    pub(crate) has_exchange: bool,
     edges: Vec<(String, Option<Child>)>,
 }
 
@@ -84,7 +86,8 @@ impl TestBed {
         let bpf = folder.join("bpf");
         fs::create_dir_all(&bpf).expect("folder");
         mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
-        let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
+        fs::write(folder.join("key"), "a key of at least thirty-two bytes").expect("write");
+        let mut testbed = Self { prefix, nodes: Vec::new(), folder, has_exchange: true, edges: Vec::new() };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
         for netns in [&switch, &router, &client] {
@@ -203,6 +206,15 @@ impl TestBed {
         });
     }
 
+    /// Starts an edge host with this file of a key.
+    pub(crate) fn start_with_key(&mut self, edge: usize, key: &Path) {
+        let folder = self.folder.clone();
+        self.start_with(edge, |command| {
+            command.arg("--objects-dir").arg(&folder).arg("--status-dir").arg(folder.join("status"));
+            command.env("STEERAGE_PEERS_KEY_FILE", key);
+        });
+    }
+
     fn start_with(&mut self, edge: usize, change: impl FnOnce(&mut Command)) {
         let name = self.edges[edge].0.clone();
         let log = File::options()
@@ -217,6 +229,8 @@ impl TestBed {
             .args(["--group", "test"])
             .arg("--bpf-dir")
             .arg(self.bpf_dir(edge))
+            .args(["--peers-port", if self.has_exchange { "10360" } else { "0" }])
+            .env("STEERAGE_PEERS_KEY_FILE", self.folder.join("key"))
             .stderr(Stdio::from(log));
         let key = self.key_file();
         if key.exists() {

@@ -206,10 +206,15 @@ impl Load {
         Self { stop, thread }
     }
 
+    /// Stops, and returns the number of short connections and what failed.
+    pub(crate) fn finish(self) -> (usize, Vec<String>) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("load")
+    }
+
     /// Stops and asserts that nothing failed.
     pub(crate) fn stop(self, event: &str) {
-        self.stop.store(true, Ordering::Relaxed);
-        let (count, failed) = self.thread.join().expect("load");
+        let (count, failed) = self.finish();
         println!("{event}: {count} connections, {} failed", failed.len());
         assert!(failed.is_empty(), "{event}: of {count} connections failed: {failed:?}");
     }
