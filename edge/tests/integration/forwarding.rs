@@ -267,12 +267,12 @@ fn kill_and_restart_lose_no_connection() {
     assert!(testbed.has_vips(0), "no host takes over, so the VIPs stay");
     load.stop("three kills and restarts, one graceful end");
     let edge = testbed.netns("edge1");
-    assert!(sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:100"));
+    assert!(sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:107"));
     let bpf = testbed.bpf_dir(0);
     let program = env!("CARGO_BIN_EXE_steerage-edge");
     sh(&format!("ip netns exec {edge} {program} --bpf-dir {} cleanup", bpf.display()));
     assert!(!bpf.exists());
-    assert!(!sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:100"));
+    assert!(!sh(&format!("ip -n {edge} addr show dev eth0")).contains("ff02::1:ff00:107"));
     within(&testbed.client(), || {
         assert!(Connection::open_within(VIP4, Duration::from_millis(300)).is_err(), "nothing forwards");
     });

@@ -22,8 +22,9 @@ use serde_json::{Value, json};
 use steerage_edge_dataplane::packet::V6;
 use steerage_edge_dataplane::packet::maps::Vip;
 
+/// Of two hosts the first is preferred for both, so that neither moves.
 pub(crate) const VIP4: &str = "10.0.0.100";
-pub(crate) const VIP6: &str = "fd00::100";
+pub(crate) const VIP6: &str = "fd00::107";
 pub(crate) const PORT: u16 = 80;
 pub(crate) const CHECK: u16 = 10256;
 
@@ -232,21 +233,8 @@ impl TestBed {
             .args(["--peers-port", if self.has_exchange { "10360" } else { "0" }])
             .env("STEERAGE_PEERS_KEY_FILE", self.folder.join("key"))
             .stderr(Stdio::from(log));
-        let key = self.key_file();
-        if key.exists() {
-            command.arg("--peers-key-file").arg(key);
-        }
         change(&mut command);
         self.edges[edge].1 = Some(command.spawn().expect("edge"));
-    }
-
-    fn key_file(&self) -> PathBuf {
-        self.folder.join("key")
-    }
-
-    /// Edge hosts that start from now on exchange flow exceptions.
-    pub(crate) fn give_key(&self) {
-        fs::write(self.key_file(), [b'k'; 32]).expect("write");
     }
 
     pub(crate) fn start_ready(&mut self, edge: usize) {
