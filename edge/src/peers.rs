@@ -8,6 +8,7 @@
 mod client;
 mod confirmed;
 mod exchange;
+mod items;
 mod message;
 mod missed;
 mod pace;
@@ -32,7 +33,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::metrics::FlowMetrics;
-use exchange::{Command, Exchange};
+use exchange::Exchange;
+use items::Command;
 use session::SharedKey;
 
 /// A key that cannot be read is read again after this time.
