@@ -8,6 +8,7 @@
 mod client;
 mod confirmed;
 mod exchange;
+mod items;
 mod key;
 mod message;
 mod missed;
@@ -32,7 +33,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::metrics::FlowMetrics;
-use exchange::{Command, Exchange};
+use exchange::Exchange;
+use items::Command;
 pub(crate) use key::{KeySource, read_secret};
 pub(crate) use session::SharedKey;
 

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::Shared;
-use super::exchange::{Command, Item};
+use super::items::{Command, Item};
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
 use crate::host::EdgePeer;

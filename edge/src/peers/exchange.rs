@@ -4,9 +4,10 @@
 //!
 //! It asks the lease of each VIP whether this host answers for it. Of these VIPs it tells all exceptions, and no other host changes a
 //! flow that is known here. Of other VIPs it keeps what the host that answers has confirmed (`confirmed`). What has not been confirmed,
-//! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle, and is forgotten.
+//! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle. What it has not confirmed by
+//! the next scan is forgotten.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -18,10 +19,10 @@ use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned, Refus
 use steerage_model::chain;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::oneshot;
 
 use super::confirmed::{ConfirmedFlows, SessionId};
-use super::message::{MOST_ELEMENTS, Message};
+use super::items::{Changes, Command, CompleteList, Item};
+use super::message::Message;
 use super::missed::MissedParts;
 use super::pace::{ScanPace, rest};
 use super::told::{Rechecked, ToldExceptions};
@@ -33,78 +34,8 @@ const TICK: Duration = Duration::from_millis(200);
 const RECHECK: Duration = Duration::from_secs(1);
 /// A complete list is repeated after this time: it repairs what differs for any reason.
 const LIST_INTERVAL: Duration = Duration::from_mins(2);
-
-/// What the thread is told.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Slots, targets, listeners or VIPs were written.
-    TablesChanged,
-    /// A host takes this host's exceptions.
-    Connected(SessionId, Sender<Item>),
-    Disconnected(SessionId),
-    /// A host that was told asks for a complete list.
-    WantsList(SessionId),
-    /// A host has sent a message; told when it is applied, and whether this host wants a complete list.
-    Received(SessionId, Message, oneshot::Sender<bool>),
-    /// The session of a host that sends has ended.
-    Ended(SessionId),
-    /// Scans now; each host that has all of it answers.
-    Flush(Sender<()>),
-}
-
-/// What another host is told.
-#[derive(Clone, Debug)]
-pub(crate) enum Item {
-    List(Arc<CompleteList>),
-    Changes(Arc<Changes>),
-    /// Answered once the other host has applied everything before.
-    Barrier(Sender<()>),
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct CompleteList {
-    vips: Vec<V6>,
-    exceptions: Vec<Exception>,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    gone: Vec<FlowKey<V6>>,
-    exceptions: Vec<Exception>,
-    offers: Vec<Exception>,
-}
-
-impl Changes {
-    fn is_empty(&self) -> bool {
-        self.gone.is_empty() && self.exceptions.is_empty() && self.offers.is_empty()
-    }
-}
-
-impl Item {
-    pub(crate) fn messages(&self) -> Vec<Message> {
-        let mut messages = Vec::new();
-        match self {
-            Self::List(list) => {
-                messages.push(Message::Begin);
-                messages.extend(list.vips.chunks(MOST_ELEMENTS).map(|vips| Message::Vips(vips.to_vec())));
-                messages.extend(exceptions(&list.exceptions));
-                messages.push(Message::End);
-            }
-            Self::Changes(changes) => {
-                messages.extend(changes.gone.chunks(MOST_ELEMENTS).map(|keys| Message::Gone(keys.to_vec())));
-                messages.extend(exceptions(&changes.exceptions));
-                let offers = changes.offers.chunks(MOST_ELEMENTS);
-                messages.extend(offers.map(|offers| Message::Offers(offers.to_vec())));
-            }
-            Self::Barrier(_) => {}
-        }
-        messages
-    }
-}
-
-fn exceptions(all: &[Exception]) -> impl Iterator<Item = Message> {
-    all.chunks(MOST_ELEMENTS).map(|exceptions| Message::Exceptions(exceptions.to_vec()))
-}
+/// Unconfirmed flows that one scan offers, since they take memory until the next one. That one finds the others.
+const MOST_OFFERS: usize = 65_536;
 
 /// A host that takes this host's exceptions.
 #[derive(Debug)]
@@ -122,6 +53,8 @@ pub(crate) struct Exchange {
     told: ToldExceptions,
     confirmed: ConfirmedFlows,
     missed: MissedParts,
+    /// What the last scan has offered.
+    offered: HashSet<FlowKey<V6>>,
     followers: HashMap<SessionId, Follower>,
     /// The VIPs that the program knows, and their leases.
     vips: HashMap<V6, u32>,
@@ -162,6 +95,7 @@ impl Exchange {
             told: ToldExceptions::new(limit),
             confirmed: ConfirmedFlows::new(limit),
             missed: MissedParts::default(),
+            offered: HashSet::new(),
             flows,
             leases,
             metrics,
@@ -231,17 +165,19 @@ impl Exchange {
 
     /// Does what is due. Returns when to look again.
     fn work(&mut self, now: Instant) -> Instant {
-        self.look_at_changes();
         // Also where nothing is told: flows that no host has confirmed are forgotten.
-        let has_work = !self.followers.is_empty() || self.confirmed.has_claims();
-        if has_work && self.pace.due().is_some_and(|due| due <= now) {
+        if self.followers.is_empty() && !self.confirmed.has_claims() {
+            return now + TICK;
+        }
+        self.look_at_changes();
+        if self.pace.due().is_some_and(|due| due <= now) {
             self.scan();
         } else if self.is_scanned && !self.told.is_empty() && self.recheck_at.is_none_or(|at| at <= now) {
             self.recheck();
         }
         self.send_lists(now);
         let tick = now + TICK;
-        if has_work { self.pace.due().map_or(tick, |due| due.min(tick)) } else { tick }
+        self.pace.due().map_or(tick, |due| due.min(tick))
     }
 
     /// What the maps hold may be something else now. To read all VIPs again and again would take too long where slots move all the time.
@@ -317,9 +253,9 @@ impl Exchange {
         let now = flow_time();
         let (vips, lasting) = (&self.vips, &self.lasting);
         let is_own = |vip| answers(vips, lasting, vip);
-        let (told, confirmed) = (&mut self.told, &self.confirmed);
+        let (told, confirmed, offered) = (&mut self.told, &self.confirmed, &self.offered);
         let tells = !self.followers.is_empty();
-        let (mut news, mut unconfirmed) = (Vec::new(), Vec::new());
+        let (mut news, mut offers, mut unconfirmed) = (Vec::new(), Vec::new(), Vec::new());
         told.begin_scan();
         let scanned = self.flows.scan(now, |key, pinned| {
             if is_own(key.vip) {
@@ -327,7 +263,11 @@ impl Exchange {
                     news.push((key, pinned));
                 }
             } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) {
-                unconfirmed.push((key, pinned));
+                if offered.contains(&key) {
+                    unconfirmed.push(key);
+                } else if offers.len() < MOST_OFFERS {
+                    offers.push((key, pinned));
+                }
             }
         });
         let count = match scanned {
@@ -342,15 +282,16 @@ impl Exchange {
         let flows = &self.flows;
         let is_exception = |key: &FlowKey<V6>| flows.get(key, now).is_ok_and(|found| found.is_some());
         let gone = told.end_scan(is_own, is_exception);
-        let changes = Changes {
-            gone,
-            exceptions: self.exceptions(&news, now),
-            offers: self.exceptions(&unconfirmed, now),
-        };
-        let keys: Vec<_> = unconfirmed.iter().map(|(key, _)| *key).collect();
-        let deleted = self.flows.delete(&keys);
+        let changes =
+            Changes { gone, exceptions: self.exceptions(&news, now), offers: self.exceptions(&offers, now) };
+        let deleted = self.flows.delete(&unconfirmed);
+        self.offered = offers.into_iter().map(|(key, _)| key).collect();
         self.is_scanned = true;
         self.send(changes);
+        if !self.offered.is_empty() {
+            // So that another scan follows soon.
+            self.pace.on_change(began);
+        }
         self.pace.on_scan(began, Instant::now());
         self.metrics.count_scan(self.told.count(), began.elapsed());
         match deleted {
@@ -361,7 +302,8 @@ impl Exchange {
             flows = count,
             exceptions = self.told.count(),
             beyond_limit = self.told.beyond(),
-            forgotten = keys.len(),
+            offered = self.offered.len(),
+            forgotten = unconfirmed.len(),
             took = ?began.elapsed(),
             "scanned the flows"
         );

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 
 use super::Shared;
 use super::confirmed::SessionId;
-use super::exchange::Command;
+use super::items::Command;
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
 use crate::link::membership::Membership;

@@ -232,12 +232,13 @@ fn measure_flows() {
     println!("{count} flows read in milliseconds: {}", median(rounds));
 }
 
+const FLOWS: u32 = 100_000;
+
 /// Flows of which a part are exceptions: found here, and inserted on another host.
 #[test]
 #[ignore = "a measurement"]
 fn measure_exceptions() {
     requires!(Root);
-    const FLOWS: u32 = 100_000;
     let load = || {
         let mut dataplane = Dataplane::load(options(Sizes::default())).expect("load");
         dataplane.write(world(1000)).expect("write");
