@@ -35,6 +35,9 @@ pub(crate) fn load_balancer(
     {
         return Err(PlanError::SharedLoadBalancersNotSupported);
     }
+    if service.annotations.contains_key(annotations::ADDRESS_SHARING_KEY) && !capabilities.shared_addresses {
+        return Err(PlanError::SharedAddressesNotSupported);
+    }
     let families = families(service, capabilities)?;
     let listeners = listeners(service, config)?;
     let health_check = health_check(service, steering, config)?;

@@ -17,7 +17,7 @@ pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
     HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,
 };
-pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus};
+pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, AddressSharing};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

@@ -38,6 +38,20 @@ pub struct AddressPoolSpec {
     /// Pools of a higher priority come first for Services that do not name a pool; those of equal priority by name.
     #[serde(default)]
     pub priority: i32,
+    /// Which Services with one `steerage.dev/address-sharing-key` share an address: `Namespace`, those of one namespace; `Cluster`,
+    /// those of all namespaces that may use the pool.
+    #[serde(default)]
+    pub sharing: AddressSharing,
+}
+
+/// Which Services with one key share an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AddressSharing {
+    /// Those of one namespace.
+    #[default]
+    Namespace,
+    /// Those of all namespaces.
+    Cluster,
 }
 
 impl Default for AddressPoolSpec {
@@ -48,6 +62,7 @@ impl Default for AddressPoolSpec {
             excluded: Vec::new(),
             namespaces: Vec::new(),
             priority: 0,
+            sharing: AddressSharing::default(),
         }
     }
 }

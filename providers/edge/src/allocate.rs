@@ -4,10 +4,14 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use steerage_edge_api::AddressSharing;
+use steerage_model::annotations::ADDRESS_SHARING_KEY;
 use steerage_model::{Family, shown};
 use steerage_provider_api::Error;
+use steerage_provider_cloud::reasons::PORT_IN_USE;
 
 use crate::address_set::next;
+use crate::sharing::{Conflict, Scope};
 use crate::{AddressSet, Pool, Range};
 
 /// There is no address pool at all.
@@ -16,7 +20,7 @@ pub const NO_ADDRESS_POOL: &str = "NoAddressPool";
 pub const NO_FREE_ADDRESS: &str = "NoFreeAddress";
 /// The requested address is in no pool, or not in the requested one.
 pub const ADDRESS_OUTSIDE_POOLS: &str = "AddressOutsidePools";
-/// The requested address belongs to another Service.
+/// The requested address belongs to another Service, or the Service shares its address with others and no longer may.
 pub const ADDRESS_IN_USE: &str = "AddressInUse";
 /// There is no pool of the requested name.
 pub const UNKNOWN_POOL: &str = "UnknownPool";
@@ -48,16 +52,31 @@ pub struct Request<'a> {
 
 /// The addresses of all other load balancers.
 pub trait Taken {
-    /// Whether another load balancer has the address.
-    fn contains(&self, address: IpAddr) -> bool;
+    /// Why the load balancer cannot have the address as its Service now wants it.
+    fn conflict(&self, address: IpAddr, scope: Scope) -> Option<Conflict>;
+
+    /// The same of the load balancer as its object is.
+    fn present_conflict(&self, address: IpAddr) -> Option<Conflict>;
+
+    /// The addresses of load balancers with the same key.
+    fn shared(&self) -> BTreeSet<IpAddr>;
 
     /// The lowest address from `from` on, of its family, that no load balancer has.
     fn free_from(&self, from: IpAddr) -> Option<IpAddr>;
 }
 
+/// Of load balancers that share nothing.
 impl Taken for AddressSet {
-    fn contains(&self, address: IpAddr) -> bool {
-        self.contains(address)
+    fn conflict(&self, address: IpAddr, _: Scope) -> Option<Conflict> {
+        self.present_conflict(address)
+    }
+
+    fn present_conflict(&self, address: IpAddr) -> Option<Conflict> {
+        self.contains(address).then_some(Conflict::Address)
+    }
+
+    fn shared(&self) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
     }
 
     fn free_from(&self, from: IpAddr) -> Option<IpAddr> {
@@ -109,12 +128,31 @@ fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>,
 
 /// Whether the current addresses stay.
 pub(crate) fn is_unchanged(pools: &[Pool], taken: &impl Taken, request: Request<'_>) -> bool {
-    is_satisfied(pools, request) && !is_foreign(taken, request)
+    is_satisfied(pools, request)
+        && !is_foreign(taken, request)
+        && request.current.iter().all(|address| newly_in_conflict(taken, *address).is_none())
 }
 
 /// Whether an address in the object is that of another load balancer. The Service never published it: another program wrote it.
 fn is_foreign(taken: &impl Taken, request: Request<'_>) -> bool {
-    request.current.iter().any(|address| taken.contains(*address) && !request.published.contains(address))
+    let is_with_other = |address: &IpAddr| taken.present_conflict(*address).is_some();
+    request.current.iter().any(|address| is_with_other(address) && !request.published.contains(address))
+}
+
+/// Why the load balancer could not have an address of its own any more if its key or its ports became as its Service now wants them.
+/// The namespaces no longer matter: those that share it stay.
+fn newly_in_conflict(taken: &impl Taken, address: IpAddr) -> Option<Conflict> {
+    taken.conflict(address, Scope::Cluster).filter(|_| taken.present_conflict(address).is_none())
+}
+
+/// Who may share an address: one that is in several pools, only whom all of them permit.
+fn scope(pools: &[Pool], address: IpAddr) -> Scope {
+    let mut of_address = pools.iter().filter(|pool| pool.contains(address)).peekable();
+    if of_address.peek().is_some() && of_address.all(|pool| pool.sharing == AddressSharing::Cluster) {
+        Scope::Cluster
+    } else {
+        Scope::Namespace
+    }
 }
 
 /// Whether the pool may have shrunk: no pool has the address now.
@@ -170,12 +208,13 @@ fn one(
     let is_edited = is_foreign(taken, request);
     if let Some(address) = of_family(request.addresses) {
         let is_current = request.current.contains(&address);
-        if taken.contains(address) && !(is_current && is_published(address)) {
-            let message = format!(
-                "Address {address} belongs to another Service. {} Request another, or free it there.",
-                result(request)
-            );
-            return Err(Error::invalid(ADDRESS_IN_USE, message));
+        let conflict = if is_current && is_published(address) {
+            newly_in_conflict(taken, address)
+        } else {
+            taken.conflict(address, scope(all, address))
+        };
+        if let Some(conflict) = conflict {
+            return Err(in_use(address, conflict, request));
         }
         let is_kept = is_current || is_edited && is_published(address);
         if in_pools(address) || is_kept && may_stay(address) {
@@ -184,12 +223,22 @@ fn one(
         return Err(if all.is_empty() { no_pool(request) } else { outside(address, all, request) });
     }
     let current = of_family(request.current)
-        .filter(|address| may_stay(*address) && (is_published(*address) || !taken.contains(*address)));
-    let published = of_family(request.published).filter(|address| {
-        !taken.contains(*address) && (in_pools(*address) || is_edited && may_stay(*address))
-    });
-    if let Some(address) = current.or(published) {
+        .filter(|address| may_stay(*address))
+        .filter(|address| is_published(*address) || taken.present_conflict(*address).is_none());
+    if let Some(address) = current {
+        return match newly_in_conflict(taken, address) {
+            Some(conflict) => Err(in_use(address, conflict, request)),
+            None => Ok(address),
+        };
+    }
+    let is_free = |address: IpAddr| taken.conflict(address, scope(all, address)).is_none();
+    let published = of_family(request.published)
+        .filter(|address| is_free(*address) && (in_pools(*address) || is_edited && may_stay(*address)));
+    if let Some(address) = published {
         return Ok(address);
+    }
+    if let Some(shared) = shared(all, taken, request, family, in_pools) {
+        return shared;
     }
     let ranges = allowed
         .iter()
@@ -198,6 +247,28 @@ fn one(
         .filter(|range| range.family() == family);
     lowest_free(ranges, taken, request.resting)
         .ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
+}
+
+/// The address that other Services with the same key have, if they may share one; refused if each of them has one of the ports.
+fn shared(
+    all: &[Pool],
+    taken: &impl Taken,
+    request: Request<'_>,
+    family: Family,
+    in_pools: impl Fn(IpAddr) -> bool,
+) -> Option<Result<IpAddr, Error>> {
+    let mut refused = None;
+    for address in taken.shared() {
+        if Family::of(address) != family || !in_pools(address) {
+            continue;
+        }
+        match taken.conflict(address, scope(all, address)) {
+            None => return Some(Ok(address)),
+            Some(Conflict::Address) => {}
+            Some(port) => refused = refused.or(Some(Err(in_use(address, port, request)))),
+        }
+    }
+    refused
 }
 
 /// The first free address of the ranges, if possible one that does not rest.
@@ -227,6 +298,32 @@ fn result(request: Request<'_>) -> String {
         "No address is assigned.".to_owned()
     } else {
         format!("The load balancer keeps {}.", current.join(" and "))
+    }
+}
+
+fn in_use(address: IpAddr, conflict: Conflict, request: Request<'_>) -> Error {
+    let result = result(request);
+    match conflict {
+        Conflict::Port(protocol, port) => {
+            let message = format!(
+                "Port {protocol} {port} of address {address} belongs to another Service with the same {ADDRESS_SHARING_KEY}. {result} Use \
+                 another port or another key, or free the port there."
+            );
+            Error::invalid(PORT_IN_USE, message)
+        }
+        Conflict::Address if request.current.contains(&address) => {
+            let message = format!(
+                "Other Services share address {address}, and the annotation {ADDRESS_SHARING_KEY} was changed or removed. {result} Restore \
+                 the annotation, or request another address."
+            );
+            Error::invalid(ADDRESS_IN_USE, message)
+        }
+        Conflict::Address => {
+            let message = format!(
+                "Address {address} belongs to another Service. {result} Request another, or free it there."
+            );
+            Error::invalid(ADDRESS_IN_USE, message)
+        }
     }
 }
 

@@ -12,7 +12,10 @@ use tokio::time::Instant;
 
 use crate::address_set::next;
 use crate::allocate::{Taken, is_unchanged};
-use crate::index::Index;
+use crate::entry::Entry;
+use crate::index::{Holder, Index};
+use crate::objects::{LoadBalancerContent, addresses};
+use crate::sharing::{Conflict, Scope, Sharing, conflict};
 use crate::{Pool, Request, allocate, spec};
 
 /// A write has its effect within this time, or never: the deadline of the call, and as long again.
@@ -29,9 +32,9 @@ const DUPLICATE_PATIENCE: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct Allocation {
-    /// Addresses of load balancers whose object in the cache may lack them, by object name: a write without an answer may have
-    /// succeeded. With the time of the last such write.
-    reserved: BTreeMap<String, (Vec<IpAddr>, Instant)>,
+    /// What load balancers may have although their object in the cache lacks it, by object name: a write without an answer may have
+    /// succeeded.
+    reserved: BTreeMap<String, Reservation>,
     /// When each address was last released, for [`REST`], and the Service that had it.
     released: BTreeMap<IpAddr, (Instant, Option<Key>)>,
     /// Load balancers whose address another one has that is served instead, by object name, and since when that is known.
@@ -42,13 +45,35 @@ pub(crate) struct Allocation {
     waiting: BTreeMap<Owner, WaitingRequest>,
 }
 
+/// What a load balancer has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) sharing: Option<Sharing>,
+}
+
+impl Held {
+    pub(crate) fn of(entry: &Entry<LoadBalancerContent>) -> Self {
+        Self { addresses: addresses(entry), sharing: Sharing::of(entry) }
+    }
+}
+
+/// What the tries of a load balancer may have led to.
+#[derive(Debug)]
+struct Reservation {
+    addresses: Vec<IpAddr>,
+    sharing: Vec<Option<Sharing>>,
+    /// The time of the last write.
+    since: Instant,
+}
+
 impl Allocation {
     /// The addresses of a load balancer, which has `current`. They are reserved until
     /// [`Allocation::end_reservation`], also if a later try fails.
     pub(crate) fn allocate(
         &mut self,
         lb: &LoadBalancer,
-        current: Vec<IpAddr>,
+        current: Held,
         pools: &[Pool],
         index: &Index,
     ) -> Result<Vec<IpAddr>, Error> {
@@ -61,13 +86,15 @@ impl Allocation {
     fn find_addresses(
         &mut self,
         lb: &LoadBalancer,
-        current: Vec<IpAddr>,
+        current: Held,
         pools: &[Pool],
         index: &Index,
     ) -> Result<Vec<IpAddr>, Error> {
         let name = spec::object_name(&lb.owner);
+        let wanted = Sharing::wanted(lb)?;
+        let Held { addresses: current, sharing: present } = current;
         let resting = self.resting(&lb.owner.service);
-        let published = self.undisputed(&name, &current, &lb.published, index);
+        let published = self.undisputed(&name, &current, present.as_ref(), &lb.published, index);
         let request = Request {
             namespace: lb.owner.service.namespace(),
             families: &lb.families,
@@ -77,23 +104,17 @@ impl Allocation {
             published: &published,
             resting: &resting,
         };
-        let taken = self.taken(index, &name);
-        if is_unchanged(pools, &taken, request) {
+        let taken = self.taken(index, &name, wanted.as_ref(), present.as_ref());
+        let is_same = is_unchanged(pools, &taken, request);
+        if is_same && wanted == present {
             self.waiting.remove(&lb.owner);
             return Ok(current);
         }
-        match allocate(pools, &taken, request) {
+        let result = if is_same { Ok(current.clone()) } else { allocate(pools, &taken, request) };
+        match result {
             Ok(addresses) => {
                 self.waiting.remove(&lb.owner);
-                // Those of an earlier try stay: it may have succeeded.
-                let (reserved, since) =
-                    self.reserved.entry(name).or_insert_with(|| (Vec::new(), Instant::now()));
-                *since = Instant::now();
-                for address in &addresses {
-                    if !reserved.contains(address) {
-                        reserved.push(*address);
-                    }
-                }
+                self.reserve(name, &addresses, wanted);
                 Ok(addresses)
             }
             Err(error) => {
@@ -102,6 +123,8 @@ impl Allocation {
                     families: lb.families.clone(),
                     addresses: lb.requested_addresses.clone(),
                     pool: lb.pool.clone(),
+                    current,
+                    key: wanted.map(|wanted| wanted.key),
                 };
                 self.waiting.insert(lb.owner.clone(), request);
                 Err(error)
@@ -109,16 +132,33 @@ impl Allocation {
         }
     }
 
-    /// Ends the reservation of the load balancer of this name, and returns its addresses.
-    pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<IpAddr>> {
-        self.reserved.remove(name).map(|(addresses, _)| addresses)
+    /// Adds to what the load balancer of this name may have. What an earlier try reserved stays: it may have succeeded.
+    fn reserve(&mut self, name: String, addresses: &[IpAddr], wanted: Option<Sharing>) {
+        let none = || Reservation { addresses: Vec::new(), sharing: Vec::new(), since: Instant::now() };
+        let reserved = self.reserved.entry(name).or_insert_with(none);
+        reserved.since = Instant::now();
+        for address in addresses {
+            if !reserved.addresses.contains(address) {
+                reserved.addresses.push(*address);
+            }
+        }
+        if !reserved.sharing.contains(&wanted) {
+            reserved.sharing.push(wanted);
+        }
+    }
+
+    /// Ends the reservation of the load balancer of this name, and returns what each try may have led to.
+    pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<Held>> {
+        let Reservation { addresses, sharing, .. } = self.reserved.remove(name)?;
+        let held = |sharing| Held { addresses: addresses.clone(), sharing };
+        Some(sharing.into_iter().map(held).collect())
     }
 
     /// A write of the load balancer of this name begins, or ended without an answer: it may have an effect from now on. The
     /// allocation was earlier, and targets are written in between.
     pub(crate) fn renew_reservation(&mut self, name: &str) {
-        if let Some((_, since)) = self.reserved.get_mut(name) {
-            *since = Instant::now();
+        if let Some(reserved) = self.reserved.get_mut(name) {
+            reserved.since = Instant::now();
         }
     }
 
@@ -135,23 +175,35 @@ impl Allocation {
 
     /// How long a write of this name that was given up may still have an effect.
     pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
-        let (_, since) = self.reserved.get(name)?;
-        let left = LATEST_EFFECT.saturating_sub(since.elapsed());
+        let left = LATEST_EFFECT.saturating_sub(self.reserved.get(name)?.since.elapsed());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Lets the addresses rest that `service` had, and returns the owners that may use one; they no longer wait. The others would only
-    /// be refused again.
+    /// The load balancer of `service` had what `before` says, and has what `now` says. Lets the addresses rest that nobody has any more,
+    /// and returns the owners that may use one, or a port of one; they no longer wait. The others would only be refused again.
     pub(crate) fn release(
         &mut self,
         service: Option<&Key>,
-        released: &[IpAddr],
+        before: &Held,
+        now: &Held,
         pools: &[Pool],
+        index: &Index,
     ) -> Vec<Owner> {
-        let now = Instant::now();
-        self.released.extend(released.iter().map(|address| (*address, (now, service.cloned()))));
-        let may_end =
-            |request: &WaitingRequest| released.iter().any(|address| request.may_use(*address, pools));
+        let is_kept = |address: &IpAddr| now.addresses.contains(address);
+        let mut free: Vec<IpAddr> = before.addresses.iter().copied().filter(|a| !is_kept(a)).collect();
+        let resting = free.iter().filter(|address| !index.used().contains(**address));
+        let released = Instant::now();
+        self.released.extend(resting.map(|address| (*address, (released, service.cloned()))));
+        let mut keys = Vec::new();
+        if before.sharing != now.sharing {
+            // Ports of an address that stays may be free, and others may share one that is new.
+            free.clone_from(&before.addresses);
+            keys.extend(now.sharing.as_ref().map(|sharing| sharing.key.as_str()));
+        }
+        let may_end = |request: &WaitingRequest| {
+            free.iter().any(|address| request.may_use(*address, pools))
+                || request.key.as_deref().is_some_and(|key| keys.contains(&key))
+        };
         self.waiting.extract_if(.., |_, request| may_end(request)).map(|(owner, _)| owner).collect()
     }
 
@@ -181,16 +233,24 @@ impl Allocation {
         &mut self,
         name: &str,
         current: &[IpAddr],
+        present: Option<&Sharing>,
         published: &[IpAddr],
         index: &Index,
     ) -> Vec<IpAddr> {
         let confirmed = &self.confirmed;
+        // Those with the same key have it together, as the edge sees it.
+        let is_instead = |holder: &&Holder| {
+            holder.name.as_str() < name
+                && conflict(present, holder.sharing.as_deref(), Scope::Cluster) == Some(Conflict::Address)
+        };
         // Unknown for a load balancer that this process has not reconciled yet.
         let is_with_other = |address: &IpAddr, if_unknown: bool| {
-            let publishes = |holder| {
-                confirmed.get(holder).map_or(if_unknown, |published: &Vec<_>| published.contains(address))
+            let publishes = |holder: &Holder| {
+                confirmed
+                    .get(&holder.name)
+                    .map_or(if_unknown, |published: &Vec<_>| published.contains(address))
             };
-            current.contains(address) && index.holders_before(*address, name).any(publishes)
+            current.contains(address) && index.other_holders(*address, name).filter(is_instead).any(publishes)
         };
         let Some(lost) = published.iter().find(|address| is_with_other(address, true)) else {
             self.duplicates.remove(name);
@@ -206,9 +266,20 @@ impl Allocation {
         published.iter().copied().filter(|address| !is_with_other(address, false)).collect()
     }
 
-    fn taken<'a>(&self, index: &'a Index, name: &'a str) -> TakenByOthers<'a> {
-        let others = self.reserved.iter().filter(|(other, _)| *other != name);
-        TakenByOthers { index, name, reserved: others.flat_map(|(_, (list, _))| list).copied().collect() }
+    fn taken<'a>(
+        &'a self,
+        index: &'a Index,
+        name: &'a str,
+        wanted: Option<&'a Sharing>,
+        present: Option<&'a Sharing>,
+    ) -> TakenByOthers<'a> {
+        let mut reserved = BTreeMap::<IpAddr, Vec<&Reservation>>::new();
+        for (_, of_other) in self.reserved.iter().filter(|(other, _)| *other != name) {
+            for address in &of_other.addresses {
+                reserved.entry(*address).or_default().push(of_other);
+            }
+        }
+        TakenByOthers { index, name, reserved, wanted, present }
     }
 }
 
@@ -216,18 +287,51 @@ impl Allocation {
 struct TakenByOthers<'a> {
     index: &'a Index,
     name: &'a str,
-    /// Reserved by others.
-    reserved: BTreeSet<IpAddr>,
+    /// What others reserved.
+    reserved: BTreeMap<IpAddr, Vec<&'a Reservation>>,
+    /// How its Service wants to share its addresses.
+    wanted: Option<&'a Sharing>,
+    /// How its object shares them.
+    present: Option<&'a Sharing>,
+}
+
+impl TakenByOthers<'_> {
+    fn conflict_as(&self, own: Option<&Sharing>, address: IpAddr, scope: Scope) -> Option<Conflict> {
+        let holders = self.index.other_holders(address, self.name).map(|holder| holder.sharing.as_deref());
+        let reserved = self.reserved.get(&address).into_iter().flatten();
+        let tries = reserved.flat_map(|reservation| reservation.sharing.iter().map(Option::as_ref));
+        let mut port = None;
+        for other in holders.chain(tries) {
+            match conflict(own, other, scope) {
+                Some(Conflict::Address) => return Some(Conflict::Address),
+                conflict => port = port.or(conflict),
+            }
+        }
+        port
+    }
 }
 
 impl Taken for TakenByOthers<'_> {
-    fn contains(&self, address: IpAddr) -> bool {
-        self.reserved.contains(&address) || self.index.is_used_by_others(address, self.name)
+    fn conflict(&self, address: IpAddr, scope: Scope) -> Option<Conflict> {
+        self.conflict_as(self.wanted, address, scope)
+    }
+
+    fn present_conflict(&self, address: IpAddr) -> Option<Conflict> {
+        self.conflict_as(self.present, address, Scope::Cluster)
+    }
+
+    fn shared(&self) -> BTreeSet<IpAddr> {
+        let Some(wanted) = self.wanted else { return BTreeSet::new() };
+        let has_key = |reservation: &&Reservation| {
+            reservation.sharing.iter().flatten().any(|sharing| sharing.key == wanted.key)
+        };
+        let reserved = self.reserved.iter().filter(|(_, all)| all.iter().any(has_key));
+        self.index.of_key(&wanted.key).chain(reserved.map(|(address, _)| *address)).collect()
     }
 
     fn free_from(&self, from: IpAddr) -> Option<IpAddr> {
         let mut free = self.index.used().free_from(from)?;
-        while self.reserved.contains(&free) {
+        while self.reserved.contains_key(&free) {
             free = self.index.used().free_from(next(free)?)?;
         }
         Some(free)
@@ -241,6 +345,10 @@ pub(crate) struct WaitingRequest {
     families: Vec<Family>,
     addresses: Vec<IpAddr>,
     pool: Option<String>,
+    /// The addresses that it keeps meanwhile.
+    current: Vec<IpAddr>,
+    /// By which it wants to share addresses.
+    key: Option<String>,
 }
 
 impl WaitingRequest {
@@ -250,8 +358,11 @@ impl WaitingRequest {
         let requested = self.addresses.iter().find(|requested| Family::of(**requested) == family);
         let is_usable = |pool: &Pool| match &self.pool {
             Some(name) => pool.name == *name,
-            None => pool.auto_assign,
+            None => pool.auto_assign || self.key.is_some(),
         };
+        if self.current.contains(&address) {
+            return true;
+        }
         if let Some(requested) = requested {
             return *requested == address;
         }

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 
 use crate::AddressSet;
 use crate::entry::Entry;
+use crate::sharing::Sharing;
 
 /// The references of an object besides its owner.
 pub(crate) trait References: Eq + Sized {
@@ -17,10 +19,23 @@ pub(crate) trait References: Eq + Sized {
         Vec::new()
     }
 
+    /// How it shares its addresses, also if this version cannot fully read it.
+    fn sharing(_: &Entry<Self>) -> Option<Sharing> {
+        None
+    }
+
     /// The shared node set that it uses.
     fn node_set(&self) -> Option<&str> {
         None
     }
+}
+
+/// An object that has an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) name: String,
+    /// How it shares the address. Objects have at most two addresses.
+    pub(crate) sharing: Option<Arc<Sharing>>,
 }
 
 /// The references of all objects.
@@ -28,9 +43,11 @@ pub(crate) trait References: Eq + Sized {
 pub(crate) struct Index {
     /// The owners of objects by Service: several if it was deleted and created again.
     owners: BTreeMap<Key, Vec<Owner>>,
-    /// The names of the objects that have an address: several if another program wrote it into an object.
-    holders: BTreeMap<IpAddr, Vec<String>>,
+    /// The objects that have an address: several if they share it, or if another program wrote it into an object.
+    holders: BTreeMap<IpAddr, Vec<Holder>>,
     used: AddressSet,
+    /// The addresses of objects with a key, as often as there are objects.
+    keys: BTreeMap<String, Vec<IpAddr>>,
     /// The number of objects that use a shared node set.
     node_sets: BTreeMap<String, usize>,
 }
@@ -51,15 +68,15 @@ impl Index {
         self.owners.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether an object other than `name` has the address.
-    pub(crate) fn is_used_by_others(&self, address: IpAddr, name: &str) -> bool {
-        self.holders.get(&address).is_some_and(|holders| holders.iter().any(|holder| holder != name))
+    /// The objects other than `name` that have the address.
+    pub(crate) fn other_holders(&self, address: IpAddr, name: &str) -> impl Iterator<Item = &Holder> {
+        let holders = self.holders.get(&address).into_iter().flatten();
+        holders.filter(move |holder| holder.name != name)
     }
 
-    /// The names of the objects with the address that come before `name`.
-    pub(crate) fn holders_before(&self, address: IpAddr, name: &str) -> impl Iterator<Item = &str> {
-        let holders = self.holders.get(&address).into_iter().flatten().map(String::as_str);
-        holders.filter(move |holder| *holder < name)
+    /// The addresses of objects with this key.
+    pub(crate) fn of_key(&self, key: &str) -> impl Iterator<Item = IpAddr> {
+        self.keys.get(key).into_iter().flatten().copied()
     }
 
     /// The addresses of all objects.
@@ -76,8 +93,13 @@ impl Index {
         if let Some(owner) = &new.owner {
             self.owners.entry(owner.service.clone()).or_default().push(owner.clone());
         }
+        let sharing = S::sharing(new).map(Arc::new);
         for address in S::addresses(new) {
-            self.holders.entry(address).or_default().push(new.name.clone());
+            if let Some(sharing) = &sharing {
+                self.keys.entry(sharing.key.clone()).or_default().push(address);
+            }
+            let holder = Holder { name: new.name.clone(), sharing: sharing.clone() };
+            self.holders.entry(address).or_default().push(holder);
             self.used.insert(address);
         }
         if let Some(set) = new.content.as_ref().ok().and_then(S::node_set) {
@@ -89,8 +111,13 @@ impl Index {
         if let Some(owner) = &old.owner {
             remove_one(&mut self.owners, &owner.service, owner);
         }
+        let sharing = S::sharing(old).map(Arc::new);
         for address in S::addresses(old) {
-            if remove_one(&mut self.holders, &address, &old.name) {
+            if let Some(sharing) = &sharing {
+                remove_one(&mut self.keys, &sharing.key, &address);
+            }
+            let holder = Holder { name: old.name.clone(), sharing: sharing.clone() };
+            if remove_one(&mut self.holders, &address, &holder) {
                 self.used.remove(address);
             }
         }
@@ -120,9 +147,12 @@ fn remove_one<K: Ord, V: PartialEq>(values: &mut BTreeMap<K, Vec<V>>, key: &K, v
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sharing::tests::sharing;
 
     /// The addresses of a load balancer in these tests.
     type Addresses = Vec<u8>;
@@ -133,6 +163,11 @@ mod tests {
             content
                 .map(|list| list.iter().map(|n| IpAddr::from([10, 0, 0, *n])).collect())
                 .unwrap_or_default()
+        }
+
+        fn sharing(entry: &Entry<Self>) -> Option<Sharing> {
+            let first = *entry.content.as_ref().ok()?.first()?;
+            Some(sharing("shop", if first % 2 == 0 { "even" } else { "odd" }, &[u16::from(first)]))
         }
 
         fn node_set(&self) -> Option<&str> {
@@ -173,13 +208,18 @@ mod tests {
                 }
                 prop_assert_eq!(&index.used, &expected.used);
                 prop_assert_eq!(&index.node_sets, &expected.node_sets);
+                for key in ["even", "odd"] {
+                    let sorted = |index: &Index| index.of_key(key).collect::<BTreeSet<_>>();
+                    prop_assert_eq!(sorted(&index), sorted(&expected));
+                    prop_assert_eq!(index.keys.contains_key(key), expected.keys.contains_key(key));
+                }
                 prop_assert_eq!(index.owners.keys().collect::<Vec<_>>(), expected.owners.keys().collect::<Vec<_>>());
                 for n in 0..6 {
                     let address = IpAddr::from([10, 0, 0, n]);
                     for name in 0..4_u8 {
                         let others = objects.iter().filter(|(other, _)| **other != name);
                         let is_used = others.into_iter().any(|(_, entry)| Addresses::addresses(entry).contains(&address));
-                        prop_assert_eq!(index.is_used_by_others(address, &format!("lb-{name}")), is_used);
+                        prop_assert_eq!(index.other_holders(address, &format!("lb-{name}")).next().is_some(), is_used);
                     }
                 }
             }

@@ -20,6 +20,7 @@ mod pools;
 mod preview;
 mod provider;
 mod shared;
+mod sharing;
 mod sources;
 pub mod spec;
 
@@ -32,6 +33,7 @@ pub use calls::REJECTED_BY_API_SERVER;
 pub use pool::{Pool, Range};
 pub use pool_metrics::register_sample_metrics;
 pub use provider::{EdgeProvider, OBJECT_NOT_OWNED, capabilities};
+pub use sharing::{Conflict, Scope};
 
 use steerage_provider_cloud::reasons;
 
@@ -50,8 +52,15 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADDRESS_IN_USE,
-        "The requested address belongs to another Service.",
-        "Request another address, or free this one.",
+        "The requested address belongs to another Service. Or the Service shares its address with others, and its annotation \
+         `steerage.dev/address-sharing-key` was changed or removed: it keeps what it has.",
+        "Request another address, or free this one. Or restore the annotation.",
+    ),
+    (
+        reasons::PORT_IN_USE,
+        "Another Service with the same `steerage.dev/address-sharing-key` has a port that this one requests. The Service gets no address, \
+         or keeps its load balancer as it is. It is tried again when the port becomes free.",
+        "Use another port, or another key.",
     ),
     (
         POOL_NOT_ADMITTED,

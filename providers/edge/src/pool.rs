@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use steerage_edge_api::AddressPoolSpec;
+use steerage_edge_api::{AddressPoolSpec, AddressSharing};
 use steerage_model::Family;
 
 use crate::AddressSet;
@@ -28,6 +28,8 @@ pub struct Pool {
     pub namespaces: Vec<String>,
     /// Pools of a higher priority come first.
     pub priority: i32,
+    /// Which Services with one key share an address.
+    pub sharing: AddressSharing,
     /// Its ranges without the excluded addresses, in the order of its entries.
     pub ranges: Vec<Range>,
     /// The invalid entries, each with the reason.
@@ -57,6 +59,7 @@ impl Pool {
             auto_assign: spec.auto_assign,
             namespaces: spec.namespaces.clone(),
             priority: spec.priority,
+            sharing: spec.sharing,
             ranges,
             problems,
         }

@@ -21,11 +21,13 @@ use steerage_provider_api::{
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::allocation::Held;
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::index::References;
-use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
+use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
 use crate::shared::Shared;
+use crate::sharing::Sharing;
 use crate::{health, pool_metrics, preview, sources, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -40,6 +42,7 @@ pub fn capabilities() -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
+        shared_addresses: true,
         ipv6: true,
         one_target_family: false,
         weights: true,
@@ -294,7 +297,7 @@ impl Provider for EdgeProvider {
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
-        let before = current.map(|spec| spec.addresses.clone());
+        let before = entry.as_ref().filter(|_| current.is_some()).map(Held::of);
         let left = current.and_then(|spec| spec.node_set.clone());
         let mut has_written = true;
         if let Some(entry) = &entry {
@@ -317,9 +320,9 @@ impl Provider for EdgeProvider {
             // Nothing else reminds of it: neither object changes.
             progress = Progress::Again(left);
         }
-        if before.as_ref() != Some(&wanted.addresses) {
-            let before = before.unwrap_or_default();
-            self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
+        let now = Held { addresses: wanted.addresses.clone(), sharing: Sharing::wanted(lb)? };
+        if before.as_ref() != Some(&now) {
+            self.shared.on_release(Some(&lb.owner.service), &before.unwrap_or_default(), &now);
             self.shared.pools_are_stale();
         }
         self.drop_left(left, &wanted).await?;
@@ -414,11 +417,11 @@ impl Provider for EdgeProvider {
         entry = entry.filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
-            let released = addresses(&entry);
+            let released = Held::of(&entry);
             if !self.shared.balancers.delete(&name, &entry).await? {
                 return Ok(Progress::Again(HELD));
             }
-            self.shared.on_release(Some(&owner.service), &released, &[]);
+            self.shared.on_release(Some(&owner.service), &released, &Held::default());
             self.shared.pools_are_stale();
         }
         self.shared.end_reservation(owner);

@@ -15,9 +15,10 @@ use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
 use tokio::sync::{Notify, OnceCell};
 
-use crate::allocation::Allocation;
+use crate::allocation::{Allocation, Held};
 use crate::calls::Failure;
 use crate::entry::{Change, Entry};
+use crate::index::Index;
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
 use crate::pools::{Outside, PoolUsage};
@@ -147,19 +148,23 @@ impl Shared {
     /// Allocates the addresses of a load balancer and reserves them until [`Shared::end_reservation`].
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
         let current = self.balancers.cache.get(&spec::object_name(&lb.owner));
-        let current = current.map(|entry| addresses(&entry)).unwrap_or_default();
+        let current = current.map(|entry| Held::of(&entry)).unwrap_or_default();
         let pools = self.known_pools();
         let mut allocation = self.allocation();
         self.balancers.cache.index(|index| allocation.allocate(lb, current, &pools, index))
     }
 
-    /// The load balancer of `service` had the addresses `before` and has `now`: a released one rests, and the owners that may use it are notified.
-    pub(crate) fn on_release(&self, service: Option<&Key>, before: &[IpAddr], now: &[IpAddr]) {
-        let released: Vec<IpAddr> = before.iter().copied().filter(|address| !now.contains(address)).collect();
-        if released.is_empty() {
+    /// The load balancer of `service` had what `before` says, and has what `now` says: a released address rests, and the owners that may
+    /// use it, or a port of it, are notified.
+    pub(crate) fn on_release(&self, service: Option<&Key>, before: &Held, now: &Held) {
+        if before == now {
             return;
         }
-        let owners = self.allocation().release(service, &released, &self.known_pools());
+        let pools = self.known_pools();
+        let mut allocation = self.allocation();
+        let release = |index: &Index| allocation.release(service, before, now, &pools, index);
+        let owners = self.balancers.cache.index(release);
+        drop(allocation);
         self.notify(&owners);
     }
 
@@ -276,8 +281,10 @@ impl Shared {
         let name = &spec::object_name(owner);
         self.users().remove(name);
         let Some(reserved) = self.allocation().end_reservation(name) else { return };
-        let now = self.balancers.cache.get(name).map(|entry| addresses(&entry)).unwrap_or_default();
-        self.on_release(Some(&owner.service), &reserved, &now);
+        let now = self.balancers.cache.get(name).map(|entry| Held::of(&entry)).unwrap_or_default();
+        for held in reserved {
+            self.on_release(Some(&owner.service), &held, &now);
+        }
     }
 
     /// How long the load balancer of this name keeps an address that is served for another one.
@@ -432,8 +439,8 @@ impl Shared {
                 self.notifier.notify(owner);
             }
         }
-        let (before, now) = (old.map(addresses).unwrap_or_default(), new.map(addresses).unwrap_or_default());
-        if before != now {
+        let (before, now) = (old.map(Held::of).unwrap_or_default(), new.map(Held::of).unwrap_or_default());
+        if before.addresses != now.addresses {
             self.pools_are_stale();
         }
         let service = old.and_then(|entry| entry.owner.as_ref()).map(|owner| &owner.service);
