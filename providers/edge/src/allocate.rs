@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which addresses a load balancer gets. Pure: called by the provider under its allocation lock.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use steerage_edge_api::AddressSharing;
-use steerage_model::annotations::ADDRESS_SHARING_KEY;
 use steerage_model::{Family, shown};
 use steerage_provider_api::Error;
-use steerage_provider_cloud::reasons::PORT_IN_USE;
 
 use crate::address_set::next;
 use crate::sharing::{Conflict, Scope};
-use crate::{AddressSet, Pool, Range};
+use crate::{AddressSet, Pool, Range, Requester};
+
+mod refusals;
+
+use refusals::{held, in_use, limit_reached, names, no_pool, nothing_free, outside, result};
 
 /// There is no address pool at all.
 pub const NO_ADDRESS_POOL: &str = "NoAddressPool";
@@ -22,9 +25,13 @@ pub const NO_FREE_ADDRESS: &str = "NoFreeAddress";
 pub const ADDRESS_OUTSIDE_POOLS: &str = "AddressOutsidePools";
 /// The requested address belongs to another Service, or the Service shares its address with others and no longer may.
 pub const ADDRESS_IN_USE: &str = "AddressInUse";
+/// The Services of the namespace have as many addresses of the pool as one namespace may have.
+pub const ADDRESS_LIMIT_REACHED: &str = "AddressLimitReached";
+/// The requested address was released lately, and is kept for the Service that had it.
+pub const ADDRESS_HELD: &str = "AddressHeld";
 /// There is no pool of the requested name.
 pub const UNKNOWN_POOL: &str = "UnknownPool";
-/// The requested pool is not for Services of this namespace.
+/// The requested pool is not for this Service.
 pub const POOL_NOT_ADMITTED: &str = "PoolNotAdmitted";
 /// The requested addresses do not fit the families of the Service.
 pub const INVALID_ADDRESS: &str = "InvalidAddress";
@@ -32,8 +39,8 @@ pub const INVALID_ADDRESS: &str = "InvalidAddress";
 /// What one load balancer requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The namespace of the Service.
-    pub namespace: &'a str,
+    /// The Service.
+    pub requester: Requester<'a>,
     /// The families to serve, one address each.
     pub families: &'a [Family],
     /// Requested addresses, at most one of each family.
@@ -48,6 +55,8 @@ pub struct Request<'a> {
     /// Free addresses that another load balancer had a moment ago. They are given only when no other is free, or on request: a node
     /// may still forward them to the last Service's pods.
     pub resting: &'a BTreeSet<IpAddr>,
+    /// Free addresses that are kept for the Service that had them, and for how long.
+    pub held: &'a BTreeMap<IpAddr, Duration>,
 }
 
 /// The addresses of all other load balancers.
@@ -60,6 +69,9 @@ pub trait Taken {
 
     /// The addresses of load balancers with the same key.
     fn shared(&self) -> BTreeSet<IpAddr>;
+
+    /// The addresses of other load balancers of the namespace.
+    fn of_namespace(&self) -> BTreeSet<IpAddr>;
 
     /// The lowest address from `from` on, of its family, that no load balancer has.
     fn free_from(&self, from: IpAddr) -> Option<IpAddr>;
@@ -76,6 +88,10 @@ impl Taken for AddressSet {
     }
 
     fn shared(&self) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
+    }
+
+    fn of_namespace(&self) -> BTreeSet<IpAddr> {
         BTreeSet::new()
     }
 
@@ -100,14 +116,14 @@ fn allowed<'a>(pools: &'a [Pool], request: Request<'_>) -> Result<Vec<&'a Pool>,
         None => pools.iter().collect(),
     };
     let exists = !allowed.is_empty();
-    allowed.retain(|pool| pool.admits(request.namespace));
+    allowed.retain(|pool| pool.admits(request.requester));
     allowed.sort_by(|a, b| (b.priority, &a.name).cmp(&(a.priority, &b.name)));
     match wanted {
         Some(name) if exists && allowed.is_empty() => {
             let message = format!(
-                "AddressPool `{}` is not for Services of namespace {}. {} Name one of: {}; or ask for the namespace to be added to it.",
+                "AddressPool `{}` is not for this Service of namespace {}. {} Name one of: {}; or ask its operator to admit the Service.",
                 shown(name),
-                request.namespace,
+                request.requester.namespace,
                 result(request),
                 names(pools, request)
             );
@@ -206,6 +222,7 @@ fn one(
     let may_stay = |address: IpAddr| request.pool.is_none() || in_pools(address) || is_outside(all, address);
     // The addresses of an object that another program edited are restored, like those of one that it left alone.
     let is_edited = is_foreign(taken, request);
+    let limits = Limits::new(allowed, taken, family);
     if let Some(address) = of_family(request.addresses) {
         let is_current = request.current.contains(&address);
         let conflict = if is_current && is_published(address) {
@@ -217,8 +234,20 @@ fn one(
             return Err(in_use(address, conflict, request));
         }
         let is_kept = is_current || is_edited && is_published(address);
-        if in_pools(address) || is_kept && may_stay(address) {
+        if is_kept && (in_pools(address) || may_stay(address)) {
             return Ok(address);
+        }
+        if in_pools(address) {
+            let of_address = || allowed.iter().filter(|pool| pool.contains(address));
+            return if let Some(left) = request.held.get(&address) {
+                Err(held(address, *left, request))
+            } else if let Some(pool) = of_address().find(|pool| limits.is_reached(pool, address))
+                && of_address().all(|pool| limits.is_reached(pool, address))
+            {
+                Err(limit_reached(pool, family, request))
+            } else {
+                Ok(address)
+            };
         }
         return Err(if all.is_empty() { no_pool(request) } else { outside(address, all, request) });
     }
@@ -233,20 +262,60 @@ fn one(
     }
     let is_free = |address: IpAddr| taken.conflict(address, scope(all, address)).is_none();
     let published = of_family(request.published)
-        .filter(|address| is_free(*address) && (in_pools(*address) || is_edited && may_stay(*address)));
+        .filter(|address| is_free(*address) && (in_pools(*address) || is_edited && may_stay(*address)))
+        .filter(|address| !request.held.contains_key(address));
     if let Some(address) = published {
         return Ok(address);
     }
-    if let Some(shared) = shared(all, taken, request, family, in_pools) {
+    let may_have = |address: IpAddr| {
+        allowed.iter().any(|pool| pool.contains(address) && !limits.is_reached(pool, address))
+    };
+    if let Some(shared) = shared(all, taken, request, family, may_have) {
         return shared;
     }
-    let ranges = allowed
-        .iter()
-        .filter(|pool| pool.auto_assign || request.pool.is_some())
+    let usable = || allowed.iter().filter(|pool| pool.auto_assign || request.pool.is_some());
+    let ranges = usable()
+        .filter(|pool| !limits.is_full(pool))
         .flat_map(|pool| &pool.ranges)
         .filter(|range| range.family() == family);
-    lowest_free(ranges, taken, request.resting)
-        .ok_or_else(|| if all.is_empty() { no_pool(request) } else { nothing_free(family, request) })
+    lowest_free(ranges, taken, request).ok_or_else(|| match usable().find(|pool| limits.is_full(pool)) {
+        Some(pool) => limit_reached(pool, family, request),
+        None if all.is_empty() => no_pool(request),
+        None => nothing_free(family, request),
+    })
+}
+
+/// What other load balancers of the namespace have of the pools with a limit.
+struct Limits {
+    /// By the name of the pool.
+    held: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Limits {
+    fn new(allowed: &[&Pool], taken: &impl Taken, family: Family) -> Self {
+        let mut limited = allowed.iter().filter(|pool| pool.max_addresses_per_namespace.is_some()).peekable();
+        if limited.peek().is_none() {
+            return Self { held: BTreeMap::new() };
+        }
+        let of_namespace = taken.of_namespace();
+        let of_pool = |pool: &&&Pool| {
+            let held = of_namespace.iter().copied().filter(|a| Family::of(*a) == family && pool.contains(*a));
+            (pool.name.clone(), held.collect())
+        };
+        Self { held: limited.map(|pool| of_pool(&pool)).collect() }
+    }
+
+    /// Whether the namespace may have no other address of the pool.
+    fn is_full(&self, pool: &Pool) -> bool {
+        let count = self.held.get(&pool.name).map_or(0, BTreeSet::len);
+        pool.max_addresses_per_namespace
+            .is_some_and(|most| count >= usize::try_from(most).unwrap_or(usize::MAX))
+    }
+
+    /// Whether the namespace may not have this address of the pool. One that it has already is counted.
+    fn is_reached(&self, pool: &Pool, address: IpAddr) -> bool {
+        self.is_full(pool) && !self.held.get(&pool.name).is_some_and(|held| held.contains(&address))
+    }
 }
 
 /// The address that other Services with the same key have, if they may share one; refused if each of them has one of the ports.
@@ -255,11 +324,11 @@ fn shared(
     taken: &impl Taken,
     request: Request<'_>,
     family: Family,
-    in_pools: impl Fn(IpAddr) -> bool,
+    may_have: impl Fn(IpAddr) -> bool,
 ) -> Option<Result<IpAddr, Error>> {
     let mut refused = None;
     for address in taken.shared() {
-        if Family::of(address) != family || !in_pools(address) {
+        if Family::of(address) != family || !may_have(address) {
             continue;
         }
         match taken.conflict(address, scope(all, address)) {
@@ -275,100 +344,22 @@ fn shared(
 fn lowest_free<'a>(
     ranges: impl Iterator<Item = &'a Range>,
     taken: &impl Taken,
-    resting: &BTreeSet<IpAddr>,
+    request: Request<'_>,
 ) -> Option<IpAddr> {
     let mut rests = None;
     for range in ranges {
         let mut free = taken.free_from(range.first());
         while let Some(address) = free.filter(|address| range.contains(*address)) {
-            if !resting.contains(&address) {
-                return Some(address);
+            if !request.held.contains_key(&address) {
+                if !request.resting.contains(&address) {
+                    return Some(address);
+                }
+                rests = rests.or(Some(address));
             }
-            rests = rests.or(Some(address));
             free = next(address).and_then(|address| taken.free_from(address));
         }
     }
     rests
-}
-
-/// The result of a refused request, for messages: a load balancer that exists is left as it is.
-fn result(request: Request<'_>) -> String {
-    let current: Vec<String> = request.current.iter().map(ToString::to_string).collect();
-    if current.is_empty() {
-        "No address is assigned.".to_owned()
-    } else {
-        format!("The load balancer keeps {}.", current.join(" and "))
-    }
-}
-
-fn in_use(address: IpAddr, conflict: Conflict, request: Request<'_>) -> Error {
-    let result = result(request);
-    match conflict {
-        Conflict::Port(protocol, port) => {
-            let message = format!(
-                "Port {protocol} {port} of address {address} belongs to another Service with the same {ADDRESS_SHARING_KEY}. {result} Use \
-                 another port or another key, or free the port there."
-            );
-            Error::invalid(PORT_IN_USE, message)
-        }
-        Conflict::Address if request.current.contains(&address) => {
-            let message = format!(
-                "Other Services share address {address}, and the annotation {ADDRESS_SHARING_KEY} was changed or removed. {result} Restore \
-                 the annotation, or request another address."
-            );
-            Error::invalid(ADDRESS_IN_USE, message)
-        }
-        Conflict::Address => {
-            let message = format!(
-                "Address {address} belongs to another Service. {result} Request another, or free it there."
-            );
-            Error::invalid(ADDRESS_IN_USE, message)
-        }
-    }
-}
-
-fn no_pool(request: Request<'_>) -> Error {
-    let message = format!("There is no AddressPool. {} Create one in Steerage's namespace.", result(request));
-    Error::invalid(NO_ADDRESS_POOL, message)
-}
-
-fn outside(address: IpAddr, pools: &[Pool], request: Request<'_>) -> Error {
-    let result = result(request);
-    let message = match request.pool {
-        Some(name) => {
-            format!(
-                "Address {address} is not in AddressPool `{name}`. {result} Request an address and a pool that fit."
-            )
-        }
-        None => format!(
-            "Address {address} is in no AddressPool for namespace {}. {result} Add it to one of: {}; or request another.",
-            request.namespace,
-            names(pools, request)
-        ),
-    };
-    Error::invalid(ADDRESS_OUTSIDE_POOLS, message)
-}
-
-fn nothing_free(family: Family, request: Request<'_>) -> Error {
-    let result = result(request);
-    let message = match request.pool {
-        Some(name) => {
-            format!("AddressPool `{name}` has no free {family} address. {result} Add some to it.")
-        }
-        None => format!(
-            "No AddressPool with autoAssign for namespace {} has a free {family} address. {result} Add some to one, or name a pool.",
-            request.namespace
-        ),
-    };
-    Error::invalid(NO_FREE_ADDRESS, message)
-}
-
-/// The pools that Services of the namespace may use: others are none of a tenant's business.
-fn names(pools: &[Pool], request: Request<'_>) -> String {
-    let admitted = pools.iter().filter(|pool| pool.admits(request.namespace));
-    let mut names: Vec<&str> = admitted.map(|pool| pool.name.as_str()).collect();
-    names.sort_unstable();
-    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 #[cfg(test)]

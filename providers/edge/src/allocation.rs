@@ -4,8 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_edge_api::{Labels, ReleasedAddress};
 use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner};
 use tokio::time::Instant;
@@ -15,8 +17,9 @@ use crate::allocate::{Taken, is_unchanged};
 use crate::entry::Entry;
 use crate::index::{Holder, Index};
 use crate::objects::{LoadBalancerContent, addresses};
+use crate::released::{Released, reuse_delay};
 use crate::sharing::{Conflict, Scope, Sharing, conflict};
-use crate::{Pool, Request, allocate, spec};
+use crate::{Pool, Request, Requester, allocate, spec};
 
 /// A write has its effect within this time, or never: the deadline of the call, and as long again.
 const LATEST_EFFECT: Duration = Duration::from_secs(10);
@@ -30,17 +33,22 @@ const REST: Duration = Duration::from_mins(1);
 /// back meanwhile.
 const DUPLICATE_PATIENCE: Duration = Duration::from_mins(1);
 
+/// Released addresses in the status of a pool. An address is about 100 bytes.
+const MOST_HELD: usize = 1_000;
+
 #[derive(Debug, Default)]
 pub(crate) struct Allocation {
     /// What load balancers may have although their object in the cache lacks it, by object name: a write without an answer may have
     /// succeeded.
     reserved: BTreeMap<String, Reservation>,
-    /// When each address was last released, for [`REST`], and the Service that had it.
-    released: BTreeMap<IpAddr, (Instant, Option<Key>)>,
+    /// Addresses that were released lately.
+    released: BTreeMap<IpAddr, Released>,
     /// Load balancers whose address another one has that is served instead, by object name, and since when that is known.
     duplicates: BTreeMap<String, Instant>,
     /// The addresses that the Service of each load balancer publishes, or is about to, by object name.
     confirmed: BTreeMap<String, Vec<IpAddr>>,
+    /// The labels of the Service of each load balancer, by object name; not of those that this process has not reconciled yet.
+    labels: BTreeMap<String, Arc<Labels>>,
     /// Owners without an address, to retry when a pool changes or an address is released that they may use.
     waiting: BTreeMap<Owner, WaitingRequest>,
 }
@@ -61,8 +69,10 @@ impl Held {
 /// What the tries of a load balancer may have led to.
 #[derive(Debug)]
 struct Reservation {
-    addresses: Vec<IpAddr>,
-    sharing: Vec<Option<Sharing>>,
+    /// That of the Service.
+    namespace: String,
+    /// What each of them would have.
+    tries: Vec<Held>,
     /// The time of the last write.
     since: Instant,
 }
@@ -75,11 +85,13 @@ impl Allocation {
         lb: &LoadBalancer,
         current: Held,
         pools: &[Pool],
+        namespace_labels: Option<&Labels>,
         index: &Index,
     ) -> Result<Vec<IpAddr>, Error> {
-        let result = self.find_addresses(lb, current, pools, index);
+        let result = self.find_addresses(lb, current, pools, namespace_labels, index);
         let confirmed = result.as_ref().unwrap_or(&lb.published).clone();
         self.confirmed.insert(spec::object_name(&lb.owner), confirmed);
+        self.labels.insert(spec::object_name(&lb.owner), Arc::clone(&lb.labels));
         result
     }
 
@@ -88,23 +100,29 @@ impl Allocation {
         lb: &LoadBalancer,
         current: Held,
         pools: &[Pool],
+        namespace_labels: Option<&Labels>,
         index: &Index,
     ) -> Result<Vec<IpAddr>, Error> {
         let name = spec::object_name(&lb.owner);
         let wanted = Sharing::wanted(lb)?;
         let Held { addresses: current, sharing: present } = current;
-        let resting = self.resting(&lb.owner.service);
+        let (resting, held) = self.resting(&lb.owner.service, pools);
         let published = self.undisputed(&name, &current, present.as_ref(), &lb.published, index);
         let request = Request {
-            namespace: lb.owner.service.namespace(),
+            requester: Requester {
+                namespace: lb.owner.service.namespace(),
+                namespace_labels,
+                labels: &lb.labels,
+            },
             families: &lb.families,
             addresses: &lb.requested_addresses,
             pool: lb.pool.as_deref(),
             current: &current,
             published: &published,
             resting: &resting,
+            held: &held,
         };
-        let taken = self.taken(index, &name, wanted.as_ref(), present.as_ref());
+        let taken = self.taken(index, &lb.owner, &name, wanted.as_ref(), present.as_ref(), &current);
         let is_same = is_unchanged(pools, &taken, request);
         if is_same && wanted == present {
             self.waiting.remove(&lb.owner);
@@ -114,12 +132,15 @@ impl Allocation {
         match result {
             Ok(addresses) => {
                 self.waiting.remove(&lb.owner);
-                self.reserve(name, &addresses, wanted);
+                self.released.retain(|address, _| !addresses.contains(address));
+                self.reserve(name, lb.owner.service.namespace(), &addresses, wanted);
                 Ok(addresses)
             }
             Err(error) => {
                 let request = WaitingRequest {
                     namespace: lb.owner.service.namespace().to_owned(),
+                    namespace_labels: namespace_labels.cloned(),
+                    labels: Arc::clone(&lb.labels),
                     families: lb.families.clone(),
                     addresses: lb.requested_addresses.clone(),
                     pool: lb.pool.clone(),
@@ -133,25 +154,20 @@ impl Allocation {
     }
 
     /// Adds to what the load balancer of this name may have. What an earlier try reserved stays: it may have succeeded.
-    fn reserve(&mut self, name: String, addresses: &[IpAddr], wanted: Option<Sharing>) {
-        let none = || Reservation { addresses: Vec::new(), sharing: Vec::new(), since: Instant::now() };
+    fn reserve(&mut self, name: String, namespace: &str, addresses: &[IpAddr], wanted: Option<Sharing>) {
+        let none =
+            || Reservation { namespace: namespace.to_owned(), tries: Vec::new(), since: Instant::now() };
         let reserved = self.reserved.entry(name).or_insert_with(none);
         reserved.since = Instant::now();
-        for address in addresses {
-            if !reserved.addresses.contains(address) {
-                reserved.addresses.push(*address);
-            }
-        }
-        if !reserved.sharing.contains(&wanted) {
-            reserved.sharing.push(wanted);
+        let held = Held { addresses: addresses.to_vec(), sharing: wanted };
+        if !reserved.tries.contains(&held) {
+            reserved.tries.push(held);
         }
     }
 
     /// Ends the reservation of the load balancer of this name, and returns what each try may have led to.
     pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<Held>> {
-        let Reservation { addresses, sharing, .. } = self.reserved.remove(name)?;
-        let held = |sharing| Held { addresses: addresses.clone(), sharing };
-        Some(sharing.into_iter().map(held).collect())
+        self.reserved.remove(name).map(|reservation| reservation.tries)
     }
 
     /// A write of the load balancer of this name begins, or ended without an answer: it may have an effect from now on. The
@@ -166,6 +182,11 @@ impl Allocation {
     pub(crate) fn disputed_for(&self, name: &str) -> Option<Duration> {
         let left = DUPLICATE_PATIENCE.saturating_sub(self.duplicates.get(name)?.elapsed());
         (!left.is_zero()).then_some(left)
+    }
+
+    /// The labels of the Service of this load balancer, if they are known.
+    pub(crate) fn labels(&self, name: &str) -> Option<&Labels> {
+        self.labels.get(name).map(|labels| &**labels)
     }
 
     /// Whether addresses are reserved for the load balancer of this name.
@@ -192,8 +213,8 @@ impl Allocation {
         let is_kept = |address: &IpAddr| now.addresses.contains(address);
         let mut free: Vec<IpAddr> = before.addresses.iter().copied().filter(|a| !is_kept(a)).collect();
         let resting = free.iter().filter(|address| !index.used().contains(**address));
-        let released = Instant::now();
-        self.released.extend(resting.map(|address| (*address, (released, service.cloned()))));
+        let released = Released::now(service.cloned());
+        self.released.extend(resting.map(|address| (*address, released.clone())));
         let mut keys = Vec::new();
         if before.sharing != now.sharing {
             // Ports of an address that stays may be free, and others may share one that is new.
@@ -213,6 +234,7 @@ impl Allocation {
         let name = spec::object_name(owner);
         self.duplicates.remove(&name);
         self.confirmed.remove(&name);
+        self.labels.remove(&name);
     }
 
     /// Removes and returns all owners that wait.
@@ -220,11 +242,68 @@ impl Allocation {
         std::mem::take(&mut self.waiting).into_keys().collect()
     }
 
-    /// The addresses that other Services had a moment ago. A Service that is created again may have its own at once.
-    fn resting(&mut self, service: &Key) -> BTreeSet<IpAddr> {
-        self.released.retain(|_, (since, _)| since.elapsed() < REST);
-        let of_others = self.released.iter().filter(|(_, (_, last))| last.as_ref() != Some(service));
-        of_others.map(|(address, _)| *address).collect()
+    /// The addresses that other Services had a moment ago, and those that their pools keep for these, with the time that is left. A
+    /// Service that is created again may have its own at once.
+    fn resting(&mut self, service: &Key, pools: &[Pool]) -> (BTreeSet<IpAddr>, BTreeMap<IpAddr, Duration>) {
+        self.released.retain(|address, released| {
+            let delay = reuse_delay(*address, pools);
+            let is_announced = delay.is_zero() || released.is_over;
+            released.since.elapsed() < REST.max(delay) || !is_announced
+        });
+        let of_others =
+            || self.released.iter().filter(|(_, released)| released.last.as_ref() != Some(service));
+        let rests = |released: &Released| released.since.elapsed() < REST;
+        let resting = of_others().filter(|(_, released)| rests(released)).map(|(address, _)| *address);
+        let held = of_others()
+            .filter_map(|(address, released)| Some((*address, released.left(reuse_delay(*address, pools))?)));
+        (resting.collect(), held.collect())
+    }
+
+    /// Takes in what an earlier process wrote of addresses that were released.
+    pub(crate) fn restore(&mut self, released: impl IntoIterator<Item = ReleasedAddress>, index: &Index) {
+        for record in released {
+            if !index.used().contains(record.address) {
+                self.released.entry(record.address).or_insert_with(|| Released::restored(&record));
+            }
+        }
+    }
+
+    /// The addresses that this pool keeps from other Services, the newest if there are too many.
+    pub(crate) fn held_by(&self, pool: &Pool, index: &Index) -> Vec<ReleasedAddress> {
+        let mut held: Vec<_> = self
+            .released
+            .iter()
+            .filter(|(address, released)| {
+                pool.contains(**address)
+                    && !index.used().contains(**address)
+                    && released.left(pool.reuse_delay).is_some()
+            })
+            .map(|(address, released)| released.record(*address))
+            .collect();
+        held.sort_by_key(|record| (std::cmp::Reverse(record.released_at_seconds), record.address));
+        held.truncate(MOST_HELD);
+        held.sort_by_key(|record| record.address);
+        held
+    }
+
+    /// When the next address is no longer kept.
+    pub(crate) fn next_free(&self, pools: &[Pool]) -> Option<Duration> {
+        let left = |(address, released): (&IpAddr, &Released)| released.left(reuse_delay(*address, pools));
+        self.released.iter().filter_map(left).min()
+    }
+
+    /// The owners that may use an address that is no longer kept; they no longer wait.
+    pub(crate) fn end_delays(&mut self, pools: &[Pool]) -> Vec<Owner> {
+        let mut free = Vec::new();
+        for (address, released) in &mut self.released {
+            let was_over = released.is_over;
+            released.is_over = released.left(reuse_delay(*address, pools)).is_none();
+            if released.is_over && !was_over {
+                free.push(*address);
+            }
+        }
+        let may_end = |request: &WaitingRequest| free.iter().any(|address| request.may_use(*address, pools));
+        self.waiting.extract_if(.., |_, request| may_end(request)).map(|(owner, _)| owner).collect()
     }
 
     /// The published addresses without those that another Service publishes for so long that it will keep them. Edge hosts serve an
@@ -269,26 +348,35 @@ impl Allocation {
     fn taken<'a>(
         &'a self,
         index: &'a Index,
+        owner: &'a Owner,
         name: &'a str,
         wanted: Option<&'a Sharing>,
         present: Option<&'a Sharing>,
+        current: &'a [IpAddr],
     ) -> TakenByOthers<'a> {
-        let mut reserved = BTreeMap::<IpAddr, Vec<&Reservation>>::new();
+        let mut reserved = BTreeMap::<IpAddr, Vec<(&str, Option<&Sharing>)>>::new();
         for (_, of_other) in self.reserved.iter().filter(|(other, _)| *other != name) {
-            for address in &of_other.addresses {
-                reserved.entry(*address).or_default().push(of_other);
+            for held in &of_other.tries {
+                for address in &held.addresses {
+                    let of_address = reserved.entry(*address).or_default();
+                    of_address.push((&of_other.namespace, held.sharing.as_ref()));
+                }
             }
         }
-        TakenByOthers { index, name, reserved, wanted, present }
+        let namespace = owner.service.namespace();
+        TakenByOthers { index, namespace, name, reserved, wanted, present, current }
     }
 }
 
 /// The addresses that are in use or reserved, as seen by the load balancer `name`.
 struct TakenByOthers<'a> {
     index: &'a Index,
+    namespace: &'a str,
     name: &'a str,
-    /// What others reserved.
-    reserved: BTreeMap<IpAddr, Vec<&'a Reservation>>,
+    /// The addresses of its object.
+    current: &'a [IpAddr],
+    /// What others reserved: their namespaces, and how they would share the address.
+    reserved: BTreeMap<IpAddr, Vec<(&'a str, Option<&'a Sharing>)>>,
     /// How its Service wants to share its addresses.
     wanted: Option<&'a Sharing>,
     /// How its object shares them.
@@ -299,7 +387,7 @@ impl TakenByOthers<'_> {
     fn conflict_as(&self, own: Option<&Sharing>, address: IpAddr, scope: Scope) -> Option<Conflict> {
         let holders = self.index.other_holders(address, self.name).map(|holder| holder.sharing.as_deref());
         let reserved = self.reserved.get(&address).into_iter().flatten();
-        let tries = reserved.flat_map(|reservation| reservation.sharing.iter().map(Option::as_ref));
+        let tries = reserved.map(|(_, sharing)| *sharing);
         let mut port = None;
         for other in holders.chain(tries) {
             match conflict(own, other, scope) {
@@ -322,11 +410,19 @@ impl Taken for TakenByOthers<'_> {
 
     fn shared(&self) -> BTreeSet<IpAddr> {
         let Some(wanted) = self.wanted else { return BTreeSet::new() };
-        let has_key = |reservation: &&Reservation| {
-            reservation.sharing.iter().flatten().any(|sharing| sharing.key == wanted.key)
+        let has_key = |(_, sharing): &(&str, Option<&Sharing>)| {
+            sharing.is_some_and(|sharing| sharing.key == wanted.key)
         };
         let reserved = self.reserved.iter().filter(|(_, all)| all.iter().any(has_key));
         self.index.of_key(&wanted.key).chain(reserved.map(|(address, _)| *address)).collect()
+    }
+
+    fn of_namespace(&self) -> BTreeSet<IpAddr> {
+        let is_own = |(namespace, _): &(&str, Option<&Sharing>)| *namespace == self.namespace;
+        let reserved = self.reserved.iter().filter(|(_, all)| all.iter().any(is_own));
+        let mut held = self.index.of_namespace(self.namespace, self.current);
+        held.extend(reserved.map(|(address, _)| *address));
+        held
     }
 
     fn free_from(&self, from: IpAddr) -> Option<IpAddr> {
@@ -342,6 +438,8 @@ impl Taken for TakenByOthers<'_> {
 #[derive(Clone, Debug)]
 pub(crate) struct WaitingRequest {
     namespace: String,
+    namespace_labels: Option<Labels>,
+    labels: Arc<Labels>,
     families: Vec<Family>,
     addresses: Vec<IpAddr>,
     pool: Option<String>,
@@ -366,7 +464,12 @@ impl WaitingRequest {
         if let Some(requested) = requested {
             return *requested == address;
         }
-        let is_usable = |pool: &&Pool| is_usable(pool) && pool.admits(&self.namespace);
+        let requester = Requester {
+            namespace: &self.namespace,
+            namespace_labels: self.namespace_labels.as_ref(),
+            labels: &self.labels,
+        };
+        let is_usable = |pool: &&Pool| is_usable(pool) && pool.admits(requester);
         self.families.contains(&family) && pools.iter().filter(is_usable).any(|pool| pool.contains(address))
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the objects in a cache refer to, so that no call looks at all of them. Pure; the cache keeps it current.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -48,6 +48,8 @@ pub(crate) struct Index {
     used: AddressSet,
     /// The addresses of objects with a key, as often as there are objects.
     keys: BTreeMap<String, Vec<IpAddr>>,
+    /// The addresses of the objects of each namespace's Services, as often as there are objects.
+    namespaces: BTreeMap<String, Vec<IpAddr>>,
     /// The number of objects that use a shared node set.
     node_sets: BTreeMap<String, usize>,
 }
@@ -79,6 +81,17 @@ impl Index {
         self.keys.get(key).into_iter().flatten().copied()
     }
 
+    /// The addresses of the objects of this namespace's Services, but once `except`, which one of them has.
+    pub(crate) fn of_namespace(&self, namespace: &str, except: &[IpAddr]) -> BTreeSet<IpAddr> {
+        let mut all = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        for address in except {
+            if let Some(place) = all.iter().position(|held| held == address) {
+                all.swap_remove(place);
+            }
+        }
+        all.into_iter().collect()
+    }
+
     /// The addresses of all objects.
     pub(crate) fn used(&self) -> &AddressSet {
         &self.used
@@ -101,6 +114,9 @@ impl Index {
             let holder = Holder { name: new.name.clone(), sharing: sharing.clone() };
             self.holders.entry(address).or_default().push(holder);
             self.used.insert(address);
+            if let Some(owner) = &new.owner {
+                self.namespaces.entry(owner.service.namespace().to_owned()).or_default().push(address);
+            }
         }
         if let Some(set) = new.content.as_ref().ok().and_then(S::node_set) {
             *self.node_sets.entry(set.to_owned()).or_default() += 1;
@@ -119,6 +135,9 @@ impl Index {
             let holder = Holder { name: old.name.clone(), sharing: sharing.clone() };
             if remove_one(&mut self.holders, &address, &holder) {
                 self.used.remove(address);
+            }
+            if let Some(owner) = &old.owner {
+                remove_one(&mut self.namespaces, &owner.service.namespace().to_owned(), &address);
             }
         }
         if let Some(set) = old.content.as_ref().ok().and_then(S::node_set)
@@ -147,8 +166,6 @@ fn remove_one<K: Ord, V: PartialEq>(values: &mut BTreeMap<K, Vec<V>>, key: &K, v
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -208,6 +225,7 @@ mod tests {
                 }
                 prop_assert_eq!(&index.used, &expected.used);
                 prop_assert_eq!(&index.node_sets, &expected.node_sets);
+                prop_assert_eq!(index.of_namespace("shop", &[]), expected.of_namespace("shop", &[]));
                 for key in ["even", "odd"] {
                     let sorted = |index: &Index| index.of_key(key).collect::<BTreeSet<_>>();
                     prop_assert_eq!(sorted(&index), sorted(&expected));

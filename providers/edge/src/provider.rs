@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use kube::Client;
 use kube::api::ObjectMeta;
@@ -16,7 +17,7 @@ use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
-    Owner, Progress, Provider, RequestedSources, SharedSet, Steering, TargetSet,
+    Owner, Progress, Provider, ProviderNotice, RequestedSources, SharedSet, Steering, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -25,6 +26,7 @@ use crate::allocation::Held;
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::index::References;
+use crate::namespaces::NamespaceKind;
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
 use crate::shared::Shared;
 use crate::sharing::Sharing;
@@ -42,7 +44,7 @@ pub fn capabilities() -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
-        shared_addresses: true,
+        address_pools: true,
         ipv6: true,
         one_target_family: false,
         weights: true,
@@ -474,6 +476,10 @@ impl Provider for EdgeProvider {
     fn changes(&self) -> BoxStream<'static, Owner> {
         self.shared.notifier.subscribe()
     }
+
+    fn notices(&self) -> BoxStream<'static, ProviderNotice> {
+        self.shared.notices.subscribe()
+    }
 }
 
 /// The targets in an object: a shared set, or its own.
@@ -497,8 +503,19 @@ fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationTok
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.pools, |shared, c| shared.on_pool(&c));
+    let (own, ended, watches) = (Arc::clone(shared), stop.clone(), watches.dispensable());
+    tokio::spawn(async move { ended.run_until_cancelled(watch_namespaces(&own, &watches)).await });
     let (shared, stop) = (Arc::clone(shared), stop.clone());
     tokio::spawn(async move { stop.run_until_cancelled(shared.keep_pool_statuses()).await });
+}
+
+/// Follows the labels of namespaces from the first pool on that needs them.
+async fn watch_namespaces(shared: &Shared, watches: &Watches) {
+    shared.namespaces.needed.notified().await;
+    let mut events = watches.watch(NamespaceKind);
+    while let Some(event) = events.next().await {
+        shared.on_namespace(event);
+    }
 }
 
 fn spawn_watch<S: Clone + DeserializeOwned + References + Send + 'static>(

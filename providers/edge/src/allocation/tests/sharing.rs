@@ -73,7 +73,7 @@ impl World {
         let mut lb = asked.load_balancer();
         let current = self.objects.get(&spec::object_name(&lb.owner)).map(Held::of).unwrap_or_default();
         lb.published.clone_from(&current.addresses);
-        self.allocation.allocate(&lb, current, &self.pools, &self.index)
+        self.allocation.allocate(&lb, current, &self.pools, None, &self.index)
     }
 
     /// Allocates and writes; returns the address, or the reason of a refusal.
