@@ -78,7 +78,7 @@ pub struct Capabilities {
     pub node_labels: Option<&'static str>,
     /// Whether several Services can share a load balancer by the annotation `steerage.dev/shared-load-balancer`.
     pub shared_load_balancers: bool,
-    /// Whether addresses come from AddressPools: Services share one by the annotation `steerage.dev/address-sharing-key`, and pools
+    /// Whether addresses come from an `AddressPool`: Services share one by the annotation `steerage.dev/address-sharing-key`, and pools
     /// select Services by their labels.
     pub address_pools: bool,
     /// Whether IPv6 is supported.

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Addresses that load balancers keep although no pool would give them any more, after a pool was changed or deleted. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use steerage_edge_api::{LabelSelector, Labels};
 use steerage_provider_api::{NoticeSubject, Owner, ProviderNotice};
+use tokio::time::Instant;
 
 use crate::Pool;
+
+/// So long a state lasts before it is told: the chart deletes a pool to change it, and creates it again.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Kept addresses that users are told of at once: other events wait in the same queue.
+const MOST_TOLD: usize = 50;
 
 /// Event of a Service whose address no pool would give it any more.
 pub const ADDRESS_KEPT: &str = "AddressKept";
@@ -66,24 +74,31 @@ pub(crate) fn is_restricted(pool: &Pool) -> bool {
     !pool.namespaces.is_empty() || pool.namespace_selector.is_some() || pool.service_selector.is_some()
 }
 
-/// The events of those that were not told yet, at most so many, which are added to `told`. Whether that were all.
-pub(crate) fn news(
-    kept: &BTreeSet<Kept>,
-    told: &mut BTreeSet<Kept>,
-    most: usize,
-) -> (Vec<ProviderNotice>, bool) {
-    told.retain(|one| kept.contains(one));
-    let new: Vec<_> = kept.difference(told).cloned().collect();
-    let is_all = new.len() <= most;
+/// Since when each is so, and whether users were told.
+pub(crate) type Known = BTreeMap<Kept, (Instant, bool)>;
+
+/// The events of those that are so for a while and were not told yet, at most [`MOST_TOLD`]. Whether no other has to be told.
+pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut Known) -> (Vec<ProviderNotice>, bool) {
+    known.retain(|one, _| kept.contains(one));
+    for one in kept {
+        if !known.contains_key(one) {
+            known.insert(one.clone(), (Instant::now(), false));
+        }
+    }
+    let mut untold: Vec<_> = known.iter_mut().filter(|(_, (_, is_told))| !is_told).collect();
+    let count = untold.len();
+    untold.retain(|(_, (since, _))| since.elapsed() >= PATIENCE);
+    untold.truncate(MOST_TOLD);
+    let is_all = untold.len() == count;
     let mut notices = Vec::new();
-    for one in new.into_iter().take(most) {
+    for (one, (_, is_told)) in untold {
         tracing::warn!(holder = one.holder, address = %one.address, why = ?one.why, "no AddressPool would assign this address; keeping it");
         notices.extend(one.owner.clone().map(|owner| ProviderNotice {
             subject: NoticeSubject::Service(owner),
             reason: ADDRESS_KEPT,
             note: one.note(),
         }));
-        told.insert(one);
+        *is_told = true;
     }
     (notices, is_all)
 }
@@ -150,26 +165,32 @@ mod tests {
         assert_eq!(unknown.why_kept(ip("10.9.0.1"), &is_for_others), None, "a pool may be for it");
     }
 
-    #[test]
-    fn each_is_told_once_until_it_is_well_again() {
+    #[tokio::test(start_paused = true)]
+    async fn each_is_told_once_until_it_is_well_again() {
         let kept = |n: u8| Kept {
             holder: format!("Service shop/{n}"),
             address: [10, 9, 0, n].into(),
             why: Why::Outside,
             owner: Some(owner(&n.to_string())),
         };
-        let all: BTreeSet<_> = (0..3).map(kept).collect();
-        let mut told = BTreeSet::new();
-        let mut tell = |kept: &BTreeSet<Kept>| {
-            let (notices, is_all) = news(kept, &mut told, 2);
+        let all: BTreeSet<_> = (0..60).map(kept).collect();
+        let (mut known, none) = (Known::new(), BTreeSet::new());
+        let tell = |kept: &BTreeSet<Kept>, known: &mut Known| {
+            let (notices, is_all) = news(kept, known);
             (notices.len(), is_all)
         };
-        assert_eq!(tell(&all), (2, false));
-        assert_eq!(tell(&all), (1, true));
-        assert_eq!(tell(&all), (0, true));
-        assert_eq!(tell(&BTreeSet::new()), (0, true));
-        assert_eq!(tell(&[kept(1)].into()), (1, true), "it happened again");
-        let (notices, _) = news(&[kept(1)].into(), &mut BTreeSet::new(), 1);
+        assert_eq!(tell(&all, &mut known), (0, false), "the pool may come again");
+        assert_eq!(tell(&none, &mut known), (0, true));
+        assert_eq!(tell(&all, &mut known), (0, false));
+        tokio::time::advance(PATIENCE).await;
+        assert_eq!(tell(&all, &mut known), (50, false));
+        assert_eq!(tell(&all, &mut known), (10, true));
+        assert_eq!(tell(&all, &mut known), (0, true));
+        assert_eq!(tell(&none, &mut known), (0, true));
+        let one = [kept(1)].into();
+        assert_eq!(tell(&one, &mut known), (0, false), "it happened again");
+        tokio::time::advance(PATIENCE).await;
+        let (notices, _) = news(&one, &mut known);
         assert_eq!(notices[0].reason, ADDRESS_KEPT);
         assert!(
             notices[0].note.starts_with("Address 10.9.0.1 is in no AddressPool any more."),

@@ -38,9 +38,6 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Event of an AddressPool that has hardly any free address of a family.
 pub const ADDRESS_POOL_NEARLY_FULL: &str = "AddressPoolNearlyFull";
 
-/// Kept addresses that users are told of at once: other events wait in the same queue.
-const MOST_TOLD: usize = 50;
-
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -72,8 +69,8 @@ pub(crate) struct Shared {
     /// The namespace of all objects.
     namespace: String,
     pub(crate) notices: Notifier<ProviderNotice>,
-    /// The kept addresses that users were told of.
-    kept: Mutex<BTreeSet<Kept>>,
+    /// The kept addresses, and whether users were told.
+    kept: Mutex<kept::Known>,
     /// The pools and families that users were told are nearly full.
     full_pools: Mutex<BTreeSet<(String, String)>>,
 }
@@ -303,9 +300,9 @@ impl Shared {
         } else {
             self.look_for_kept(&pools)
         };
-        let mut told = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let (notices, is_all) = kept::news(&found, &mut told, MOST_TOLD);
-        drop(told);
+        let mut known = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (notices, is_all) = kept::news(&found, &mut known);
+        drop(known);
         notices.into_iter().for_each(|notice| self.notices.send(&notice));
         if !is_all {
             self.pools_are_stale();

@@ -208,7 +208,7 @@ impl PoolWorld {
 }
 
 /// Whatever becomes of its pool, a Service keeps its address, and its user is told so once.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn change_of_a_pool_takes_no_address_away_and_is_told_once() {
     let team = |value: &str| json!({"matchLabels": {"team": value}});
     let range = "10.9.0.0/24";
@@ -254,6 +254,9 @@ async fn change_of_a_pool_takes_no_address_away_and_is_told_once() {
         assert_eq!(world.shared.allocate(&web).expect("its own"), [ip("10.9.0.7")], "{changed:?}");
         let problem = world.problem(told_at).await;
         assert!(problem.contains(in_status), "{changed:?}: {problem}");
+        world.shared.stale_pools.notified().now_or_never().expect("to be told later");
+        tokio::time::advance(kept::PATIENCE).await;
+        assert!(world.shared.write_pools().await);
         let notice = notices.next().now_or_never().flatten().expect("told");
         let about = (notice.subject, notice.reason);
         assert_eq!(about, (NoticeSubject::Service(owner("web")), kept::ADDRESS_KEPT));
@@ -265,8 +268,8 @@ async fn change_of_a_pool_takes_no_address_away_and_is_told_once() {
     }
 }
 
-/// The labels of a Service or its namespace change: it keeps its address, too.
-#[tokio::test]
+/// The labels of a Service change: it keeps its address, too.
+#[tokio::test(start_paused = true)]
 async fn labels_that_change_take_no_address_away() {
     let mut world = PoolWorld::new();
     let selector = json!({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]});
@@ -283,6 +286,8 @@ async fn labels_that_change_take_no_address_away() {
     assert_eq!(world.shared.allocate(&labelled("b")).expect("its own"), [ip("10.9.0.7")]);
     world.shared.stale_pools.notified().now_or_never().expect("the status differs");
     assert!(world.problem("p").await.contains("that the pool is not for"));
+    tokio::time::advance(kept::PATIENCE).await;
+    assert!(world.shared.write_pools().await);
     assert!(notices.next().now_or_never().flatten().is_some());
     let other = LoadBalancer { owner: owner("other"), published: Vec::new(), ..labelled("b") };
     assert_eq!(world.shared.allocate(&other).expect_err("not for it").reason(), crate::NO_FREE_ADDRESS);
