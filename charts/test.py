@@ -15,7 +15,7 @@ ALERTS = CHART / "files" / "alerts.yaml"
 DASHBOARD = CHART / "files" / "dashboard.json"
 UNIT_TESTS = CHART.with_name("alerts-test.yaml")
 BINARIES = pathlib.Path(os.environ["STEERAGE_BINARIES"])
-FULL_POOL = {"addresses": ["10.0.200.0/24"], "autoAssign": False, "excluded": ["10.0.200.1"], "namespaces": ["shop"], "priority": 7}
+FULL_POOL = {"addresses": ["10.0.200.0/24"], "autoAssign": False, "excluded": ["10.0.200.1"], "namespaces": ["shop"], "priority": 7, "sharing": "Cluster", "maxAddressesPerNamespace": 5, "reuseDelaySeconds": 300, "namespaceSelector": {}, "serviceSelector": {"matchLabels": {"a": "b"}, "matchExpressions": [{"key": "c", "operator": "In", "values": ["d"]}]}}
 POOLS = {"edge": {"addressPools": [{"name": "default", "addresses": ["10.0.200.0/24", "fd00::1-fd00::9"]}]}}
 AWS = {"controller": {"provider": "aws"}, "aws": {"clusterName": "test", "vpcId": "vpc-1", "subnets": ["subnet-1", "subnet-2"]}}
 AWS_BY_TAGS = {**AWS, "aws": {"clusterName": "test", "vpcId": "vpc-1"}}
@@ -65,6 +65,9 @@ INVALID = {
     "an API server without a port": {"agent": {"kubeProxyReplacement": True, "apiServer": "10.0.0.1"}},
     "a pool without addresses": {"edge": {"addressPools": [{"name": "default", "addresses": []}]}},
     "a pool for a namespace that cannot be": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/24"], "namespaces": ["Shop"]}]}},
+    "a pool whose limit is zero": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/24"], "maxAddressesPerNamespace": 0}]}},
+    "a pool with an unknown sharing": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/24"], "sharing": "All"}]}},
+    "a selector with an unknown operator": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/24"], "serviceSelector": {"matchExpressions": [{"key": "a", "operator": "Is"}]}}]}},
     "a pool without a name": {"edge": {"addressPools": [{"addresses": ["10.0.0.0/24"]}]}},
     "an IPv4 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/33"]}]}},
     "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
@@ -293,7 +296,7 @@ class Values(unittest.TestCase):
         known = render(POOLS, "--api-versions", "steerage.dev/v1alpha1/AddressPool")["AddressPool/default"]
         self.assertEqual("post-install,post-upgrade,post-rollback", new["metadata"]["annotations"]["helm.sh/hook"])
         self.assertNotIn("annotations", known["metadata"])
-        self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True, "priority": 0}, known["spec"])
+        self.assertEqual({"addresses": ["10.0.200.0/24", "fd00::1-fd00::9"], "autoAssign": True, "priority": 0, "sharing": "Namespace"}, known["spec"])
 
 
 class Rights(unittest.TestCase):

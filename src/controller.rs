@@ -19,6 +19,7 @@ use crate::lease;
 use crate::metrics::Metrics;
 use crate::plan::Config;
 use crate::pod_gates::{self, PodGates, PodWriter};
+use crate::provider_notices;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
 use crate::removal_hold::RemovalBreaker;
@@ -91,6 +92,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         });
         let events = tokio::spawn(recording);
         let changes = provider.changes();
+        let telling = provider_notices::publish(provider.notices(), recorder.clone());
         let rate_limiter = RateLimiter::of_qps(provider_qps);
         let pod_gates = config.pod_readiness_gates.then(Arc::<PodGates>::default);
         let pod_writer = PodWriter::new(client.clone(), leadership.clone());
@@ -114,7 +116,10 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         let gating =
             pod_gates.map(|gates| pod_gates::run(Arc::clone(&reconciler), gates, pod_writer, stop.clone()));
         let working = workers::run(reconciler, requests, changes, workers, stop.clone());
-        tokio::join!(working, OptionFuture::from(gating));
+        tokio::select! {
+            _ = async { tokio::join!(working, OptionFuture::from(gating)) } => {}
+            () = telling => {}
+        }
         // The last recorder went with the reconciler, so this ends when all events are written.
         let _ = events.await;
     };

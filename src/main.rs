@@ -20,6 +20,7 @@ mod node_list;
 mod orphans;
 mod plan;
 mod pod_gates;
+mod provider_notices;
 mod queue;
 mod rate_limit;
 mod reasons;

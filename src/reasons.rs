@@ -32,6 +32,8 @@ reasons! {
         CLUSTER_ADDRESS = "ClusterAddress";
         /// The Service asks to share a load balancer, which the provider does not support.
         SHARED_LOAD_BALANCERS_NOT_SUPPORTED = "SharedLoadBalancersNotSupported";
+        /// The Service has the annotation `steerage.dev/address-sharing-key`, but the provider cannot share an address.
+        SHARED_ADDRESSES_NOT_SUPPORTED = "SharedAddressesNotSupported";
         /// The Service has no ports.
         NO_PORTS = "NoPorts";
         /// The Service has no address yet, and more than 10,000 pairs of a port and a source range of `spec.loadBalancerSourceRanges`, which a

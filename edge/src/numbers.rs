@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The numbers by which the kernel knows tables and targets. Pure, used by `plan`. Numbers differ between hosts; tables do not.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::numbers::Numbers;
+use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{Path, State, TargetState};
 
 use crate::host::HostNetwork;
@@ -89,9 +90,9 @@ impl TargetNumbers {
 /// The numbers of tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TableNumbers {
-    /// The numbers that the kernel held when this process started, by VIP.
-    adopted: Arc<HashMap<IpAddr, u32>>,
-    /// All numbers that the kernel held then. They are never given to another VIP.
+    /// The numbers that the kernel held when this process started, by listener: load balancers may share a VIP.
+    adopted: Arc<BTreeMap<ListenerKey, u32>>,
+    /// All numbers that the kernel held then. They are never given to another listener.
     reserved: Arc<HashSet<u32>>,
     used: HashSet<u32>,
     last: u32,
@@ -100,17 +101,16 @@ pub(crate) struct TableNumbers {
 impl TableNumbers {
     /// Continues with the numbers that the kernel holds.
     pub(crate) fn adopt(written: &State) -> Self {
-        let adopted =
-            written.listeners.iter().map(|(key, listener)| (key.vip.into(), listener.table)).collect();
+        let adopted = written.listeners.iter().map(|(key, listener)| (*key, listener.table)).collect();
         let reserved: HashSet<_> = written.tables.keys().copied().collect();
         let last = reserved.iter().copied().max().unwrap_or(0);
         Self { adopted: Arc::new(adopted), reserved: Arc::new(reserved), used: HashSet::new(), last }
     }
 
-    /// The number of a new table that serves `vip`.
-    pub(crate) fn assign(&mut self, vip: IpAddr) -> u32 {
-        // Two VIPs may have shared a table that they no longer share: the second gets a new number.
-        let adopted = self.adopted.get(&vip).copied().filter(|number| !self.used.contains(number));
+    /// The number of a new table that serves `listener`.
+    pub(crate) fn assign(&mut self, listener: &ListenerKey) -> u32 {
+        // Two listeners may have shared a table that they no longer share: the second gets a new number.
+        let adopted = self.adopted.get(listener).copied().filter(|number| !self.used.contains(number));
         let number = adopted.unwrap_or_else(|| {
             // Once all numbers have been given out, they begin again, while old tables may still have theirs.
             loop {
@@ -139,25 +139,24 @@ impl TableNumbers {
 mod tests {
     use super::*;
     use steerage_edge_dataplane::Listener;
-    use steerage_edge_dataplane::packet::maps::ListenerKey;
 
     #[test]
     fn new_number_skips_numbers_in_use() {
-        let vip = |number: u8| IpAddr::from([10, 0, 0, number]);
+        let at = |number: u8| ListenerKey::new([10, 0, 0, number].into(), 6, 80);
         let mut written = State::default();
-        for (vip, table) in [(vip(1), u32::MAX), (vip(2), 2)] {
+        for (key, table) in [(at(1), u32::MAX), (at(2), 2)] {
             written.tables.insert(table, Arc::default());
             let listener = Listener { table, has_affinity: false, ranges: None };
-            written.listeners.insert(ListenerKey::new(vip, 6, 80), listener);
+            written.listeners.insert(key, listener);
         }
         let mut numbers = TableNumbers::adopt(&written);
-        // The largest number is in use: the next ones are zero, which is none, and 2, which belongs to another VIP.
-        let new = [numbers.assign(vip(3)), numbers.assign(vip(4))];
+        // The largest number is in use: the next ones are zero, which is none, and 2, which belongs to another listener.
+        let new = [numbers.assign(&at(3)), numbers.assign(&at(4))];
         assert_eq!(new, [1, 3]);
-        assert_eq!((numbers.assign(vip(1)), numbers.assign(vip(2))), (u32::MAX, 2));
+        assert_eq!((numbers.assign(&at(1)), numbers.assign(&at(2))), (u32::MAX, 2));
         numbers.retain([1, 3].into());
         numbers.last = 0;
-        assert_eq!(numbers.assign(vip(5)), 4, "1 and 3 are in use, 2 was");
+        assert_eq!(numbers.assign(&at(5)), 4, "1 and 3 are in use, 2 was");
     }
 
     #[test]

@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use steerage_edge_api::{ListenerProtocol, TargetStatus};
-use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::packet::protocol;
+use steerage_edge_api::TargetStatus;
 use steerage_edge_dataplane::{Listener, Sender, State};
 
 use crate::health::{HealthByProbe, Probe};
@@ -119,12 +117,7 @@ fn state(
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
             Arc::new(of_family.copied().collect::<BTreeSet<_>>())
         });
-        for listener in &spec.listeners {
-            let protocol = match listener.protocol {
-                ListenerProtocol::Tcp => protocol::TCP,
-                ListenerProtocol::Udp => protocol::UDP,
-            };
-            let key = ListenerKey::new(*vip, protocol, listener.port);
+        for key in load_balancer.listeners(*vip) {
             let has_affinity = spec.affinity.is_some();
             state.listeners.insert(key, Listener { table, has_affinity, ranges: ranges.clone() });
         }

@@ -36,6 +36,8 @@ annotations! {
     ADDRESSES = "steerage.dev/addresses", "one address, or one per IP family separated by a comma";
     /// AddressPool to take addresses from. A pool with `autoAssign: false` serves only Services that name the pool or one of its addresses.
     ADDRESS_POOL = "steerage.dev/address-pool", "name of an AddressPool";
+    /// Services with the same key share an address, if their ports differ: Services of one namespace, or of all namespaces if the AddressPool has `sharing: Cluster`. Only on the edge.
+    ADDRESS_SHARING_KEY = "steerage.dev/address-sharing-key", "at most 63 letters, digits, dots, hyphens and underscores";
     /// Time between two health checks of a target, within the provider's range.
     HEALTH_CHECK_INTERVAL = "steerage.dev/health-check-interval", "duration, such as `500ms` or `10s`";
     /// Time after which a health check fails; at most the interval.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -199,6 +200,8 @@ pub struct Service {
     pub has_selector: bool,
     /// The annotations that [`names::is_kept`] keeps.
     pub annotations: BTreeMap<String, String>,
+    /// `metadata.labels` of a `LoadBalancer` Service.
+    pub labels: Arc<BTreeMap<String, String>>,
     /// The value of the label [`names::PROXY_NAME_LABEL`].
     pub proxy_name: Option<String>,
     /// Whether the label [`names::HEADLESS_LABEL`] is set.
@@ -238,6 +241,7 @@ impl Service {
             allocate_node_ports: true,
             has_selector: true,
             annotations: BTreeMap::new(),
+            labels: Arc::default(),
             proxy_name: None,
             headless_label: false,
             finalizers: Vec::new(),

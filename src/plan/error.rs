@@ -27,6 +27,8 @@ pub(crate) enum PlanError {
         "Annotation steerage.dev/shared-load-balancer is set, but the provider cannot share a load balancer"
     )]
     SharedLoadBalancersNotSupported,
+    #[error("Annotation steerage.dev/address-sharing-key is set, but the provider cannot share an address")]
+    SharedAddressesNotSupported,
     #[error("The Service has no ports")]
     NoPorts,
     #[error(
@@ -56,6 +58,7 @@ impl PlanError {
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
             Self::ClusterAddress { .. } => reasons::CLUSTER_ADDRESS,
             Self::SharedLoadBalancersNotSupported => reasons::SHARED_LOAD_BALANCERS_NOT_SUPPORTED,
+            Self::SharedAddressesNotSupported => reasons::SHARED_ADDRESSES_NOT_SUPPORTED,
             Self::NoPorts => reasons::NO_PORTS,
             Self::TooManySourceRanges { .. } => reasons::TOO_MANY_SOURCE_RANGES,
             Self::ProtocolNotSupported { .. } => reasons::PROTOCOL_NOT_SUPPORTED,
@@ -80,6 +83,7 @@ impl PlanError {
             }
             Self::ClusterAddress { .. } => "Request another one",
             Self::SharedLoadBalancersNotSupported => "Remove the annotation steerage.dev/shared-load-balancer",
+            Self::SharedAddressesNotSupported => "Remove the annotation steerage.dev/address-sharing-key",
             Self::NoPorts => "Add a port to spec.ports",
             Self::TooManySourceRanges { .. } => "Use fewer ports, or fewer and larger source ranges",
             Self::ProtocolNotSupported { .. } => "Remove the port from spec.ports",

@@ -4,6 +4,7 @@
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use steerage_model::annotations::{self, is_written_by_controller};
 use steerage_model::{Family, Service, ServicePort};
@@ -35,6 +36,9 @@ pub(crate) fn load_balancer(
     {
         return Err(PlanError::SharedLoadBalancersNotSupported);
     }
+    if service.annotations.contains_key(annotations::ADDRESS_SHARING_KEY) && !capabilities.address_pools {
+        return Err(PlanError::SharedAddressesNotSupported);
+    }
     let families = families(service, capabilities)?;
     let listeners = listeners(service, config)?;
     let health_check = health_check(service, steering, config)?;
@@ -57,6 +61,7 @@ pub(crate) fn load_balancer(
         published: service.ingress.iter().filter_map(|ingress| ingress.ip).collect(),
         published_hostnames: service.ingress.iter().filter_map(|ingress| ingress.hostname.clone()).collect(),
         source_ranges: service.source_ranges.clone(),
+        labels: if capabilities.address_pools { Arc::clone(&service.labels) } else { Arc::default() },
         annotations: annotations.map(|(name, value)| (name.clone(), value.clone())).collect(),
     };
     Ok(lb.with_targets(&GroupTargets::default()))
@@ -82,6 +87,7 @@ pub(crate) fn fingerprint(service: &Service) -> u64 {
         allocate_node_ports,
         has_selector,
         annotations,
+        labels,
         proxy_name,
         headless_label,
         finalizers: _,
@@ -95,7 +101,7 @@ pub(crate) fn fingerprint(service: &Service) -> u64 {
     (key, uid, kind, cluster_ips, external_ips, ports).hash(&mut hasher);
     (external_policy, internal_policy, affinity, health_check_node_port, source_ranges).hash(&mut hasher);
     (class, load_balancer_ip, families, allocate_node_ports, has_selector).hash(&mut hasher);
-    (proxy_name, headless_label, deleting).hash(&mut hasher);
+    (labels, proxy_name, headless_label, deleting).hash(&mut hasher);
     for annotation in annotations.iter().filter(|(name, _)| !is_written_by_controller(name)) {
         annotation.hash(&mut hasher);
     }

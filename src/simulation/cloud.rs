@@ -235,6 +235,7 @@ pub(super) fn capabilities(shared_sets: bool) -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
+        address_pools: false,
         ipv6: false,
         one_target_family: false,
         weights: false,

@@ -90,7 +90,7 @@ impl Args {
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
-        follow(watches.services(), inputs.clone(), Input::Service);
+        follow(watches.services(), inputs.clone(), |event| Input::Service(without_labels(event)));
         follow(watches.slices(), inputs.clone(), Input::Slice);
         follow(watches.dispensable().watch(ServiceCidrs), inputs.clone(), Input::ServiceCidr);
         let cluster_nodes = if settings.forward_to_peers.is_some() {
@@ -290,6 +290,16 @@ fn follow<E: Send + 'static>(
             }
         }
     });
+}
+
+/// No rule follows from the labels of Services, which may be many.
+fn without_labels(event: Event<Service>) -> Event<Service> {
+    let stripped = |service: Service| Service { labels: Arc::default(), ..service };
+    match event {
+        Event::InitApply(service) => Event::InitApply(stripped(service)),
+        Event::Apply(service) => Event::Apply(stripped(service)),
+        other => other,
+    }
 }
 
 /// The same for all Nodes, from a moment within the time that is sent on, unless they are more than [`MAX_WATCHED_NODES`].

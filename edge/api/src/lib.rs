@@ -10,6 +10,7 @@ mod load_balancer;
 mod pool;
 #[cfg(test)]
 mod reference;
+mod selector;
 
 pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus};
 pub use host::{EdgeHost, EdgeHostSpec};
@@ -17,7 +18,9 @@ pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
     HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,
 };
-pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus};
+pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, AddressSharing, ReleasedAddress};
+
+pub use selector::{LabelOperator, LabelRequirement, LabelSelector, Labels};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What edge hosts should forward. The controller writes these objects, and the edge hosts read them.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use kube::CustomResource;
@@ -31,6 +32,15 @@ pub enum ListenerProtocol {
     Tcp,
     /// UDP.
     Udp,
+}
+
+impl fmt::Display for ListenerProtocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        })
+    }
 }
 
 /// A port that clients connect to.
@@ -134,6 +144,10 @@ pub struct EdgeLoadBalancerSpec {
     /// Virtual IP addresses (VIPs), at most one of each family.
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
+    /// Load balancers with the same key may have the same address, if each of their listeners is of one of them. Unset: the addresses
+    /// are of this load balancer alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing_key: Option<String>,
     /// Ports that are served on each address.
     pub listeners: Vec<Listener>,
     /// Health check of the targets.

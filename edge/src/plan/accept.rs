@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which VIPs of a load balancer can be served, and what is wrong with the others.
+//! Which VIPs and listeners of a load balancer can be served, and what is wrong with the others.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use steerage_edge_api::{Listener, ListenerProtocol};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
+use steerage_edge_dataplane::packet::protocol;
 
 use super::PlanInputs;
 use super::room::{Served, refuse_what_has_no_room};
@@ -20,28 +23,85 @@ pub(super) struct Accepted<'a> {
     /// Its own targets, or those of its node set, if that exists.
     pub(super) targets: Option<Targets>,
     pub(super) vips: Vec<IpAddr>,
+    /// Those of its listeners that another load balancer with the same VIP has.
+    lost: BTreeSet<ListenerKey>,
     pub(super) source_ranges: Vec<IpNet>,
     pub(super) problems: Vec<String>,
 }
 
-pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>, served: &Served) -> Vec<Accepted<'a>> {
-    let mut owners = BTreeMap::new();
-    for object in inputs.index.load_balancers() {
-        for vip in &object.spec.addresses {
-            owners.entry(*vip).or_insert(object.name.as_str());
-        }
+impl Accepted<'_> {
+    /// The listeners that are served at this VIP.
+    pub(super) fn listeners(&self, vip: IpAddr) -> impl Iterator<Item = ListenerKey> {
+        self.object
+            .spec
+            .listeners
+            .iter()
+            .map(move |listener| key(vip, listener))
+            .filter(|key| !self.lost.contains(key))
     }
+}
+
+fn key(vip: IpAddr, listener: &Listener) -> ListenerKey {
+    let protocol = match listener.protocol {
+        ListenerProtocol::Tcp => protocol::TCP,
+        ListenerProtocol::Udp => protocol::UDP,
+    };
+    ListenerKey::new(vip, protocol, listener.port)
+}
+
+/// Of which load balancers VIPs and listeners are. Several with one key may have a VIP, others may not: then it is the first one's by
+/// name, as a listener is.
+#[derive(Default)]
+struct Owners<'a> {
+    /// The first load balancer of each VIP.
+    vips: BTreeMap<IpAddr, &'a LoadBalancer>,
+    /// The load balancers of the listeners of those with a key.
+    listeners: BTreeMap<ListenerKey, &'a str>,
+}
+
+impl<'a> Owners<'a> {
+    fn new(load_balancers: impl Iterator<Item = &'a LoadBalancer>) -> Self {
+        let mut owners = Self::default();
+        for object in load_balancers {
+            for vip in object.spec.addresses.iter().copied() {
+                let first = owners.vips.entry(vip).or_insert(object);
+                if object.spec.sharing_key.is_some() && may_share(first, object) {
+                    for listener in &object.spec.listeners {
+                        owners.listeners.entry(key(vip, listener)).or_insert(&object.name);
+                    }
+                }
+            }
+        }
+        owners
+    }
+
+    /// The load balancer that has the VIP instead.
+    fn instead(&self, object: &LoadBalancer, vip: IpAddr) -> Option<&'a str> {
+        let first = self.vips.get(&vip).copied().filter(|first| !may_share(first, object))?;
+        Some(&first.name)
+    }
+
+    /// The load balancer that has the listener instead.
+    fn of_listener(&self, object: &LoadBalancer, key: &ListenerKey) -> Option<&'a str> {
+        self.listeners.get(key).copied().filter(|owner| *owner != object.name)
+    }
+}
+
+/// Whether both may have one VIP.
+fn may_share(first: &LoadBalancer, other: &LoadBalancer) -> bool {
+    first.name == other.name
+        || first.spec.sharing_key.is_some() && first.spec.sharing_key == other.spec.sharing_key
+}
+
+pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>, served: &Served) -> Vec<Accepted<'a>> {
+    let owners = Owners::new(inputs.index.load_balancers());
     let mut accepted: Vec<_> =
         inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect();
     refuse_what_has_no_room(&mut accepted, inputs.room, served);
     accepted
 }
 
-fn accept<'a>(
-    inputs: &PlanInputs<'a>,
-    owners: &BTreeMap<IpAddr, &str>,
-    object: &'a LoadBalancer,
-) -> Accepted<'a> {
+fn accept<'a>(inputs: &PlanInputs<'a>, owners: &Owners<'_>, object: &'a LoadBalancer) -> Accepted<'a> {
     let spec = &object.spec;
     let mut problems = Vec::new();
     let targets = match &spec.node_set {
@@ -58,9 +118,9 @@ fn accept<'a>(
     };
     let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);
     problems.extend(unreadable);
-    let mut vips = Vec::new();
+    let (mut vips, mut lost) = (Vec::new(), BTreeSet::new());
     for vip in spec.addresses.iter().copied() {
-        if let Some(problem) = refuse(inputs.host, owners, &object.name, vip) {
+        if let Some(problem) = refuse(inputs.host, owners, object, vip) {
             problems.push(problem);
             continue;
         }
@@ -70,15 +130,23 @@ fn accept<'a>(
                 display_mac(*mac)
             )
         }));
+        for listener in &spec.listeners {
+            let key = key(vip, listener);
+            let Some(owner) = owners.of_listener(object, &key) else { continue };
+            problems.push(format!(
+                "Port {} {} of address {vip} belongs to the load balancer {owner}. It is not served here. Use another port.",
+                listener.protocol, listener.port
+            ));
+            lost.insert(key);
+        }
         vips.push(vip);
     }
-    Accepted { object, targets, vips, source_ranges, problems }
+    Accepted { object, targets, vips, lost, source_ranges, problems }
 }
 
 /// Why an address cannot be served at all.
-fn refuse(host: &HostNetwork, owners: &BTreeMap<IpAddr, &str>, name: &str, vip: IpAddr) -> Option<String> {
-    let owner = owners.get(&vip).copied().unwrap_or(name);
-    if owner != name {
+fn refuse(host: &HostNetwork, owners: &Owners<'_>, object: &LoadBalancer, vip: IpAddr) -> Option<String> {
+    if let Some(owner) = owners.instead(object, vip) {
         return Some(format!(
             "Address {vip} belongs to the load balancer {owner}. It is not served here. Request another."
         ));

@@ -111,7 +111,7 @@ pub(super) fn assign(
     let mut used = SlotsAndMembers::default();
     for (position, group, members, size) in wanted {
         let before = previous.tables.get(&group.key);
-        let number = before.map_or_else(|| numbers.assign(group.vip), |before| before.number);
+        let number = before.map_or_else(|| numbers.assign(&group.first), |before| before.number);
         let table = before
             .filter(|before| before.is_of(size, &members))
             .map_or_else(|| Arc::new(Table::new(size, &members)), |before| Arc::clone(&before.table));

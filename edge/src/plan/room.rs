@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
-use steerage_edge_dataplane::{State, Table};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
+use steerage_edge_dataplane::{Listener, State, Table};
 
 use super::accept::Accepted;
 use super::is_same_family;
@@ -82,19 +83,26 @@ impl Needs {
     }
 }
 
-/// What each VIP had in the last plan.
-pub(super) type Served = HashMap<IpAddr, Needs>;
+/// The source ranges that each listener had in the last plan.
+pub(super) type Served = HashMap<ListenerKey, u64>;
 
-/// What each VIP has in the maps, for the next plan.
+/// What each listener has in the maps, for the next plan.
 pub(super) fn served(state: &State) -> Served {
-    let mut served = Served::new();
-    for (key, listener) in &state.listeners {
-        let Needs(needs) = served.entry(key.vip.into()).or_insert(Needs([0, 0, LEAST_SLOTS]));
-        needs[0] += 1;
-        // All listeners of a VIP have one set.
-        needs[1] = listener.ranges.as_ref().map_or(0, |ranges| count(ranges.len()));
-    }
-    served
+    let ranges = |listener: &Listener| listener.ranges.as_ref().map_or(0, |ranges| count(ranges.len()));
+    state.listeners.iter().map(|(key, listener)| (*key, ranges(listener))).collect()
+}
+
+/// What a load balancer had in the last plan.
+fn had(accepted: &Accepted<'_>, served: &Served) -> Needs {
+    let of_vip = |vip: &IpAddr| {
+        let mut needs = Needs::default();
+        for ranges in accepted.listeners(*vip).filter_map(|key| served.get(&key)) {
+            // All its listeners at a VIP have one set and one table.
+            needs = Needs([needs.0[0] + 1, *ranges, LEAST_SLOTS]);
+        }
+        needs
+    };
+    accepted.vips.iter().map(of_vip).fold(Needs::default(), Needs::plus)
 }
 
 /// Serves no VIP of the load balancers for which there is no room.
@@ -104,16 +112,12 @@ pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room,
     if needs.iter().fold(Needs::default(), |sum, need| sum.plus(*need)).fits(room) {
         return;
     }
-    let had = |one: &Accepted<'_>| {
-        let of_vips = one.vips.iter().filter_map(|vip| served.get(vip));
-        of_vips.fold(Needs::default(), |sum, needs| sum.plus(*needs))
-    };
     let mut used = Needs::default();
     let mut of_namespaces = BTreeMap::<String, Needs>::new();
     let mut waiting = BTreeMap::<String, Vec<usize>>::new();
     for (position, (one, need)) in accepted.iter().zip(&needs).enumerate() {
         let namespace = one.object.spec.service.namespace.clone();
-        if need.fits(had(one)) && used.plus(*need).fits(room) {
+        if need.fits(had(one, served)) && used.plus(*need).fits(room) {
             used = used.plus(*need);
             let of_namespace = of_namespaces.entry(namespace).or_default();
             *of_namespace = of_namespace.plus(*need);
@@ -157,8 +161,8 @@ fn count(length: usize) -> u64 {
 }
 
 fn needs(accepted: &Accepted<'_>) -> Needs {
-    let listeners = count(accepted.object.spec.listeners.len());
     let of_vip = |vip: &IpAddr| {
+        let listeners = count(accepted.listeners(*vip).count());
         let ranges = accepted.source_ranges.iter().filter(|range| is_same_family(range.addr(), *vip));
         Needs([listeners, count(ranges.count()), LEAST_SLOTS])
     };

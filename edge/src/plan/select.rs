@@ -11,6 +11,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use steerage_edge_dataplane::packet::maps::ListenerKey;
+
 use super::PlanInputs;
 use super::accept::Accepted;
 use super::targets::{TableKey, TargetGroup, Targets};
@@ -21,8 +23,8 @@ pub(super) const MAX_WAIT: Duration = Duration::from_secs(3);
 /// While no new target is healthy and a last one is. Targets without an answer are decided after 10 s and a timeout.
 pub(super) const MAX_WAIT_FOR_HEALTHY: Duration = Duration::from_secs(15);
 
-/// The targets of each VIP.
-pub(super) type TargetsInUse = HashMap<IpAddr, Arc<InUse>>;
+/// The targets of each VIP, of each load balancer that has it.
+pub(super) type TargetsInUse = HashMap<IpAddr, Vec<Arc<InUse>>>;
 
 /// The targets that a VIP uses.
 #[derive(Clone, Debug)]
@@ -42,7 +44,7 @@ impl InUse {
     }
 }
 
-/// A VIP that is served.
+/// A VIP that is served for a load balancer.
 pub(super) struct Frontend<'a> {
     pub(super) load_balancer: &'a Accepted<'a>,
     pub(super) vip: IpAddr,
@@ -69,16 +71,16 @@ struct Groups<'a> {
 
 impl Groups<'_> {
     /// The position of the group with this key, which has these targets unless it exists.
-    fn position(&mut self, key: &TableKey, targets: &Targets, vip: IpAddr) -> usize {
+    fn position(&mut self, key: &TableKey, targets: &Targets, first: ListenerKey) -> usize {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
-        let group = self.group(key.clone(), targets, vip);
+        let group = self.group(key.clone(), targets, first);
         self.push(group)
     }
 
-    fn group(&self, key: TableKey, targets: &Targets, vip: IpAddr) -> TargetGroup {
-        TargetGroup::new(self.inputs.host, self.inputs.health, key, targets, vip)
+    fn group(&self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
+        TargetGroup::new(self.inputs.host, self.inputs.health, key, targets, first)
     }
 
     fn push(&mut self, group: TargetGroup) -> usize {
@@ -89,7 +91,7 @@ impl Groups<'_> {
     }
 
     /// The position of the VIP's last group, if it is safer than the one that the load balancer names, whose health is unknown.
-    fn kept(&mut self, named: usize, last: &InUse, vip: IpAddr) -> Option<usize> {
+    fn kept(&mut self, named: usize, last: &InUse, first: ListenerKey) -> Option<usize> {
         let is_served = self.list.get(named).is_some_and(TargetGroup::has_healthy);
         let is_patient = last.waited(self.inputs.now) < MAX_WAIT;
         let is_safer = |group: &TargetGroup| {
@@ -98,7 +100,7 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
         }
-        let group = self.group(last.key.clone(), &last.targets, vip);
+        let group = self.group(last.key.clone(), &last.targets, first);
         is_safer(&group).then(|| self.push(group))
     }
 }
@@ -114,27 +116,30 @@ pub(super) fn select<'a>(
     for load_balancer in accepted {
         for vip in load_balancer.vips.iter().copied() {
             let key = TableKey::new(load_balancer.object, vip);
-            let named = load_balancer.targets.as_ref().map(|targets| groups.position(&key, targets, vip));
-            vips.push((load_balancer, vip, key, named));
+            // Without a listener nothing is served, but targets are still probed and reported.
+            let first = load_balancer.listeners(vip).next().unwrap_or(ListenerKey::new(vip, 0, 0));
+            let named = load_balancer.targets.as_ref().map(|targets| groups.position(&key, targets, first));
+            vips.push((load_balancer, vip, first, key, named));
         }
     }
     let mut selection =
         Selection { groups: Vec::new(), frontends: Vec::new(), in_use: HashMap::new(), is_waiting: false };
     let mut without_targets = Vec::new();
-    for (load_balancer, vip, key, named) in vips {
+    for (load_balancer, vip, first, key, named) in vips {
         let object = load_balancer.object;
-        let last = last.get(&vip).filter(|last| last.owner.0 == object.name && last.owner.1 == object.uid);
+        let mut of_vip = last.get(&vip).into_iter().flatten();
+        let last = of_vip.find(|last| last.owner.0 == object.name && last.owner.1 == object.uid);
         let (used, waiting_since) = match (named, last) {
             (Some(named), Some(last)) if may_wait(&groups, named, &key, last, inputs.now) => {
-                match groups.kept(named, last, vip) {
+                match groups.kept(named, last, first) {
                     Some(kept) => (kept, last.waiting_since.or(Some(inputs.now))),
                     None => (named, None),
                 }
             }
             (Some(named), _) => (named, None),
-            (None, Some(last)) => (groups.position(&last.key, &last.targets, vip), None),
+            (None, Some(last)) => (groups.position(&last.key, &last.targets, first), None),
             (None, None) => {
-                without_targets.push((load_balancer, vip, key));
+                without_targets.push((load_balancer, vip, first, key));
                 continue;
             }
         };
@@ -146,12 +151,12 @@ pub(super) fn select<'a>(
             reported: named.unwrap_or(used),
         });
         if let Some(group) = groups.list.get(used) {
-            selection.in_use.insert(vip, in_use(group, object, waiting_since, last));
+            selection.in_use.entry(vip).or_default().push(in_use(group, object, waiting_since, last));
         }
     }
     let none = Targets::OfNodeSet(Arc::default());
-    for (load_balancer, vip, key) in without_targets {
-        let position = groups.position(&key, &none, vip);
+    for (load_balancer, vip, first, key) in without_targets {
+        let position = groups.position(&key, &none, first);
         selection.frontends.push(Frontend { load_balancer, vip, group: position, reported: position });
     }
     selection.groups = groups.list;

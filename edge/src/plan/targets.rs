@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus};
 use steerage_edge_dataplane::maglev::{self, Member};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::is_same_family;
 use crate::hash;
@@ -80,8 +81,8 @@ impl Targets {
 pub(super) struct TargetGroup {
     pub(super) key: TableKey,
     pub(super) targets: Targets,
-    /// The first VIP that it serves.
-    pub(super) vip: IpAddr,
+    /// The first listener that it serves.
+    pub(super) first: ListenerKey,
     pub(super) candidates: Vec<Candidate>,
     /// Of all targets, also of refused ones; by node and address.
     pub(super) statuses: Arc<Vec<TargetStatus>>,
@@ -113,13 +114,14 @@ impl TargetGroup {
         health: &HealthByProbe,
         key: TableKey,
         targets: &Targets,
-        vip: IpAddr,
+        first: ListenerKey,
     ) -> Self {
+        let vip = IpAddr::from(first.vip);
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let mut group = Self {
             key,
             targets: targets.clone(),
-            vip,
+            first,
             candidates: Vec::new(),
             statuses: Arc::default(),
             probes: Vec::new(),
@@ -164,7 +166,7 @@ impl TargetGroup {
 
     /// The same targets, with the health that they have now.
     pub(super) fn refreshed(&self, host: &HostNetwork, health: &HealthByProbe) -> Self {
-        Self::new(host, health, self.key.clone(), &self.targets, self.vip)
+        Self::new(host, health, self.key.clone(), &self.targets, self.first)
     }
 
     pub(super) fn has_healthy(&self) -> bool {

@@ -12,12 +12,14 @@ use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{Path, Table};
 use steerage_watch::Event;
 
 mod kept_targets;
 mod measure;
 mod retargeting;
+mod shared_vips;
 
 fn lease(vip: &str) -> u32 {
     Shard::of(ip(vip)).lease()

@@ -89,6 +89,60 @@ fn source_ranges_restrict_clients() {
     });
 }
 
+/// Two load balancers at the same VIPs: one has TCP and source ranges, the other one UDP.
+#[test]
+fn load_balancers_share_vips_and_nothing_else() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = TestBed::new(1, 2);
+    let tcp = |testbed: &TestBed, ranges: Value| {
+        testbed.apply_load_balancer(&[0], |lb| {
+            lb["spec"]["sharingKey"] = json!("web");
+            lb["spec"]["listeners"] = json!([{"protocol": "TCP", "port": PORT}]);
+            lb["spec"]["sourceRanges"] = ranges;
+        });
+    };
+    let udp = |testbed: &TestBed| {
+        testbed.apply_load_balancer(&[1], |lb| {
+            lb["metadata"] = json!({"name": "lb-udp", "uid": "u-2", "generation": 1});
+            lb["spec"]["sharingKey"] = json!("web");
+            lb["spec"]["listeners"] = json!([{"protocol": "UDP", "port": PORT}]);
+        });
+    };
+    tcp(&testbed, json!(["10.1.0.3/32"]));
+    udp(&testbed);
+    testbed.start_ready(0);
+    let (wait, client) = (Duration::from_millis(700), testbed.client());
+    let names: Vec<_> = testbed.nodes.iter().map(|node| node.name.clone()).collect();
+    let bind = |vip: &str| {
+        std::net::UdpSocket::bind(if vip.contains(':') { "[::]:0" } else { "0.0.0.0:0" }).expect("bind")
+    };
+    let is_silent = |vip: &str| within(&client, || query_udp_within(&bind(vip), vip, 10, wait).is_none());
+    let node_by_udp = |vip| within(&client, || query_udp(vip, 10).map(|reply| reply.0));
+    for vip in [VIP4, VIP6] {
+        eventually("datagrams come in", || !is_silent(vip));
+        for _ in 0..10 {
+            assert_eq!(node_by_udp(vip).as_ref(), Some(&names[1]), "its targets are its own");
+        }
+        let refused = within(&client, || Connection::open_within(vip, wait).is_err());
+        assert!(refused, "the other one does not open its ranges: {vip}");
+    }
+    tcp(&testbed, json!([]));
+    eventually("connections come in", || within(&client, || Connection::open_within(VIP4, wait).is_ok()));
+    let mut long = within(&client, || Connection::open(VIP4).expect("connect"));
+    for vip in [VIP4, VIP6] {
+        assert_eq!(responding_nodes(&client, vip, 10), [names[0].as_str()]);
+        assert_eq!(node_by_udp(vip).as_ref(), Some(&names[1]));
+        sh(&format!("ip netns exec {client} ping -c 1 -W 2 {vip}"));
+    }
+    testbed.delete_load_balancer("lb-udp");
+    eventually("its listener is gone", || is_silent(VIP4) && is_silent(VIP6));
+    assert_eq!(responding_nodes(&client, VIP4, 10), [names[0].as_str()]);
+    long.echo("still there").expect("the connection of the one that stays");
+    udp(&testbed);
+    eventually("datagrams come in again", || !is_silent(VIP4));
+    long.echo("still there").expect("the connection");
+}
+
 #[test]
 fn client_with_affinity_stays_on_its_node() {
     requires!(NetworkNamespace, Program("ip"));

@@ -78,6 +78,9 @@ pub struct Capabilities {
     pub node_labels: Option<&'static str>,
     /// Whether several Services can share a load balancer by the annotation `steerage.dev/shared-load-balancer`.
     pub shared_load_balancers: bool,
+    /// Whether addresses come from an `AddressPool`: Services share one by the annotation `steerage.dev/address-sharing-key`, and pools
+    /// select Services by their labels.
+    pub address_pools: bool,
     /// Whether IPv6 is supported.
     pub ipv6: bool,
     /// Whether all targets of a load balancer are reached over the Service's first IP family, whatever family its clients use.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_model::{Family, Key, Protocol};
@@ -59,6 +60,8 @@ pub struct LoadBalancer {
     pub published_hostnames: Vec<String>,
     /// Source addresses that are admitted; empty admits all.
     pub source_ranges: Vec<IpNet>,
+    /// The Service's labels, if addresses come from pools.
+    pub labels: Arc<BTreeMap<String, String>>,
     /// The Service's annotations; each provider reads its own.
     pub annotations: BTreeMap<String, String>,
 }
@@ -76,6 +79,7 @@ impl LoadBalancer {
             published: _,
             published_hostnames: _,
             source_ranges,
+            labels,
             annotations,
         } = self;
         *owner == other.owner
@@ -86,6 +90,7 @@ impl LoadBalancer {
             && *requested_addresses == other.requested_addresses
             && *pool == other.pool
             && *source_ranges == other.source_ranges
+            && *labels == other.labels
             && *annotations == other.annotations
     }
 

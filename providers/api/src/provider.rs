@@ -8,8 +8,8 @@ use futures::stream::BoxStream;
 use steerage_model::Ingress;
 
 use crate::{
-    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, PartHealth, RequestedSources,
-    TargetHealth, TargetSet,
+    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, PartHealth, ProviderNotice,
+    RequestedSources, TargetHealth, TargetSet,
 };
 
 /// Whether a change is complete. Providers never wait: if the cloud needs time, they return when to call again.
@@ -154,4 +154,9 @@ pub trait Provider: Send + Sync + 'static {
     /// Owners to reconcile because something changed at the provider. Never ends; yields nothing if the provider has no
     /// notifications.
     fn changes(&self) -> BoxStream<'static, Owner>;
+
+    /// What to tell users by events, besides the results of calls. Never ends; yields nothing if the provider has nothing to tell.
+    fn notices(&self) -> BoxStream<'static, ProviderNotice> {
+        Box::pin(futures::stream::pending())
+    }
 }

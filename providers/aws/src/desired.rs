@@ -426,6 +426,7 @@ pub(crate) mod tests {
             pool: None,
             published: Vec::new(),
             published_hostnames: Vec::new(),
+            labels: std::sync::Arc::default(),
             source_ranges: Vec::new(),
             annotations: BTreeMap::new(),
         }

@@ -416,6 +416,7 @@ impl Provider for Aws {
             }),
             node_labels: Some(annotations::TARGET_NODE_LABELS),
             shared_load_balancers: true,
+            address_pools: false,
             ipv6: true,
             one_target_family: true,
             weights: false,

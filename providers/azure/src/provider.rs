@@ -342,6 +342,7 @@ impl Provider for Azure {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
+            address_pools: false,
             ipv6: true,
             one_target_family: false,
             weights: false,

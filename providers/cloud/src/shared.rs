@@ -128,6 +128,7 @@ impl SharedLoadBalancer {
             pool: None,
             published: Vec::new(),
             published_hostnames: Vec::new(),
+            labels: std::sync::Arc::default(),
             source_ranges: Vec::new(),
             annotations: self.annotations.clone(),
         }

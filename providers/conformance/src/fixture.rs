@@ -107,6 +107,7 @@ fn build(harness: &impl Harness, owner: &Owner, listeners: Vec<Listener>, interv
         pool: None,
         published: Vec::new(),
         published_hostnames: Vec::new(),
+        labels: std::sync::Arc::default(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     };

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the objects in a cache refer to, so that no call looks at all of them. Pure; the cache keeps it current.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use steerage_model::Key;
 use steerage_provider_api::Owner;
 
 use crate::AddressSet;
 use crate::entry::Entry;
+use crate::sharing::Sharing;
 
 /// The references of an object besides its owner.
 pub(crate) trait References: Eq + Sized {
@@ -17,10 +19,23 @@ pub(crate) trait References: Eq + Sized {
         Vec::new()
     }
 
+    /// How it shares its addresses, also if this version cannot fully read it.
+    fn sharing(_: &Entry<Self>) -> Option<Sharing> {
+        None
+    }
+
     /// The shared node set that it uses.
     fn node_set(&self) -> Option<&str> {
         None
     }
+}
+
+/// An object that has an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) name: String,
+    /// How it shares the address. Objects have at most two addresses.
+    pub(crate) sharing: Option<Arc<Sharing>>,
 }
 
 /// The references of all objects.
@@ -28,9 +43,13 @@ pub(crate) trait References: Eq + Sized {
 pub(crate) struct Index {
     /// The owners of objects by Service: several if it was deleted and created again.
     owners: BTreeMap<Key, Vec<Owner>>,
-    /// The names of the objects that have an address: several if another program wrote it into an object.
-    holders: BTreeMap<IpAddr, Vec<String>>,
+    /// The objects that have an address: several if they share it, or if another program wrote it into an object.
+    holders: BTreeMap<IpAddr, Vec<Holder>>,
     used: AddressSet,
+    /// The addresses of objects with a key, as often as there are objects.
+    keys: BTreeMap<String, Vec<IpAddr>>,
+    /// The addresses of the objects of each namespace's Services, as often as there are objects.
+    namespaces: BTreeMap<String, Vec<IpAddr>>,
     /// The number of objects that use a shared node set.
     node_sets: BTreeMap<String, usize>,
 }
@@ -51,15 +70,26 @@ impl Index {
         self.owners.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether an object other than `name` has the address.
-    pub(crate) fn is_used_by_others(&self, address: IpAddr, name: &str) -> bool {
-        self.holders.get(&address).is_some_and(|holders| holders.iter().any(|holder| holder != name))
+    /// The objects other than `name` that have the address.
+    pub(crate) fn other_holders(&self, address: IpAddr, name: &str) -> impl Iterator<Item = &Holder> {
+        let holders = self.holders.get(&address).into_iter().flatten();
+        holders.filter(move |holder| holder.name != name)
     }
 
-    /// The names of the objects with the address that come before `name`.
-    pub(crate) fn holders_before(&self, address: IpAddr, name: &str) -> impl Iterator<Item = &str> {
-        let holders = self.holders.get(&address).into_iter().flatten().map(String::as_str);
-        holders.filter(move |holder| *holder < name)
+    /// The addresses of objects with this key.
+    pub(crate) fn of_key(&self, key: &str) -> impl Iterator<Item = IpAddr> {
+        self.keys.get(key).into_iter().flatten().copied()
+    }
+
+    /// The addresses of the objects of this namespace's Services, but once `except`, which one of them has.
+    pub(crate) fn of_namespace(&self, namespace: &str, except: &[IpAddr]) -> BTreeSet<IpAddr> {
+        let mut all = self.namespaces.get(namespace).cloned().unwrap_or_default();
+        for address in except {
+            if let Some(place) = all.iter().position(|held| held == address) {
+                all.swap_remove(place);
+            }
+        }
+        all.into_iter().collect()
     }
 
     /// The addresses of all objects.
@@ -76,9 +106,17 @@ impl Index {
         if let Some(owner) = &new.owner {
             self.owners.entry(owner.service.clone()).or_default().push(owner.clone());
         }
+        let sharing = S::sharing(new).map(Arc::new);
         for address in S::addresses(new) {
-            self.holders.entry(address).or_default().push(new.name.clone());
+            if let Some(sharing) = &sharing {
+                self.keys.entry(sharing.key.clone()).or_default().push(address);
+            }
+            let holder = Holder { name: new.name.clone(), sharing: sharing.clone() };
+            self.holders.entry(address).or_default().push(holder);
             self.used.insert(address);
+            if let Some(owner) = &new.owner {
+                self.namespaces.entry(owner.service.namespace().to_owned()).or_default().push(address);
+            }
         }
         if let Some(set) = new.content.as_ref().ok().and_then(S::node_set) {
             *self.node_sets.entry(set.to_owned()).or_default() += 1;
@@ -89,9 +127,17 @@ impl Index {
         if let Some(owner) = &old.owner {
             remove_one(&mut self.owners, &owner.service, owner);
         }
+        let sharing = S::sharing(old).map(Arc::new);
         for address in S::addresses(old) {
-            if remove_one(&mut self.holders, &address, &old.name) {
+            if let Some(sharing) = &sharing {
+                remove_one(&mut self.keys, &sharing.key, &address);
+            }
+            let holder = Holder { name: old.name.clone(), sharing: sharing.clone() };
+            if remove_one(&mut self.holders, &address, &holder) {
                 self.used.remove(address);
+            }
+            if let Some(owner) = &old.owner {
+                remove_one(&mut self.namespaces, &owner.service.namespace().to_owned(), &address);
             }
         }
         if let Some(set) = old.content.as_ref().ok().and_then(S::node_set)
@@ -123,6 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::sharing::tests::sharing;
 
     /// The addresses of a load balancer in these tests.
     type Addresses = Vec<u8>;
@@ -133,6 +180,11 @@ mod tests {
             content
                 .map(|list| list.iter().map(|n| IpAddr::from([10, 0, 0, *n])).collect())
                 .unwrap_or_default()
+        }
+
+        fn sharing(entry: &Entry<Self>) -> Option<Sharing> {
+            let first = *entry.content.as_ref().ok()?.first()?;
+            Some(sharing("shop", if first % 2 == 0 { "even" } else { "odd" }, &[u16::from(first)]))
         }
 
         fn node_set(&self) -> Option<&str> {
@@ -173,13 +225,19 @@ mod tests {
                 }
                 prop_assert_eq!(&index.used, &expected.used);
                 prop_assert_eq!(&index.node_sets, &expected.node_sets);
+                prop_assert_eq!(index.of_namespace("shop", &[]), expected.of_namespace("shop", &[]));
+                for key in ["even", "odd"] {
+                    let sorted = |index: &Index| index.of_key(key).collect::<BTreeSet<_>>();
+                    prop_assert_eq!(sorted(&index), sorted(&expected));
+                    prop_assert_eq!(index.keys.contains_key(key), expected.keys.contains_key(key));
+                }
                 prop_assert_eq!(index.owners.keys().collect::<Vec<_>>(), expected.owners.keys().collect::<Vec<_>>());
                 for n in 0..6 {
                     let address = IpAddr::from([10, 0, 0, n]);
                     for name in 0..4_u8 {
                         let others = objects.iter().filter(|(other, _)| **other != name);
                         let is_used = others.into_iter().any(|(_, entry)| Addresses::addresses(entry).contains(&address));
-                        prop_assert_eq!(index.is_used_by_others(address, &format!("lb-{name}")), is_used);
+                        prop_assert_eq!(index.other_holders(address, &format!("lb-{name}")).next().is_some(), is_used);
                     }
                 }
             }

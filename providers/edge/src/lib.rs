@@ -12,6 +12,8 @@ mod calls;
 mod entry;
 mod health;
 mod index;
+mod kept;
+mod namespaces;
 mod notifier;
 mod objects;
 mod pool;
@@ -19,21 +21,42 @@ mod pool_metrics;
 mod pools;
 mod preview;
 mod provider;
+mod released;
 mod shared;
+mod sharing;
 mod sources;
 pub mod spec;
 
 pub use address_set::AddressSet;
 pub use allocate::{
-    ADDRESS_IN_USE, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS, NO_ADDRESS_POOL, NO_FREE_ADDRESS,
-    POOL_NOT_ADMITTED, Request, Taken, UNKNOWN_POOL, allocate,
+    ADDRESS_HELD, ADDRESS_IN_USE, ADDRESS_LIMIT_REACHED, ADDRESS_OUTSIDE_POOLS, INVALID_ADDRESS,
+    NO_ADDRESS_POOL, NO_FREE_ADDRESS, POOL_NOT_ADMITTED, Request, Taken, UNKNOWN_POOL, allocate,
 };
 pub use calls::REJECTED_BY_API_SERVER;
-pub use pool::{Pool, Range};
+pub use kept::ADDRESS_KEPT;
+pub use pool::{Pool, Range, Requester};
 pub use pool_metrics::register_sample_metrics;
 pub use provider::{EdgeProvider, OBJECT_NOT_OWNED, capabilities};
+pub use shared::ADDRESS_POOL_NEARLY_FULL;
+pub use sharing::{Conflict, Scope};
 
 use steerage_provider_cloud::reasons;
+
+/// Every event that this provider publishes besides its errors: reason, meaning, what to do.
+pub const EVENTS: &[(&str, &str, &str)] = &[
+    (
+        ADDRESS_KEPT,
+        "Of a Service: an AddressPool was changed or deleted, or labels were, so that no pool would give the Service its address any \
+         more. The load balancer keeps it. Once for each time, and once more after a restart of the controller.",
+        "Add the address to a pool, admit the Service, or request another address.",
+    ),
+    (
+        ADDRESS_POOL_NEARLY_FULL,
+        "Of an AddressPool: at most a tenth of its addresses of an IP family is free, of ten or more. `status.problem` says so as long \
+         as it is true.",
+        "Add addresses, or another pool.",
+    ),
+];
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
 pub const REASONS: &[(&str, &str, &str)] = &[
@@ -50,13 +73,31 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADDRESS_IN_USE,
-        "The requested address belongs to another Service.",
-        "Request another address, or free this one.",
+        "The requested address belongs to another Service. Or the Service shares its address with others, and its annotation \
+         `steerage.dev/address-sharing-key` was changed or removed: it keeps what it has.",
+        "Request another address, or free this one. Or restore the annotation.",
+    ),
+    (
+        reasons::PORT_IN_USE,
+        "Another Service with the same `steerage.dev/address-sharing-key` has a port that this one requests. The Service gets no address, \
+         or keeps its load balancer as it is. It is tried again when the port becomes free.",
+        "Use another port, or another key.",
     ),
     (
         POOL_NOT_ADMITTED,
-        "The requested AddressPool is not for Services of this namespace.",
-        "Name another one, or ask its operator to add the namespace.",
+        "The requested AddressPool is not for this Service: its `namespaces`, `namespaceSelector` or `serviceSelector` do not match.",
+        "Name another one, or ask its operator to admit the Service.",
+    ),
+    (
+        ADDRESS_LIMIT_REACHED,
+        "Services of the namespace have as many addresses of the AddressPool as its `maxAddressesPerNamespace` permits. Services keep what \
+         they have.",
+        "Delete Services, let them share addresses, name another pool, or ask for a higher limit. Waiting Services then get theirs.",
+    ),
+    (
+        ADDRESS_HELD,
+        "The requested address was released lately, and the `reuseDelaySeconds` of its AddressPool keeps it from Services of other names.",
+        "Wait: the Service gets it then. Or request another one.",
     ),
     (UNKNOWN_POOL, "There is no AddressPool of the requested name.", "Create it, or name an existing one."),
     (

@@ -1,32 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Notifies subscribers of owners whose load balancer changed at the provider's side.
+//! Sends values to subscribers: owners whose load balancer changed at the provider's side, and what to tell users.
 
 use std::sync::{Mutex, PoisonError};
 
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
-use steerage_provider_api::Owner;
 use tokio::sync::mpsc;
 
-#[derive(Debug, Default)]
-pub(crate) struct Notifier {
-    subscribers: Mutex<Vec<mpsc::UnboundedSender<Owner>>>,
+#[derive(Debug)]
+pub(crate) struct Notifier<T> {
+    subscribers: Mutex<Vec<mpsc::UnboundedSender<T>>>,
 }
 
-impl Notifier {
-    /// Sends `owner` to every subscriber.
-    pub(crate) fn notify(&self, owner: &Owner) {
+impl<T> Default for Notifier<T> {
+    fn default() -> Self {
+        Self { subscribers: Mutex::default() }
+    }
+}
+
+impl<T: Clone + Send + 'static> Notifier<T> {
+    /// Sends `value` to every subscriber.
+    pub(crate) fn send(&self, value: &T) {
         let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
-        subscribers.retain(|subscriber| subscriber.send(owner.clone()).is_ok());
+        subscribers.retain(|subscriber| subscriber.send(value.clone()).is_ok());
     }
 
-    /// Owners from now on. Never ends.
-    pub(crate) fn subscribe(&self) -> BoxStream<'static, Owner> {
+    /// Values from now on. Never ends.
+    pub(crate) fn subscribe(&self) -> BoxStream<'static, T> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
-        let owners = stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|owner| (owner, receiver))
+        let values = stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|value| (value, receiver))
         });
-        owners.chain(stream::pending()).boxed()
+        values.chain(stream::pending()).boxed()
     }
 }

@@ -25,6 +25,7 @@ use crate::cache::Cache;
 use crate::calls::{Failure, call};
 use crate::entry::{Change, Entry, EntryKind};
 use crate::index::References;
+use crate::sharing::Sharing;
 
 /// Objects in one response to a list: thousands of load balancers at once would be most of the controller's memory.
 const PAGE: u32 = 500;
@@ -46,6 +47,10 @@ pub(crate) struct PoolContent {
 impl References for LoadBalancerContent {
     fn addresses(entry: &Entry<Self>) -> Vec<IpAddr> {
         addresses(entry)
+    }
+
+    fn sharing(entry: &Entry<Self>) -> Option<Sharing> {
+        Sharing::of(entry)
     }
 
     fn node_set(&self) -> Option<&str> {

@@ -2,9 +2,10 @@
 //! Address pools as ranges of numbers. Pure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use ipnet::IpNet;
-use steerage_edge_api::AddressPoolSpec;
+use steerage_edge_api::{AddressPoolSpec, AddressSharing, LabelSelector, Labels};
 use steerage_model::Family;
 
 use crate::AddressSet;
@@ -26,12 +27,33 @@ pub struct Pool {
     pub auto_assign: bool,
     /// The namespaces whose Services may use it; none for all.
     pub namespaces: Vec<String>,
+    /// The labels of namespaces whose Services may use it.
+    pub namespace_selector: Option<LabelSelector>,
+    /// The labels of Services that may use it.
+    pub service_selector: Option<LabelSelector>,
+    /// The most addresses of each family that Services of one namespace may have.
+    pub max_addresses_per_namespace: Option<u32>,
+    /// After this time a released address may be given to another Service.
+    pub reuse_delay: Duration,
     /// Pools of a higher priority come first.
     pub priority: i32,
+    /// Which Services with one key share an address.
+    pub sharing: AddressSharing,
     /// Its ranges without the excluded addresses, in the order of its entries.
     pub ranges: Vec<Range>,
     /// The invalid entries, each with the reason.
     pub problems: Vec<String>,
+}
+
+/// The Service that asks for an address, as far as it says which pools it may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Requester<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// The labels of its namespace; `None` if they are not known.
+    pub namespace_labels: Option<&'a Labels>,
+    /// Its labels.
+    pub labels: &'a Labels,
 }
 
 impl Pool {
@@ -52,19 +74,39 @@ impl Pool {
                 )),
             }
         }
+        for (field, selector) in
+            [("namespaceSelector", &spec.namespace_selector), ("serviceSelector", &spec.service_selector)]
+        {
+            if let Some(problem) = selector.as_ref().and_then(LabelSelector::problem) {
+                problems.push(format!(
+                    "{field} is invalid: {problem}. The pool is for no other Services than those that have its addresses. Correct it."
+                ));
+            }
+        }
         Self {
             name: name.into(),
             auto_assign: spec.auto_assign,
             namespaces: spec.namespaces.clone(),
+            namespace_selector: spec.namespace_selector.clone(),
+            service_selector: spec.service_selector.clone(),
+            max_addresses_per_namespace: spec.max_addresses_per_namespace,
+            reuse_delay: Duration::from_secs(spec.reuse_delay_seconds.unwrap_or(0).into()),
             priority: spec.priority,
+            sharing: spec.sharing,
             ranges,
             problems,
         }
     }
 
-    /// Whether Services of this namespace may use it.
-    pub fn admits(&self, namespace: &str) -> bool {
-        self.namespaces.is_empty() || self.namespaces.iter().any(|admitted| admitted == namespace)
+    /// Whether this Service may use it. Unknown labels of a namespace match no selector.
+    pub fn admits(&self, requester: Requester<'_>) -> bool {
+        let is_named = |list: &Vec<String>| list.iter().any(|admitted| admitted == requester.namespace);
+        let selects = |selector: &LabelSelector| {
+            requester.namespace_labels.is_some_and(|labels| selector.matches(labels))
+        };
+        (self.namespaces.is_empty() || is_named(&self.namespaces))
+            && self.namespace_selector.as_ref().is_none_or(selects)
+            && self.service_selector.as_ref().is_none_or(|selector| selector.matches(requester.labels))
     }
 
     /// The addresses of this family in its ranges, which may overlap.

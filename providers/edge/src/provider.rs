@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use kube::Client;
 use kube::api::ObjectMeta;
@@ -16,16 +17,19 @@ use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
 use steerage_model::{Family, Ingress, IpMode, Protocol};
 use steerage_provider_api::{
     Addressing, AdmittedSources, Capabilities, Compare, Error, GroupTargets, Health, LoadBalancer, Outcome,
-    Owner, Progress, Provider, RequestedSources, SharedSet, Steering, TargetSet,
+    Owner, Progress, Provider, ProviderNotice, RequestedSources, SharedSet, Steering, TargetSet,
 };
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::allocation::Held;
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::index::References;
-use crate::objects::{LoadBalancerContent, NodeSetContent, Objects, addresses};
+use crate::namespaces::NamespaceKind;
+use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
 use crate::shared::Shared;
+use crate::sharing::Sharing;
 use crate::{health, pool_metrics, preview, sources, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
@@ -40,6 +44,7 @@ pub fn capabilities() -> Capabilities {
         pod_targets: None,
         node_labels: None,
         shared_load_balancers: false,
+        address_pools: true,
         ipv6: true,
         one_target_family: false,
         weights: true,
@@ -294,7 +299,7 @@ impl Provider for EdgeProvider {
         let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
-        let before = current.map(|spec| spec.addresses.clone());
+        let before = entry.as_ref().filter(|_| current.is_some()).map(Held::of);
         let left = current.and_then(|spec| spec.node_set.clone());
         let mut has_written = true;
         if let Some(entry) = &entry {
@@ -317,9 +322,9 @@ impl Provider for EdgeProvider {
             // Nothing else reminds of it: neither object changes.
             progress = Progress::Again(left);
         }
-        if before.as_ref() != Some(&wanted.addresses) {
-            let before = before.unwrap_or_default();
-            self.shared.on_release(Some(&lb.owner.service), &before, &wanted.addresses);
+        let now = Held { addresses: wanted.addresses.clone(), sharing: Sharing::wanted(lb)? };
+        if before.as_ref() != Some(&now) {
+            self.shared.on_release(Some(&lb.owner.service), &before.unwrap_or_default(), &now);
             self.shared.pools_are_stale();
         }
         self.drop_left(left, &wanted).await?;
@@ -414,11 +419,11 @@ impl Provider for EdgeProvider {
         entry = entry.filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
-            let released = addresses(&entry);
+            let released = Held::of(&entry);
             if !self.shared.balancers.delete(&name, &entry).await? {
                 return Ok(Progress::Again(HELD));
             }
-            self.shared.on_release(Some(&owner.service), &released, &[]);
+            self.shared.on_release(Some(&owner.service), &released, &Held::default());
             self.shared.pools_are_stale();
         }
         self.shared.end_reservation(owner);
@@ -471,6 +476,10 @@ impl Provider for EdgeProvider {
     fn changes(&self) -> BoxStream<'static, Owner> {
         self.shared.notifier.subscribe()
     }
+
+    fn notices(&self) -> BoxStream<'static, ProviderNotice> {
+        self.shared.notices.subscribe()
+    }
 }
 
 /// The targets in an object: a shared set, or its own.
@@ -494,8 +503,19 @@ fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationTok
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.pools, |shared, c| shared.on_pool(&c));
+    let (own, ended, watches) = (Arc::clone(shared), stop.clone(), watches.dispensable());
+    tokio::spawn(async move { ended.run_until_cancelled(watch_namespaces(&own, &watches)).await });
     let (shared, stop) = (Arc::clone(shared), stop.clone());
     tokio::spawn(async move { stop.run_until_cancelled(shared.keep_pool_statuses()).await });
+}
+
+/// Follows the labels of namespaces from the first pool on that needs them.
+async fn watch_namespaces(shared: &Shared, watches: &Watches) {
+    shared.namespaces.needed.notified().await;
+    let mut events = watches.watch(NamespaceKind);
+    while let Some(event) = events.next().await {
+        shared.on_namespace(event);
+    }
 }
 
 fn spawn_watch<S: Clone + DeserializeOwned + References + Send + 'static>(

@@ -9,25 +9,34 @@ use std::time::Duration;
 use kube::Client;
 use steerage_edge_api::{
     AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec,
-    EdgeTargetHealth,
+    EdgeTargetHealth, ReleasedAddress,
 };
 use steerage_model::{Family, Key};
-use steerage_provider_api::{Error, LoadBalancer, Owner, SharedSet, TargetSet};
+use steerage_provider_api::{
+    Error, LoadBalancer, NoticeSubject, Owner, ProviderNotice, SharedSet, TargetSet,
+};
+use steerage_watch::Event;
 use tokio::sync::{Notify, OnceCell};
 
-use crate::allocation::Allocation;
+use crate::allocation::{Allocation, Held};
 use crate::calls::Failure;
 use crate::entry::{Change, Entry};
+use crate::index::Index;
+use crate::kept::{Kept, Tenant};
+use crate::namespaces::{Namespace, Namespaces};
 use crate::notifier::Notifier;
 use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
-use crate::pools::{Outside, PoolUsage};
-use crate::{AddressSet, Pool, pools, spec};
+use crate::pools::PoolUsage;
+use crate::{AddressSet, Pool, kept, pools, spec};
 
 /// Shortest time between two writes of the pools' statuses.
 const PACE: Duration = Duration::from_secs(1);
 
 /// Wait before a failed write of a pool's status is tried again.
 const RETRY: Duration = Duration::from_secs(10);
+
+/// Event of an AddressPool that has hardly any free address of a family.
+pub const ADDRESS_POOL_NEARLY_FULL: &str = "AddressPoolNearlyFull";
 
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
@@ -38,7 +47,8 @@ pub(crate) struct Shared {
     pub(crate) node_sets: Objects<NodeSetContent>,
     pub(crate) pools: Objects<PoolContent>,
     pub(crate) health: Objects<HealthContent>,
-    pub(crate) notifier: Notifier,
+    pub(crate) notifier: Notifier<Owner>,
+    pub(crate) namespaces: Namespaces,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
     pub(crate) node_set_lock: tokio::sync::Mutex<()>,
     /// The newest value of each shared set, by name.
@@ -56,8 +66,13 @@ pub(crate) struct Shared {
     allocation: Mutex<Allocation>,
     pub(crate) activated: OnceCell<()>,
     stale_pools: Notify,
-    /// The addresses outside all pools that were logged.
-    outside: Mutex<BTreeSet<Outside>>,
+    /// The namespace of all objects.
+    namespace: String,
+    pub(crate) notices: Notifier<ProviderNotice>,
+    /// The kept addresses, and whether users were told.
+    kept: Mutex<kept::Known>,
+    /// The pools and families that users were told are nearly full.
+    full_pools: Mutex<BTreeSet<(String, String)>>,
 }
 
 /// A value of a shared set.
@@ -77,6 +92,7 @@ impl Shared {
             pools: Objects::new::<AddressPool>(client, namespace, "addresspools"),
             health: Objects::new::<EdgeTargetHealth>(client, namespace, "edgetargethealths"),
             notifier: Notifier::default(),
+            namespaces: Namespaces::default(),
             node_set_lock: tokio::sync::Mutex::default(),
             offered_sets: Mutex::default(),
             known_sets: Mutex::default(),
@@ -87,7 +103,10 @@ impl Shared {
             allocation: Mutex::default(),
             activated: OnceCell::new(),
             stale_pools: Notify::new(),
-            outside: Mutex::default(),
+            namespace: namespace.to_owned(),
+            notices: Notifier::default(),
+            kept: Mutex::default(),
+            full_pools: Mutex::default(),
         }
     }
 
@@ -103,12 +122,44 @@ impl Shared {
     /// may lag behind the last writes of another controller that held the Lease until now.
     pub(crate) async fn activate(&self) -> Result<(), Error> {
         self.wait_for_lists().await?;
+        self.need_namespaces();
+        self.namespaces.settled().await;
         let first = async || {
             self.balancers.refresh().await?;
+            self.restore_released();
             self.pools_are_stale();
             Ok(())
         };
         self.activated.get_or_try_init(first).await.copied()
+    }
+
+    /// Takes in the released addresses that an earlier process wrote.
+    fn restore_released(&self) {
+        let released: Vec<ReleasedAddress> = self.pools.cache.read(|rows| {
+            let statuses = rows.filter_map(|entry| entry.content.as_ref().ok()?.status.clone());
+            statuses.flat_map(|status| status.released).collect()
+        });
+        let mut allocation = self.allocation();
+        self.balancers.cache.index(|index| allocation.restore(released, index));
+    }
+
+    /// Namespaces are watched from the first pool on that selects them by their labels.
+    fn need_namespaces(&self) {
+        let selects = |entry: &Entry<PoolContent>| {
+            entry.content.as_ref().is_ok_and(|content| content.spec.namespace_selector.is_some())
+        };
+        if self.pools.cache.read(|rows| rows.filter(|entry| selects(entry)).count() > 0) {
+            self.namespaces.need();
+        }
+    }
+
+    /// The labels of namespaces changed: Services that wait may use a pool now.
+    pub(crate) fn on_namespace(&self, event: Event<Namespace>) {
+        if self.namespaces.apply(event) {
+            let waiting = self.allocation().take_waiting();
+            self.notify(&waiting);
+            self.pools_are_stale();
+        }
     }
 
     /// Waits until all kinds have been listed. Unlike [`Shared::activate`], it lets nothing be written.
@@ -147,25 +198,50 @@ impl Shared {
     /// Allocates the addresses of a load balancer and reserves them until [`Shared::end_reservation`].
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
         let current = self.balancers.cache.get(&spec::object_name(&lb.owner));
-        let current = current.map(|entry| addresses(&entry)).unwrap_or_default();
+        let current = current.map(|entry| Held::of(&entry)).unwrap_or_default();
         let pools = self.known_pools();
+        let namespace_labels = self.namespaces.labels(lb.owner.service.namespace());
         let mut allocation = self.allocation();
-        self.balancers.cache.index(|index| allocation.allocate(lb, current, &pools, index))
+        if allocation.labels(&spec::object_name(&lb.owner)) != Some(&*lb.labels) {
+            // A pool may not be for the Service any more.
+            self.pools_are_stale();
+        }
+        self.balancers
+            .cache
+            .index(|index| allocation.allocate(lb, current, &pools, namespace_labels.as_ref(), index))
     }
 
-    /// The load balancer of `service` had the addresses `before` and has `now`: a released one rests, and the owners that may use it are notified.
-    pub(crate) fn on_release(&self, service: Option<&Key>, before: &[IpAddr], now: &[IpAddr]) {
-        let released: Vec<IpAddr> = before.iter().copied().filter(|address| !now.contains(address)).collect();
-        if released.is_empty() {
+    /// The load balancer of `service` had what `before` says, and has what `now` says: a released address rests, and the owners that may
+    /// use it, or a port of it, are notified.
+    pub(crate) fn on_release(&self, service: Option<&Key>, before: &Held, now: &Held) {
+        if before == now {
             return;
         }
-        let owners = self.allocation().release(service, &released, &self.known_pools());
+        let pools = self.known_pools();
+        let mut allocation = self.allocation();
+        let release = |index: &Index| allocation.release(service, before, now, &pools, index);
+        let owners = self.balancers.cache.index(release);
+        drop(allocation);
+        self.notify(&owners);
+        // They also have what was released.
+        self.pools_are_stale();
+    }
+
+    /// When the next released address is free for other Services.
+    fn next_free(&self) -> Option<Duration> {
+        self.allocation().next_free(&self.known_pools())
+    }
+
+    /// Notifies the owners that may use an address that is no longer kept for the Service that had it.
+    fn end_delays(&self) {
+        let pools = self.known_pools();
+        let owners = self.allocation().end_delays(&pools);
         self.notify(&owners);
     }
 
     fn notify(&self, owners: &[Owner]) {
         for owner in owners {
-            self.notifier.notify(owner);
+            self.notifier.send(owner);
         }
     }
 
@@ -177,6 +253,7 @@ impl Shared {
     /// A pool changed. If its specification did, Services that wait for an address may get one; its status changes with every address.
     pub(crate) fn on_pool(&self, change: &Change<PoolContent>) {
         if is_edited(change) {
+            self.need_namespaces();
             let waiting = self.allocation().take_waiting();
             self.notify(&waiting);
         }
@@ -192,7 +269,17 @@ impl Shared {
     /// before the first provider call.
     pub(crate) async fn keep_pool_statuses(&self) {
         loop {
-            self.stale_pools.notified().await;
+            let next_free = self.next_free();
+            let wait = async {
+                match next_free {
+                    Some(left) => tokio::time::sleep(left).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.stale_pools.notified() => {}
+                () = wait => self.end_delays(),
+            }
             if self.activated.initialized() {
                 let wait = if self.write_pools().await { PACE } else { RETRY };
                 tokio::time::sleep(wait).await;
@@ -200,54 +287,106 @@ impl Shared {
         }
     }
 
-    /// The addresses of load balancers that are in no pool; new ones are logged.
-    fn find_outside(&self) -> BTreeSet<Outside> {
+    /// The addresses that load balancers keep although no pool would give them; users are told of new ones.
+    fn find_kept(&self) -> BTreeSet<Kept> {
+        let pools = self.known_pools();
         let mut known = AddressSet::default();
-        for range in self.known_pools().iter().flat_map(|pool| &pool.ranges) {
+        for range in pools.iter().flat_map(|pool| &pool.ranges) {
             known.insert_range(range.first(), range.last());
         }
-        let is_outside = |address: &IpAddr| !known.contains(*address);
-        let outside = |entry: &Entry<LoadBalancerContent>, address: IpAddr| {
+        let is_all_known = self.balancers.cache.index(|index| index.used().is_subset(&known));
+        let found = if is_all_known && !pools.iter().any(kept::is_restricted) {
+            BTreeSet::new()
+        } else {
+            self.look_for_kept(&pools)
+        };
+        let mut known = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let (notices, is_all) = kept::news(&found, &mut known);
+        drop(known);
+        notices.into_iter().for_each(|notice| self.notices.send(&notice));
+        if !is_all {
+            self.pools_are_stale();
+        }
+        found
+    }
+
+    fn look_for_kept(&self, pools: &[Pool]) -> BTreeSet<Kept> {
+        let allocation = self.allocation();
+        let kept = |entry: &Entry<LoadBalancerContent>| {
             let holder = match &entry.owner {
                 Some(owner) => format!("Service {}", owner.service),
                 None => format!("EdgeLoadBalancer {}", entry.name),
             };
-            Outside { holder, address }
+            let namespace = entry.owner.as_ref().map(|owner| owner.service.namespace()).unwrap_or_default();
+            let namespace_labels = self.namespaces.labels(namespace);
+            let labels = allocation.labels(&entry.name);
+            let tenant = Tenant { namespace, namespace_labels: namespace_labels.as_ref(), labels };
+            let why = |address| Some((address, tenant.why_kept(address, pools)?));
+            let kept =
+                |(address, why)| Kept { holder: holder.clone(), address, why, owner: entry.owner.clone() };
+            addresses(entry).into_iter().filter_map(why).map(kept).collect::<Vec<_>>()
         };
-        let find = || {
-            self.balancers.cache.read(|rows| {
-                rows.flat_map(|entry| {
-                    let found = addresses(entry).into_iter().filter(is_outside);
-                    found.map(move |address| outside(entry, address))
-                })
-                .collect()
-            })
-        };
-        let is_all_known = self.balancers.cache.index(|index| index.used().is_subset(&known));
-        let found: BTreeSet<Outside> = if is_all_known { BTreeSet::new() } else { find() };
-        let mut logged = self.outside.lock().unwrap_or_else(PoisonError::into_inner);
-        for Outside { holder, address } in found.difference(&logged) {
-            tracing::warn!(holder, %address, "assigned address is in no AddressPool; keeping it");
+        self.balancers.cache.read(|rows| rows.flat_map(kept).collect())
+    }
+
+    /// Tells users of pools that are nearly full since a moment ago.
+    fn tell_of_full_pools(&self) {
+        let usages = self.pool_usages();
+        let full: BTreeMap<(String, String), String> = usages
+            .iter()
+            .filter(|(_, usage)| usage.is_nearly_full())
+            .map(|(pool, usage)| ((pool.clone(), usage.family.to_string()), usage.report()))
+            .collect();
+        let mut told = self.full_pools.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|one| full.contains_key(one));
+        for (key, report) in full {
+            let pool = self.pools.cache.get(&key.0);
+            if let Some(pool) = pool.filter(|_| !told.contains(&key)) {
+                let subject = NoticeSubject::Object {
+                    api_version: "steerage.dev/v1alpha1",
+                    kind: "AddressPool",
+                    namespace: self.namespace.clone(),
+                    name: pool.name,
+                    uid: pool.uid,
+                };
+                let note = format!("The AddressPool is nearly full: {report}");
+                self.notices.send(&ProviderNotice { subject, reason: ADDRESS_POOL_NEARLY_FULL, note });
+                told.insert(key);
+            }
         }
-        logged.clone_from(&found);
-        found
+    }
+
+    /// The addresses that each pool keeps for the Services that had them, by the pool's name.
+    fn held_addresses(&self) -> BTreeMap<String, Vec<ReleasedAddress>> {
+        let pools = self.known_pools();
+        let allocation = self.allocation();
+        self.balancers.cache.index(|index| {
+            pools.iter().map(|pool| (pool.name.clone(), allocation.held_by(pool, index))).collect()
+        })
     }
 
     /// Writes the status of every pool for which it differs. Returns whether all were written; no load balancer depends on it.
     pub(crate) async fn write_pools(&self) -> bool {
         let mut all_written = true;
         let used = self.balancers.cache.index(|index| index.used().clone());
-        let outside = self.find_outside();
+        let kept = self.find_kept();
+        self.tell_of_full_pools();
+        let mut held = self.held_addresses();
+        let is_missing = self.namespaces.is_missing();
         let stale: Vec<_> = self.pools.cache.read(|rows| {
             rows.filter_map(|entry| {
                 let content = entry.content.as_ref().ok()?;
-                let status = pools::status(&entry.name, &content.spec, &used, &outside);
+                let released = held.remove(&entry.name).unwrap_or_default();
+                let mut status = pools::status(&entry.name, &content.spec, &used, &kept, released);
+                if content.spec.namespace_selector.is_some() && is_missing {
+                    pools::add_problem(&mut status, pools::NAMESPACES_MISSING);
+                }
                 (content.status.as_ref() != Some(&status)).then(|| (entry.name.clone(), status))
             })
             .collect()
         });
         for (pool, status) in stale {
-            match self.pools.patch_status(&pool, &status).await {
+            match self.pools.patch_status(&pool, &pools::status_patch(&status)).await {
                 // The watch will not report an edit that came with the response.
                 Ok(changes) => {
                     for change in changes.iter().filter(|change| is_edited(change)) {
@@ -276,8 +415,10 @@ impl Shared {
         let name = &spec::object_name(owner);
         self.users().remove(name);
         let Some(reserved) = self.allocation().end_reservation(name) else { return };
-        let now = self.balancers.cache.get(name).map(|entry| addresses(&entry)).unwrap_or_default();
-        self.on_release(Some(&owner.service), &reserved, &now);
+        let now = self.balancers.cache.get(name).map(|entry| Held::of(&entry)).unwrap_or_default();
+        for held in reserved {
+            self.on_release(Some(&owner.service), &held, &now);
+        }
     }
 
     /// How long the load balancer of this name keeps an address that is served for another one.
@@ -429,11 +570,11 @@ impl Shared {
             let owners: BTreeSet<&Owner> =
                 old.into_iter().chain(new).filter_map(|entry| entry.owner.as_ref()).collect();
             for owner in owners {
-                self.notifier.notify(owner);
+                self.notifier.send(owner);
             }
         }
-        let (before, now) = (old.map(addresses).unwrap_or_default(), new.map(addresses).unwrap_or_default());
-        if before != now {
+        let (before, now) = (old.map(Held::of).unwrap_or_default(), new.map(Held::of).unwrap_or_default());
+        if before.addresses != now.addresses {
             self.pools_are_stale();
         }
         let service = old.and_then(|entry| entry.owner.as_ref()).map(|owner| &owner.service);
@@ -448,7 +589,7 @@ impl Shared {
             .and_then(|content| self.balancers.cache.get(&content.spec.load_balancer))
             .and_then(|entry| entry.owner);
         if let Some(owner) = owner {
-            self.notifier.notify(&owner);
+            self.notifier.send(&owner);
         }
     }
 

@@ -14,7 +14,7 @@ use steerage_provider_api::{
     Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
 };
 
-use crate::sources;
+use crate::{sharing, sources};
 
 /// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -75,6 +75,7 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
     Ok(api::EdgeLoadBalancerSpec {
         service: api::ServiceReference { namespace, name, uid: lb.owner.uid.clone() },
         addresses,
+        sharing_key: sharing::key(lb)?,
         listeners: lb.listeners.iter().map(listener).collect::<Result<_, _>>()?,
         health_check: health_check(&group.health_check)?,
         affinity: group.affinity.map(|affinity| api::Affinity {

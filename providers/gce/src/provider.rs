@@ -324,6 +324,7 @@ impl Provider for Gce {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
+            address_pools: false,
             ipv6: true,
             one_target_family: false,
             // Weights come from health checks, not from the controller.

@@ -290,6 +290,7 @@ impl Provider for OpenStack {
             pod_targets: None,
             node_labels: Some(crate::annotations::NODE_SELECTOR),
             shared_load_balancers: true,
+            address_pools: false,
             ipv6: true,
             // OVN translates addresses within a family.
             one_target_family: is_proxy,

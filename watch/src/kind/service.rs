@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -51,6 +52,9 @@ impl Kind for Services {
         let created = metadata.creation_timestamp.and_then(|text| text.parse::<Timestamp>().ok());
         service.created = created.map(Timestamp::as_second).unwrap_or_default();
         fill_spec(&mut service, spec, notes)?;
+        if service.kind == ServiceKind::LoadBalancer {
+            service.labels = Arc::new(metadata.labels);
+        }
         fill_status(&mut service, status, notes);
         Ok(Some(service))
     }

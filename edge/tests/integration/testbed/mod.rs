@@ -185,6 +185,11 @@ impl TestBed {
         fs::rename(new, self.folder.join(format!("{name}.json"))).expect("rename");
     }
 
+    /// Deletes the load balancer of this name.
+    pub(crate) fn delete_load_balancer(&self, name: &str) {
+        fs::remove_file(self.folder.join(format!("{name}.json"))).expect("remove");
+    }
+
     pub(crate) fn start(&mut self, edge: usize) {
         let folder = self.folder.clone();
         self.start_with(edge, |command| {

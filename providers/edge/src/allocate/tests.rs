@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use steerage_edge_api::AddressPoolSpec;
+use steerage_edge_api::{AddressPoolSpec, Labels};
 
 use super::*;
 
@@ -24,15 +24,18 @@ fn ips(list: &[&str]) -> Vec<IpAddr> {
 }
 
 const V4: &[Family] = &[Family::V4];
+static NO_LABELS: Labels = Labels::new();
+static NOT_HELD: BTreeMap<IpAddr, Duration> = BTreeMap::new();
 static NONE: BTreeSet<IpAddr> = BTreeSet::new();
 const ANY: Request<'_> = Request {
-    namespace: "shop",
+    requester: Requester { namespace: "shop", namespace_labels: None, labels: &NO_LABELS },
     families: V4,
     addresses: &[],
     pool: None,
     current: &[],
     published: &[],
     resting: &NONE,
+    held: &NOT_HELD,
 };
 
 #[test]
@@ -60,7 +63,7 @@ fn pools_are_for_their_namespaces_and_the_highest_priority_comes_first() {
     let taken = AddressSet::default();
     let named = Request { pool: Some("d"), ..ANY };
     let error = allocate(&pools, &taken, named).expect_err("not for this namespace").to_string();
-    assert!(error.contains("is not for Services of namespace shop"), "{error}");
+    assert!(error.contains("is not for this Service of namespace shop"), "{error}");
     assert!(error.contains("Name one of: a, b, c;"), "{error}");
     let asked = Request { addresses: &ips(&["10.0.4.1"]), ..ANY };
     assert_eq!(reason(allocate(&pools, &taken, asked)), ADDRESS_OUTSIDE_POOLS);
@@ -72,7 +75,14 @@ fn pools_are_for_their_namespaces_and_the_highest_priority_comes_first() {
         &taken,
         Request { pool: Some("d"), current: &current, published: &current, ..ANY }
     ));
-    assert!(allocate(&pools, &taken, Request { namespace: "bank", ..named }).is_ok());
+    assert!(
+        allocate(
+            &pools,
+            &taken,
+            Request { requester: Requester { namespace: "bank", ..named.requester }, ..named }
+        )
+        .is_ok()
+    );
 }
 
 fn reason(result: Result<Vec<IpAddr>, Error>) -> &'static str {

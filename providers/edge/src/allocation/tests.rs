@@ -7,6 +7,9 @@ use serde_json::json;
 use steerage_edge_api::AddressPoolSpec;
 use steerage_model::Key;
 
+mod limits;
+mod sharing;
+
 use super::*;
 use crate::entry::Entry;
 use crate::objects::LoadBalancerContent;
@@ -29,6 +32,7 @@ pub(crate) fn load_balancer(name: &str, requested: &[&str]) -> LoadBalancer {
         pool: None,
         published: Vec::new(),
         published_hostnames: Vec::new(),
+        labels: std::sync::Arc::default(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     }
@@ -40,6 +44,10 @@ pub(crate) fn unreachable_client() -> Client {
         Err::<http::Response<Body>, _>(std::io::Error::other("no call is made"))
     });
     Client::new(service, "default")
+}
+
+fn held(addresses: &[IpAddr]) -> Held {
+    Held { addresses: addresses.to_vec(), sharing: None }
 }
 
 fn pools(range: &str) -> [Pool; 1] {
@@ -67,16 +75,19 @@ fn reserved_address_is_taken_until_the_reservation_ends() {
     let (mut allocation, index, pools) =
         (Allocation::default(), Index::default(), pools("10.9.0.1-10.9.0.2"));
     let get = |allocation: &mut Allocation, name| {
-        allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index)
+        allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index)
     };
     assert_eq!(get(&mut allocation, "a").expect("free"), [ip("10.9.0.1")]);
     assert_eq!(get(&mut allocation, "a").expect("its own"), [ip("10.9.0.1")]);
     assert_eq!(get(&mut allocation, "b").expect("free"), [ip("10.9.0.2")]);
     assert_eq!(get(&mut allocation, "c").expect_err("none is left").reason(), crate::NO_FREE_ADDRESS);
     let name = spec::object_name(&owner("a"));
-    assert_eq!(allocation.end_reservation(&name), Some(vec![ip("10.9.0.1")]));
+    assert_eq!(allocation.end_reservation(&name), Some(vec![held(&[ip("10.9.0.1")])]));
     assert_eq!(allocation.end_reservation(&name), None);
-    assert_eq!(allocation.release(None, &[ip("10.9.0.1")], &pools), [owner("c")]);
+    assert_eq!(
+        allocation.release(None, &held(&[ip("10.9.0.1")]), &Held::default(), &pools, &index),
+        [owner("c")]
+    );
     assert_eq!(get(&mut allocation, "c").expect("no other is free"), [ip("10.9.0.1")]);
 }
 
@@ -86,14 +97,17 @@ fn addresses_of_all_tries_stay_reserved() {
     let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
     index.change(None, Some(&object("z", &[ip("10.9.0.1")])));
     let get = |allocation: &mut Allocation, index: &Index, name| {
-        allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, index).expect("free")
+        allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, index).expect("free")
     };
     assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.2")]);
     index.change(Some(&object("z", &[ip("10.9.0.1")])), None);
     assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.1")]);
     assert_eq!(get(&mut allocation, &index, "b"), [ip("10.9.0.3")], "a may have 10.9.0.2");
     let name = spec::object_name(&owner("a"));
-    assert_eq!(allocation.end_reservation(&name), Some(vec![ip("10.9.0.2"), ip("10.9.0.1")]));
+    assert_eq!(
+        allocation.end_reservation(&name),
+        Some(vec![held(&[ip("10.9.0.2")]), held(&[ip("10.9.0.1")])])
+    );
 }
 
 #[test]
@@ -101,7 +115,7 @@ fn address_of_an_object_is_taken() {
     let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
     index.change(None, Some(&object("a", &[ip("10.9.0.1")])));
     let mut get = |name, requested: &[&str], current: &[IpAddr]| {
-        allocation.allocate(&load_balancer(name, requested), current.to_vec(), &pools, &index)
+        allocation.allocate(&load_balancer(name, requested), held(current), &pools, None, &index)
     };
     assert_eq!(get("b", &[], &[]).expect("free"), [ip("10.9.0.2")]);
     assert_eq!(get("b", &["10.9.0.1"], &[]).expect_err("taken").reason(), crate::ADDRESS_IN_USE);
@@ -112,21 +126,23 @@ fn address_of_an_object_is_taken() {
 #[tokio::test(start_paused = true)]
 async fn times_pass() {
     let (mut allocation, index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
-    allocation.allocate(&load_balancer("a", &[]), Vec::new(), &pools, &index).expect("free");
+    allocation.allocate(&load_balancer("a", &[]), Held::default(), &pools, None, &index).expect("free");
     let name = spec::object_name(&owner("a"));
     assert!(allocation.unsettled(&name).is_some() && allocation.unsettled("lb-b").is_none());
     tokio::time::advance(LATEST_EFFECT).await;
     assert_eq!(allocation.unsettled(&name), None);
     let released = allocation.end_reservation(&name).expect("it was reserved");
-    allocation.release(Some(&owner("a").service), &released, &pools);
-    let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
+    allocation.release(Some(&owner("a").service), &released[0], &Held::default(), &pools, &index);
+    let mut get =
+        |name| allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index);
     assert_eq!(get("b").expect("free"), [ip("10.9.0.2")], "the nodes may still forward the other");
     let again =
         LoadBalancer { owner: Owner { uid: "again".to_owned(), ..owner("a") }, ..load_balancer("a", &[]) };
-    let given = allocation.allocate(&again, Vec::new(), &pools, &index);
+    let given = allocation.allocate(&again, Held::default(), &pools, None, &index);
     assert_eq!(given.expect("free"), [ip("10.9.0.1")], "they forward it to pods of the same Service");
     allocation.end_reservation(&spec::object_name(&again.owner));
-    let mut get = |name| allocation.allocate(&load_balancer(name, &[]), Vec::new(), &pools, &index);
+    let mut get =
+        |name| allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index);
     tokio::time::advance(REST).await;
     assert_eq!(get("c").expect("free"), [ip("10.9.0.1")]);
 }
@@ -136,9 +152,13 @@ async fn times_pass() {
 fn released_address_wakes_only_those_who_may_use_it() {
     let waiting = |addresses: &[&str], pool: Option<&str>| WaitingRequest {
         namespace: "default".to_owned(),
+        namespace_labels: None,
+        labels: Arc::default(),
         families: vec![Family::V4],
         addresses: addresses.iter().map(|text| ip(text)).collect(),
         pool: pool.map(str::to_owned),
+        current: Vec::new(),
+        key: None,
     };
     let mut allocation = Allocation::default();
     for (name, request) in [
@@ -151,7 +171,13 @@ fn released_address_wakes_only_those_who_may_use_it() {
     ] {
         allocation.waiting.insert(owner(name), request);
     }
-    let woken = allocation.release(None, &[ip("10.9.0.7")], &pools("10.9.0.0/24"));
+    let woken = allocation.release(
+        None,
+        &held(&[ip("10.9.0.7")]),
+        &Held::default(),
+        &pools("10.9.0.0/24"),
+        &Index::default(),
+    );
     assert_eq!(woken, ["any", "its-pool", "this"].map(owner));
     assert_eq!(allocation.take_waiting(), ["another", "ipv6", "other-pool"].map(owner), "the others wait on");
     assert_eq!(allocation.take_waiting(), []);
@@ -167,7 +193,7 @@ async fn duplicate_address_stays_with_the_load_balancer_that_is_served() {
     }
     let mut get = |name, requested: &[&str]| {
         let lb = LoadBalancer { published: vec![address], ..load_balancer(name, requested) };
-        allocation.allocate(&lb, vec![address], &pools, &index)
+        allocation.allocate(&lb, held(&[address]), &pools, None, &index)
     };
     assert_eq!(get("b", &[]).expect("its own"), [address], "another program may have edited the first");
     tokio::time::advance(DUPLICATE_PATIENCE).await;
@@ -185,7 +211,7 @@ async fn deleted_load_balancer_disputes_no_address() {
     for name in ["a", "b"] {
         index.change(None, Some(&object(name, &[address])));
         let lb = LoadBalancer { published: vec![address], ..load_balancer(name, &[]) };
-        allocation.allocate(&lb, vec![address], &pools, &index).expect("its own");
+        allocation.allocate(&lb, held(&[address]), &pools, None, &index).expect("its own");
     }
     assert_eq!(allocation.duplicates.len(), 1);
     allocation.forget(&owner("b"));
@@ -203,7 +229,7 @@ async fn address_stays_if_the_other_service_does_not_publish_it() {
     for _ in 0..2 {
         for (name, published) in [("a", other), ("b", address)] {
             let lb = LoadBalancer { published: vec![published], ..load_balancer(name, &[]) };
-            let given = allocation.allocate(&lb, vec![address], &pools, &index);
+            let given = allocation.allocate(&lb, held(&[address]), &pools, None, &index);
             assert_eq!(given.expect("its own"), [published]);
             assert_eq!(allocation.disputed_for(&spec::object_name(&lb.owner)), None);
         }
@@ -220,7 +246,7 @@ async fn address_that_was_duplicate_for_a_moment_stays() {
     let edited = object("a", &[address]);
     let mut get = |index: &Index| {
         let lb = LoadBalancer { published: vec![address], ..load_balancer("b", &[]) };
-        allocation.allocate(&lb, vec![address], &pools, index).expect("its own")
+        allocation.allocate(&lb, held(&[address]), &pools, None, index).expect("its own")
     };
     for _ in 0..2 {
         index.change(None, Some(&edited));

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the provider learns from the responses to its own writes.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use futures::{FutureExt as _, StreamExt as _};
 use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
-use steerage_watch::Event;
+use steerage_watch::{Event, Kind as _};
 
 use super::*;
 use crate::allocation::tests::{ip, load_balancer, owner, unreachable_client};
+use crate::namespaces::NamespaceKind;
 
 fn pool(version: &str, range: &str) -> Value {
     json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool", "spec": {"addresses": [range]},
@@ -138,4 +140,222 @@ async fn reservation_lasts_from_the_write_and_from_its_end_without_an_answer() {
     tokio::time::advance(whole / 2).await;
     assert!(failed.end(Err(Failure::Deadline)).is_err());
     assert_eq!(shared.unsettled(&name), Some(whole));
+}
+
+/// An API server that takes every status, and pools as the watch brings them.
+struct PoolWorld {
+    shared: Shared,
+    statuses: Arc<Mutex<BTreeMap<String, Value>>>,
+    version: u32,
+}
+
+impl PoolWorld {
+    /// With one load balancer, of the Service `shop/web` at 10.9.0.7.
+    fn new() -> Self {
+        let statuses = Arc::new(Mutex::new(BTreeMap::<String, Value>::new()));
+        let stored = Arc::clone(&statuses);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let stored = Arc::clone(&stored);
+            async move {
+                let name = request.uri().path().split('/').nth_back(1).expect("a name").to_owned();
+                let body = request.into_body().collect_bytes().await.map_err(io::Error::other)?;
+                let patch: Value = serde_json::from_slice(&body)?;
+                let mut stored = stored.lock().expect("not poisoned");
+                let status = stored.entry(name.clone()).or_insert_with(|| json!({}));
+                for (field, value) in patch["status"].as_object().expect("a status") {
+                    status[field] = value.clone();
+                }
+                status.as_object_mut().expect("a status").retain(|_, value| !value.is_null());
+                let metadata = json!({"name": name, "uid": "u", "resourceVersion": "1"});
+                let object = json!({"metadata": metadata, "spec": {"addresses": []}, "status": {}});
+                Ok::<_, io::Error>(http::Response::new(Body::from(object.to_string().into_bytes())))
+            }
+        });
+        let shared = Shared::new(&Client::new(service, "default"), "system");
+        shared.activated.set(()).expect("set once");
+        shared.balancers.cache.apply(Event::Init);
+        shared.balancers.cache.apply(Event::InitApply(balancer("1", &["a"])));
+        shared.balancers.cache.apply(Event::InitDone);
+        shared.pools.cache.apply(Event::Init);
+        shared.pools.cache.apply(Event::InitDone);
+        Self { shared, statuses, version: 10 }
+    }
+
+    fn set(&mut self, name: &str, spec: &Value) {
+        self.version += 1;
+        let metadata = json!({"name": name, "uid": name, "resourceVersion": self.version.to_string()});
+        let entry = Entry::parse(&json!({"metadata": metadata, "spec": spec}).to_string()).expect("a pool");
+        assert!(entry.content.is_ok(), "{:?}", entry.content);
+        for change in self.shared.pools.cache.apply(Event::Apply(entry)) {
+            self.shared.on_pool(&change);
+        }
+    }
+
+    fn delete(&mut self, name: &str) {
+        self.version += 1;
+        let event = Event::Delete { key: name.to_owned(), version: self.version.to_string() };
+        for change in self.shared.pools.cache.apply(event) {
+            self.shared.on_pool(&change);
+        }
+    }
+
+    /// The problem in a pool's status, after it was written.
+    async fn problem(&self, name: &str) -> String {
+        assert!(self.shared.write_pools().await);
+        let statuses = self.statuses.lock().expect("not poisoned");
+        statuses.get(name).and_then(|status| status["problem"].as_str()).unwrap_or_default().to_owned()
+    }
+}
+
+/// Whatever becomes of its pool, a Service keeps its address, and its user is told so once.
+#[tokio::test(start_paused = true)]
+async fn change_of_a_pool_takes_no_address_away_and_is_told_once() {
+    let team = |value: &str| json!({"matchLabels": {"team": value}});
+    let range = "10.9.0.0/24";
+    let of = |field: &str, value: Value| {
+        let mut spec = json!({"addresses": [range]});
+        spec[field] = value;
+        spec
+    };
+    let namespace = r#"{"metadata": {"name": "shop", "labels": {"team": "a"}}}"#;
+    let namespace = NamespaceKind::project(namespace, &mut Vec::new()).expect("JSON").expect("a namespace");
+    let mut web = load_balancer("web", &[]);
+    web.labels = Arc::new([("team".to_owned(), "a".to_owned())].into());
+    web.published = vec![ip("10.9.0.7")];
+    let outside = ("in no AddressPool: 10.9.0.7 (Service shop/web).", "in no AddressPool any more");
+    let refused =
+        ("that the pool is not for have addresses of it: 10.9.0.7 (Service", "not for this Service any more");
+    for (changed, (in_status, in_event)) in [
+        (Some(json!({"addresses": ["10.9.0.8-10.9.0.20"]})), outside),
+        (Some(of("excluded", json!(["10.9.0.7"]))), outside),
+        (None, outside),
+        (Some(of("namespaces", json!(["bank"]))), refused),
+        (Some(of("serviceSelector", team("b"))), refused),
+        (Some(of("namespaceSelector", team("b"))), refused),
+    ] {
+        let mut world = PoolWorld::new();
+        world.set("other", &json!({"addresses": ["10.8.0.1"]}));
+        let own = json!({"addresses": [range], "serviceSelector": team("a"), "namespaceSelector": team("a")});
+        world.set("p", &own);
+        for event in [Event::Init, Event::InitApply(namespace.clone()), Event::InitDone] {
+            world.shared.on_namespace(event);
+        }
+        let mut notices = world.shared.notices.subscribe();
+        assert_eq!(world.shared.allocate(&web).expect("its own"), [ip("10.9.0.7")]);
+        assert_eq!(world.problem("p").await, "");
+        assert_eq!(notices.next().now_or_never(), None);
+        let told_at = if let Some(spec) = &changed {
+            world.set("p", spec);
+            "p"
+        } else {
+            world.delete("p");
+            "other"
+        };
+        assert_eq!(world.shared.allocate(&web).expect("its own"), [ip("10.9.0.7")], "{changed:?}");
+        let problem = world.problem(told_at).await;
+        assert!(problem.contains(in_status), "{changed:?}: {problem}");
+        world.shared.stale_pools.notified().now_or_never().expect("to be told later");
+        tokio::time::advance(kept::PATIENCE).await;
+        assert!(world.shared.write_pools().await);
+        let notice = notices.next().now_or_never().flatten().expect("told");
+        let about = (notice.subject, notice.reason);
+        assert_eq!(about, (NoticeSubject::Service(owner("web")), kept::ADDRESS_KEPT));
+        assert!(notice.note.contains(in_event) && notice.note.contains("keeps it"), "{}", notice.note);
+        assert!(world.shared.write_pools().await);
+        assert_eq!(notices.next().now_or_never(), None, "once");
+        world.set("p", &json!({"addresses": [range]}));
+        assert_eq!(world.problem("p").await, "", "and what was written is taken away");
+    }
+}
+
+/// The labels of a Service change: it keeps its address, too.
+#[tokio::test(start_paused = true)]
+async fn labels_that_change_take_no_address_away() {
+    let mut world = PoolWorld::new();
+    let selector = json!({"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]});
+    world.set("p", &json!({"addresses": ["10.9.0.0/24"], "serviceSelector": selector}));
+    let labelled = |value: &str| {
+        let labels = Arc::new([("team".to_owned(), value.to_owned())].into());
+        LoadBalancer { labels, published: vec![ip("10.9.0.7")], ..load_balancer("web", &[]) }
+    };
+    let mut notices = world.shared.notices.subscribe();
+    assert_eq!(world.problem("p").await, "", "its labels are not known yet");
+    assert_eq!(world.shared.allocate(&labelled("a")).expect("its own"), [ip("10.9.0.7")]);
+    assert_eq!(world.problem("p").await, "");
+    world.shared.stale_pools.notified().now_or_never();
+    assert_eq!(world.shared.allocate(&labelled("b")).expect("its own"), [ip("10.9.0.7")]);
+    world.shared.stale_pools.notified().now_or_never().expect("the status differs");
+    assert!(world.problem("p").await.contains("that the pool is not for"));
+    tokio::time::advance(kept::PATIENCE).await;
+    assert!(world.shared.write_pools().await);
+    assert!(notices.next().now_or_never().flatten().is_some());
+    let other = LoadBalancer { owner: owner("other"), published: Vec::new(), ..labelled("b") };
+    assert_eq!(world.shared.allocate(&other).expect_err("not for it").reason(), crate::NO_FREE_ADDRESS);
+    let other = LoadBalancer { labels: labelled("a").labels, ..other };
+    assert_eq!(world.shared.allocate(&other).expect("for it"), [ip("10.9.0.1")]);
+}
+
+#[tokio::test]
+async fn pool_that_is_nearly_full_is_told_once_until_it_has_room() {
+    let mut world = PoolWorld::new();
+    let mut notices = world.shared.notices.subscribe();
+    world.set("p", &json!({"addresses": ["10.9.0.7-10.9.0.16"]}));
+    assert_eq!(world.problem("p").await, "");
+    for n in 2..=9_u8 {
+        let mut entry = balancer("1", &["a"]);
+        entry.name = format!("lb-{n}");
+        entry.content.as_mut().expect("readable").spec.addresses = vec![[10, 9, 0, 6 + n].into()];
+        world.shared.balancers.cache.apply(Event::Apply(entry));
+    }
+    let problem = world.problem("p").await;
+    assert!(problem.starts_with("1 of 10 IPv4 addresses are free."), "{problem}");
+    let notice = notices.next().now_or_never().flatten().expect("told");
+    assert_eq!(notice.reason, ADDRESS_POOL_NEARLY_FULL);
+    let NoticeSubject::Object { kind, namespace, name, uid, .. } = notice.subject else { panic!("a pool") };
+    assert_eq!((kind, &*namespace, &*name, &*uid), ("AddressPool", "system", "p", "p"));
+    assert!(world.shared.write_pools().await);
+    assert_eq!(notices.next().now_or_never(), None, "once");
+    world.set("p", &json!({"addresses": ["10.9.0.7-10.9.0.17"]}));
+    assert_eq!(world.problem("p").await, "");
+    world.set("p", &json!({"addresses": ["10.9.0.7-10.9.0.16"]}));
+    assert_ne!(world.problem("p").await, "");
+    assert!(notices.next().now_or_never().flatten().is_some(), "again");
+    world.set("p", &json!({"addresses": ["10.9.0.7-10.9.0.15"]}));
+    assert_eq!(world.problem("p").await, "", "a pool of nine addresses may be full");
+}
+
+/// The controller restarts while addresses are kept for the Services that had them.
+#[tokio::test(start_paused = true)]
+async fn released_addresses_are_in_the_status_for_the_next_process() {
+    let spec = json!({"addresses": ["10.9.0.7-10.9.0.8"], "reuseDelaySeconds": 600});
+    let mut world = PoolWorld::new();
+    world.set("p", &spec);
+    let gone = spec::object_name(&owner("web"));
+    let before = Held::of(&world.shared.balancers.cache.get(&gone).expect("an object"));
+    world.shared.balancers.cache.apply(Event::Delete { key: gone.clone(), version: "5".to_owned() });
+    world.shared.on_release(Some(&owner("web").service), &before, &Held::default());
+    assert_eq!(world.problem("p").await, "");
+    let status = world.statuses.lock().expect("not poisoned").get("p").cloned().expect("written");
+    let released = &status["released"][0];
+    assert_eq!((&released["address"], &released["name"]), (&json!("10.9.0.7"), &json!("web")), "{status}");
+
+    let next = PoolWorld::new().shared;
+    next.balancers.cache.apply(Event::Delete { key: gone, version: "5".to_owned() });
+    let metadata = json!({"name": "p", "uid": "p", "resourceVersion": "20"});
+    let pool = json!({"metadata": metadata, "spec": spec, "status": status});
+    next.pools.cache.apply(Event::Apply(Entry::parse(&pool.to_string()).expect("a pool")));
+    next.restore_released();
+    assert_eq!(next.allocate(&load_balancer("new", &[])).expect("free"), [ip("10.9.0.8")]);
+    let none = next.allocate(&load_balancer("late", &[])).expect_err("kept for another");
+    assert!(none.to_string().contains("kept from other Services (reuseDelaySeconds): 1."), "{none}");
+    let refused = next.allocate(&load_balancer("late", &["10.9.0.7"])).expect_err("kept for another");
+    assert_eq!(refused.reason(), crate::ADDRESS_HELD);
+    let mut notified = next.notifier.subscribe();
+    let left = next.next_free().expect("it is kept");
+    assert!(left <= Duration::from_secs(600) && left > Duration::from_secs(590), "{left:?}");
+    tokio::time::advance(left).await;
+    next.end_delays();
+    assert_eq!(notified.next().now_or_never().flatten(), Some(owner("late")));
+    assert_eq!(next.allocate(&load_balancer("late", &[])).expect("free"), [ip("10.9.0.7")]);
+    assert_eq!(next.next_free(), None);
 }

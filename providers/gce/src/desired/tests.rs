@@ -43,6 +43,7 @@ pub(crate) fn web() -> LoadBalancer {
         pool: None,
         published: Vec::new(),
         published_hostnames: Vec::new(),
+        labels: std::sync::Arc::default(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     }

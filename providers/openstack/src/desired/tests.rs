@@ -60,6 +60,7 @@ pub(crate) fn planned(listeners: &[(Protocol, u16, u16)], nodes: &[u8]) -> LoadB
         pool: None,
         published: Vec::new(),
         published_hostnames: Vec::new(),
+        labels: std::sync::Arc::default(),
         source_ranges: Vec::new(),
         annotations: BTreeMap::new(),
     }
