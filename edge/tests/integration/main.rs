@@ -4,6 +4,7 @@
 
 mod announcements;
 mod forwarding;
+mod routes;
 mod several_hosts;
 mod statements;
 mod takeover;

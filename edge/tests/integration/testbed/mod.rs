@@ -3,6 +3,7 @@
 //! serve the VIPs as nodes with kube-proxy do. It needs root, and removes everything it made.
 
 pub(crate) mod agent;
+pub(crate) mod bird;
 pub(crate) mod net;
 
 use std::fs::{self, File};
@@ -71,6 +72,8 @@ pub(crate) struct TestBed {
     pub(crate) nodes: Vec<Node>,
     pub(crate) folder: PathBuf,
     edges: Vec<(String, Option<Child>)>,
+    /// Further flags of edge processes.
+    pub(crate) flags: Vec<&'static str>,
 }
 
 impl TestBed {
@@ -84,7 +87,7 @@ impl TestBed {
         let bpf = folder.join("bpf");
         fs::create_dir_all(&bpf).expect("folder");
         mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
-        let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new() };
+        let mut testbed = Self { prefix, nodes: Vec::new(), folder, edges: Vec::new(), flags: Vec::new() };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
         for netns in [&switch, &router, &client] {
@@ -217,6 +220,7 @@ impl TestBed {
             .args(["--group", "test"])
             .arg("--bpf-dir")
             .arg(self.bpf_dir(edge))
+            .args(&self.flags)
             .stderr(Stdio::from(log));
         let key = self.key_file();
         if key.exists() {
@@ -267,6 +271,18 @@ impl TestBed {
     pub(crate) fn stop(&self, edge: usize) {
         let child = self.edges[edge].1.as_ref().expect("running");
         sh(&format!("kill -STOP {}", child.id()));
+    }
+
+    /// Sends SIGCONT.
+    pub(crate) fn resume(&self, edge: usize) {
+        let child = self.edges[edge].1.as_ref().expect("running");
+        sh(&format!("kill -CONT {}", child.id()));
+    }
+
+    /// Runs `steerage-edge cleanup` on an edge host.
+    pub(crate) fn clean_up(&self, edge: usize) {
+        let (netns, binary) = (self.netns(&self.edges[edge].0), env!("CARGO_BIN_EXE_steerage-edge"));
+        sh(&format!("ip netns exec {netns} {binary} --bpf-dir {} cleanup", self.bpf_dir(edge).display()));
     }
 
     /// Sends SIGTERM; whether the process ended with success.
