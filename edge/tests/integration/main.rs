@@ -4,7 +4,9 @@
 
 mod announcements;
 mod exchange;
+mod fence;
 mod forwarding;
+mod routes;
 mod several_hosts;
 mod statements;
 mod takeover;

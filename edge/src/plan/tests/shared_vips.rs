@@ -33,7 +33,7 @@ fn each_listener_has_the_targets_ranges_and_affinity_of_its_load_balancer() {
     let mut sticky = sharing("c", Some("web"), &[8443], 3);
     sticky["spec"]["affinity"] = json!({"timeoutSeconds": 10_800});
     let plan = planned(&[sharing("a", Some("web"), &[80, 81], 1), ranged, sticky]);
-    assert_eq!(plan.state.vips, [(ip(VIP), SERVED)].into());
+    assert_eq!(plan.state.vips, [(ip(VIP), lease(VIP))].into());
     for (port, number, is_ranged, has_affinity) in
         [(80, 1, false, false), (81, 1, false, false), (443, 2, true, false), (8443, 3, false, true)]
     {
@@ -137,5 +137,5 @@ fn room_of_a_load_balancer_is_that_of_its_own_listeners() {
     let after = plan_in_after(room, &grown, &before.assignments);
     assert_eq!(ports(&after), numbers(100, 10));
     assert!(after.statuses["a"].problem.contains("no room"), "{}", after.statuses["a"].problem);
-    assert_eq!(after.state.vips, [(ip(VIP), SERVED)].into());
+    assert_eq!(after.state.vips, [(ip(VIP), lease(VIP))].into());
 }
