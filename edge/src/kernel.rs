@@ -194,7 +194,9 @@ impl Kernel {
     /// Waits until the other hosts have what they need to continue this host's flows, or for `limit`.
     pub(crate) async fn flush_flows(&self, limit: Duration) {
         let hosts = self.exchange.flush(limit).await;
-        tracing::info!(hosts, "edge hosts have this host's flow exceptions");
+        if hosts > 0 {
+            tracing::info!(hosts, "other edge hosts have this host's flow exceptions");
+        }
     }
 
     /// Lets packets pass by this process's program.
