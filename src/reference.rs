@@ -313,7 +313,10 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
         error_table(steerage_provider_openstack::REASONS)
     );
     sections.push(provider);
-    sections.push(format!("## Events of the provider `edge`: Warning\n\n{}", error_table(steerage_provider_edge::EVENTS)));
+    sections.push(format!(
+        "## Events of the provider `edge`: Warning\n\n{}",
+        error_table(steerage_provider_edge::EVENTS)
+    ));
     steerage_reference::check(
         "conditions.md",
         "Conditions, reasons and events",
