@@ -97,6 +97,7 @@ RIGHTS = {
         "/services": "get list patch watch",
         "/services/status": "patch",
         "/nodes": "list watch",
+        "/namespaces": "list watch",
         "discovery.k8s.io/endpointslices": "list watch",
         "events.k8s.io/events": "create patch",
     },
@@ -315,7 +316,7 @@ class Rights(unittest.TestCase):
             return [(rule.get("resourceNames"), rule["verbs"]) for rule in rules if "namespaces" in rule["resources"]]
 
         self.assertEqual([(["kube-system"], ["get"])], of_namespaces(AWS))
-        self.assertEqual([], of_namespaces(POOLS))
+        self.assertEqual([(None, ["list", "watch"])], of_namespaces(POOLS))
 
     def test_only_readiness_gates_need_pods(self):
         def of_pods(values):

@@ -364,7 +364,7 @@ impl Allocation {
             }
         }
         let namespace = owner.service.namespace();
-        TakenByOthers { index, namespace, name, reserved, wanted, present, current }
+        TakenByOthers { index, namespace, name, current, reserved, wanted, present }
     }
 }
 

@@ -133,9 +133,9 @@ mod tests {
         Pool::new("p", &spec)
     }
 
-    fn selector(value: &str) -> Option<LabelSelector> {
+    fn selector(value: &str) -> LabelSelector {
         let match_labels = [("team".to_owned(), value.to_owned())].into();
-        Some(LabelSelector { match_labels, ..LabelSelector::default() })
+        LabelSelector { match_labels, ..LabelSelector::default() }
     }
 
     #[test]
@@ -145,15 +145,15 @@ mod tests {
         let why = |pools: &[Pool]| tenant.why_kept(ip("10.9.0.1"), pools);
         let is_for_others = [
             pool(|spec| spec.namespaces = vec!["bank".to_owned()]),
-            pool(|spec| spec.namespace_selector = selector("b")),
-            pool(|spec| spec.service_selector = selector("b")),
+            pool(|spec| spec.namespace_selector = Some(selector("b"))),
+            pool(|spec| spec.service_selector = Some(selector("b"))),
         ];
         for pool in &is_for_others {
             assert_eq!(why(std::slice::from_ref(pool)), Some(Why::NotAdmitted), "{pool:?}");
             assert!(is_restricted(pool));
         }
         let open = pool(|_| {});
-        assert_eq!((why(&[open.clone()]), is_restricted(&open)), (None, false));
+        assert_eq!((why(std::slice::from_ref(&open)), is_restricted(&open)), (None, false));
         let mut both = is_for_others.to_vec();
         both.push(open);
         assert_eq!(why(&both), None, "another pool has it, too");

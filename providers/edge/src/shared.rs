@@ -303,7 +303,9 @@ impl Shared {
         let mut known = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let (notices, is_all) = kept::news(&found, &mut known);
         drop(known);
-        notices.into_iter().for_each(|notice| self.notices.send(&notice));
+        for notice in notices {
+            self.notices.send(&notice);
+        }
         if !is_all {
             self.pools_are_stale();
         }

@@ -72,7 +72,7 @@ fn refusal_says_what_to_do_and_ends_when_an_address_of_the_namespace_is_free() {
     assert!(text.contains("No address is assigned. Delete Services"), "{text}");
     let tries = allocation.end_reservation(&spec::object_name(&first.owner)).expect("reserved");
     let woken = allocation.release(Some(&first.owner.service), &tries[0], &Held::default(), &one, &index);
-    assert_eq!(woken, [second.owner.clone()]);
+    assert_eq!(woken.as_slice(), std::slice::from_ref(&second.owner));
     assert!(get(&mut allocation, &second, &one).is_ok());
 }
 
@@ -142,7 +142,7 @@ async fn who_waits_for_a_kept_address_is_woken_when_it_is_free() {
         get(&mut allocation, &load_balancer("x", &["10.7.0.1"]), &short),
         Err(crate::ADDRESS_OUTSIDE_POOLS)
     );
-    assert_eq!(allocation.end_delays(&short), [late.owner.clone()]);
+    assert_eq!(allocation.end_delays(&short).as_slice(), std::slice::from_ref(&late.owner));
     assert_eq!(allocation.end_delays(&short), []);
     assert_eq!(get(&mut allocation, &late, &short), Ok(vec![ip("10.9.0.1")]));
     // Without a delay nothing is kept, and the address is given because no other is free.
