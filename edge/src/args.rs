@@ -28,9 +28,12 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub(crate) enum Command {
-    /// Remove the eBPF programs, their maps and multicast groups from this host, so that it has no VIPs, and exit; stop steerage-edge
+    /// Remove the eBPF programs, their maps, multicast groups and routes of VIPs from this host, so that it has no VIPs, and exit; stop steerage-edge
     /// first, and give the same --bpf-dir before the subcommand
     Cleanup,
+    /// Remove the routes of VIPs when steerage-edge no longer renews them; steerage-edge starts this itself
+    #[command(hide = true)]
+    RouteFence,
 }
 
 #[derive(Flags, Clone, Debug)]
@@ -83,12 +86,27 @@ pub(crate) struct EdgeArgs {
     /// Read that key from this file instead, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) routes: RouteArgs,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory
     #[arg(long, env = "STEERAGE_OBJECTS_DIR", value_name = "DIRECTORY", requires = "status_dir")]
     pub(crate) objects_dir: Option<PathBuf>,
     /// Run without a cluster: write EdgeHost and EdgeTargetHealth objects to this directory
     #[arg(long, env = "STEERAGE_STATUS_DIR", value_name = "DIRECTORY", requires = "objects_dir")]
     pub(crate) status_dir: Option<PathBuf>,
+}
+
+/// The flags of routed networks.
+#[derive(Flags, Clone, Copy, Debug)]
+pub(crate) struct RouteArgs {
+    /// Keep a route for each VIP that this host serves in this routing table, from which a routing daemon exports them; 0 keeps none
+    #[arg(long, env = "STEERAGE_ROUTE_TABLE", value_name = "NUMBER", default_value_t = 0, value_parser = route_table)]
+    pub(crate) route_table: u32,
+    /// Wait this long at shutdown after the routes of VIPs were removed, so that routers use other edge hosts before the process ends;
+    /// at most 1m, and less than --shutdown-grace-period
+    #[arg(long, env = "STEERAGE_ROUTE_WITHDRAW_WAIT", value_name = "DURATION", default_value = "2s",
+          value_parser = route_withdraw_wait)]
+    pub(crate) route_withdraw_wait: Duration,
 }
 
 /// A name that can be part of an object's name.
@@ -117,6 +135,21 @@ fn heartbeat_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+fn route_table(text: &str) -> Result<u32, String> {
+    /// The kernel's own table of local addresses.
+    const LOCAL: u32 = 255;
+    match text.parse() {
+        Ok(LOCAL) => Err("must not be 255, the kernel's own table of local addresses".to_owned()),
+        Ok(table) => Ok(table),
+        Err(_) => Err("must be the number of a routing table".to_owned()),
+    }
+}
+
+fn route_withdraw_wait(text: &str) -> Result<Duration, String> {
+    let wait = duration::parse(text)?;
+    if wait <= Duration::from_mins(1) { Ok(wait) } else { Err("must be at most 1m".to_owned()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,6 +171,18 @@ mod tests {
         for text in ["200", "19ms", "11s", "soon"] {
             assert!(parse(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn routes_are_off_by_default_and_the_local_table_is_refused() {
+        let parse = |arguments: &[&str]| Args::try_parse_from([&["steerage-edge"], arguments].concat());
+        assert_eq!(parse(&[]).expect("no flag is needed").edge.routes.route_table, 0);
+        assert_eq!(parse(&["--route-table", "70000"]).expect("a table").edge.routes.route_table, 70_000);
+        for table in ["255", "-1", "main", "4294967296"] {
+            assert!(parse(&["--route-table", table]).is_err(), "{table}");
+        }
+        assert!(parse(&["--route-withdraw-wait", "0s"]).is_ok());
+        assert!(parse(&["--route-withdraw-wait", "61s"]).is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -15,7 +16,7 @@ use steerage_process::Process;
 use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
-use crate::args::{EdgeArgs, host_name};
+use crate::args::{EdgeArgs, RouteArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::host::EdgePeer;
@@ -34,9 +35,10 @@ use crate::metrics::{Metrics, register_traffic};
 use crate::peers::{self, FlowExchange, KeySource, PeerInputs, PeerOptions, SharedKey};
 use crate::pin_names;
 use crate::prober::Prober;
+use crate::routes::{self, RouteExporter, RouteInputs};
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
-use crate::vips::{LeaseKeeper, ServedVips, VipLeases, WITHHELD};
+use crate::vips::{LeaseKeeper, ServedVips, VipLeases, WITHHELD, lease_time};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
@@ -47,13 +49,14 @@ const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)"
 /// Errors of the removal of a directory that has to stay.
 const IS_LEFT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::ResourceBusy];
 
-/// Removes the eBPF programs and maps of all links, and the multicast groups; none of either is success.
+/// Removes the eBPF programs and maps of all links, the multicast groups and the routes of VIPs; none of these is success.
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
     for (index, address) in netlink.marked()? {
         netlink.remove(index, address)?;
     }
     leftovers::remove(&mut netlink)?;
+    routes::remove_all(&mut netlink)?;
     let entries = match fs::read_dir(bpf_dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             println!("there is no {}: the edge has no program here", bpf_dir.display());
@@ -89,15 +92,14 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         peers_port,
         peers_key_secret,
         peers_key_file,
+        routes,
         objects_dir,
         status_dir,
     } = edge;
     let host = host.map_or_else(local_host_name, Ok)?;
     let metrics = Metrics::default();
     process.metrics().register("edge", |registry| metrics.register(registry));
-    let task = |name| Some(process.readiness().task(name));
-    let gates =
-        ReadinessGates { settled: task("peers"), synced: task("watches"), programmed: task("kernel") };
+    let gates = readiness_gates(&process);
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
     let dataplane = load(&link, &bpf_dir)?;
@@ -175,6 +177,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let keeper =
         LeaseKeeper { leases: leases.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
     process.spawn("lease", keeper.run());
+    let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving);
+    export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;
     let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
@@ -217,6 +221,33 @@ fn detect_conflicts(process: &Process, link: &Link, mac: watch::Receiver<Mac>) -
     };
     process.spawn("conflict detection", detection.run());
     DetectedConflicts { monitored_vips, peers, conflicts: conflicts_rx, claims: claims_rx }
+}
+
+fn readiness_gates(process: &Process) -> ReadinessGates {
+    ReadinessGates {
+        settled: Some(process.readiness().task("peers")),
+        synced: Some(process.readiness().task("watches")),
+        programmed: Some(process.readiness().task("kernel")),
+    }
+}
+
+/// Starts the task that keeps a route for each VIP, if the flags ask for it.
+fn export_routes(
+    process: &Process,
+    netlink: &mut Rtnetlink,
+    flags: RouteArgs,
+    lifetime: Duration,
+    inputs: RouteInputs,
+    metrics: &Metrics,
+) -> anyhow::Result<()> {
+    let RouteArgs { route_table, route_withdraw_wait } = flags;
+    if route_table == 0 {
+        routes::warn_of_other_tables(netlink, None)?;
+        return Ok(());
+    }
+    let exporter = RouteExporter::new(route_table, route_withdraw_wait, lifetime, inputs, metrics.clone())?;
+    process.spawn("routes", exporter.run());
+    Ok(())
 }
 
 /// The VIPs for which the kernel answers since an earlier process.

@@ -23,6 +23,7 @@ mod probe_schedule;
 mod prober;
 #[cfg(test)]
 mod reference;
+mod routes;
 mod shards;
 mod source;
 mod status;
@@ -43,6 +44,13 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("steerage-edge cleanup: {error:#}");
+                ExitCode::from(steerage_process::EXIT_FAILED)
+            }
+        },
+        Some(Command::RouteFence) => match routes::run_fence(edge.routes.route_table) {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => {
+                eprintln!("steerage-edge route-fence: {error:#}");
                 ExitCode::from(steerage_process::EXIT_FAILED)
             }
         },

@@ -25,6 +25,7 @@ pub(crate) struct Metrics {
     pub(crate) shards: Gauge<i64, AtomicI64>,
     pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
+    pub(crate) routes: Gauge<i64, AtomicI64>,
     pub(crate) load_balancers: Gauge<i64, AtomicI64>,
     pub(crate) problems: Gauge<i64, AtomicI64>,
     pub(crate) probes: Gauge<i64, AtomicI64>,
@@ -67,6 +68,11 @@ impl Metrics {
             ),
             ("peers", "Other edge hosts that are alive", &self.peers),
             (
+                "exported_routes",
+                "VIPs that have a route in the table of --route-table, for routing daemons to export",
+                &self.routes,
+            ),
+            (
                 "load_balancers",
                 "EdgeLoadBalancers that this host knows, also those with a problem",
                 &self.load_balancers,
@@ -86,7 +92,7 @@ impl Metrics {
             ("takeovers", "Shards of the VIPs for which this host became active", &self.takeovers),
             (
                 "write_failures",
-                "Failed writes of the kernel's maps, program and multicast groups",
+                "Failed writes of the kernel's maps, program, multicast groups and routes",
                 &self.failures,
             ),
             ("status_writes", "Status objects written", &self.status_writes),

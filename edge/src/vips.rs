@@ -17,7 +17,7 @@ use crate::shards::{Shard, Shards};
 
 mod lease;
 
-pub(crate) use lease::{LeaseKeeper, VipLeases};
+pub(crate) use lease::{AFTER_STANDBY, LeaseKeeper, VipLeases, lease_time, now as boot_time};
 
 /// The lease of all VIPs in the maps that an earlier version has written, which did not divide them.
 pub(crate) const UNDIVIDED: u32 = 0;

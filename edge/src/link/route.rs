@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, and lets the interface receive the neighbour
-//! solicitations for VIPs. Calls are synchronous.
+//! Rtnetlink: reads the host's interfaces, addresses, routes and neighbours, lets the interface receive the neighbour
+//! solicitations for VIPs, and writes the routes of VIPs (`exported`). Calls are synchronous.
 //!
 //! The interface joins multicast groups by addresses with `autojoin`: the kernel keeps them without this process, and reports them
 //! to switches.
-//! Written by hand: six requests do not outweigh three more crates (netlink-packet-route, netlink-packet-core, netlink-sys).
+//! Written by hand: eight requests do not outweigh three more crates (netlink-packet-route, netlink-packet-core, netlink-sys).
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,6 +17,8 @@ use nix::sys::socket::{
 };
 
 use crate::link::mac::Mac;
+
+mod exported;
 
 /// Marks an address as the edge's (`IFA_PROTO`). The kernel itself uses only numbers below 4 (`IFAPROT_*` in `linux/if_addr.h`).
 const EDGE_PROTOCOL: u8 = 0x53;

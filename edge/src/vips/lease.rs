@@ -27,9 +27,10 @@ const SLACK: Duration = Duration::from_secs(5);
 const TIMEOUTS: u32 = 2;
 
 /// So long after a host could have taken over last, the lease lasts so long: that host may be there again. Later it has no end.
-const AFTER_STANDBY: Duration = Duration::from_mins(1);
+pub(crate) const AFTER_STANDBY: Duration = Duration::from_mins(1);
 
-fn lease_time(timing: HeartbeatTiming) -> Duration {
+/// How long a lease lasts while another host could take over.
+pub(crate) fn lease_time(timing: HeartbeatTiming) -> Duration {
     SLACK + timing.timeout().saturating_mul(TIMEOUTS)
 }
 
@@ -177,7 +178,7 @@ fn log_change(before: Shards, after: Shards) {
 }
 
 /// The time since the start of the kernel, as its program has it. Every kernel has this clock.
-fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps one route in the kernel for each VIP that this host serves, which a routing daemon exports. So routers spread the clients of a
+//! VIP over all hosts that can serve, whoever answers ARP for it.
+//!
+//! A task beside `engine`, which reads what other tasks publish, and speaks no routing protocol. Routes have a lifetime, as the leases
+//! of VIPs have: a second process removes them (`fence`) if this one does not renew them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use steerage_model::chain;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use crate::link::ability::AbilityReport;
+use crate::link::membership::Membership;
+use crate::link::route::{RouteError, Rtnetlink};
+use crate::metrics::Metrics;
+use crate::vips::boot_time;
+
+mod export;
+mod fence;
+mod fence_process;
+
+use export::ExportRole;
+use fence::Expiry;
+pub(crate) use fence::run as run_fence;
+use fence_process::{FenceError, FenceProcess};
+
+/// How often the lifetime is renewed.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the table is read: another program may have changed it.
+const READ_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What the exporter follows.
+#[derive(Clone, Debug)]
+pub(crate) struct RouteInputs {
+    /// The VIPs that the kernel's maps serve, without those that another machine on the link has.
+    pub(crate) vips: watch::Receiver<BTreeSet<IpAddr>>,
+    pub(crate) membership: watch::Receiver<Membership>,
+    pub(crate) abilities: watch::Receiver<AbilityReport>,
+    /// Of the engine.
+    pub(crate) leaving: watch::Receiver<bool>,
+}
+
+#[derive(Debug)]
+pub(crate) struct RouteExporter {
+    table: u32,
+    /// How long the process waits once it has removed its routes at shutdown.
+    withdraw_wait: Duration,
+    /// The routes' lifetime while another host can serve.
+    lifetime: Duration,
+    inputs: RouteInputs,
+    metrics: Metrics,
+    netlink: Rtnetlink,
+    fence: Option<FenceProcess>,
+    expiry: Duration,
+    /// When another host could serve last.
+    standby_at: Option<Instant>,
+    /// Whether the VIPs are those of a plan of this process.
+    is_known: bool,
+    /// The VIPs that have a route.
+    present: BTreeSet<IpAddr>,
+    read_at: Option<Instant>,
+    /// What was logged last, so that it is logged once.
+    problem: Option<String>,
+}
+
+impl RouteInputs {
+    pub(crate) fn new(
+        vips: &watch::Sender<BTreeSet<IpAddr>>,
+        membership: &watch::Receiver<Membership>,
+        abilities: &watch::Sender<AbilityReport>,
+        leaving: &watch::Sender<bool>,
+    ) -> Self {
+        Self {
+            vips: vips.subscribe(),
+            membership: membership.clone(),
+            abilities: abilities.subscribe(),
+            leaving: leaving.subscribe(),
+        }
+    }
+}
+
+impl RouteExporter {
+    /// `lifetime`: that of the leases of VIPs while another host can serve.
+    pub(crate) fn new(
+        table: u32,
+        withdraw_wait: Duration,
+        lifetime: Duration,
+        inputs: RouteInputs,
+        metrics: Metrics,
+    ) -> Result<Self, RouteError> {
+        let mut netlink = Rtnetlink::open()?;
+        warn_of_other_tables(&mut netlink, Some(table))?;
+        Ok(Self {
+            table,
+            withdraw_wait,
+            lifetime,
+            inputs,
+            metrics,
+            netlink,
+            fence: None,
+            expiry: boot_time() + lifetime,
+            standby_at: None,
+            is_known: false,
+            present: BTreeSet::new(),
+            read_at: None,
+            problem: None,
+        })
+    }
+
+    /// Runs until the process ends.
+    pub(crate) async fn run(mut self) -> anyhow::Result<()> {
+        let mut ticks = tokio::time::interval(RENEWAL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut is_leaving = false;
+        let mut withdrawn_at = None;
+        loop {
+            tokio::select! {
+                changed = self.inputs.leaving.changed(), if !is_leaving => match changed {
+                    Ok(()) => is_leaving = *self.inputs.leaving.borrow_and_update(),
+                    // The engine has failed, and the next process follows. The fence goes by the lifetime.
+                    Err(_) => return Ok(()),
+                },
+                Ok(()) = self.inputs.vips.changed() => {}
+                Ok(()) = self.inputs.membership.changed() => {}
+                _ = ticks.tick() => {}
+            }
+            let had_routes = !self.present.is_empty();
+            let role = tokio::task::block_in_place(|| self.update(is_leaving));
+            if !is_leaving {
+                continue;
+            }
+            if role == ExportRole::Withdrawing && had_routes && withdrawn_at.is_none() {
+                tracing::info!("routes of the VIPs removed; waiting for the routers");
+                withdrawn_at = Some(Instant::now());
+                ticks.reset_after(self.withdraw_wait);
+            }
+            let is_over = |at: Instant| at.elapsed() >= self.withdraw_wait;
+            if role != ExportRole::Withdrawing || withdrawn_at.is_none_or(is_over) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn update(&mut self, is_leaving: bool) -> ExportRole {
+        let report = *self.inputs.abilities.borrow();
+        let can_serve = report.ability(Instant::now()).can_serve;
+        self.is_known |= report.is_programmed;
+        let (role, has_standby) = {
+            let membership = self.inputs.membership.borrow_and_update();
+            (ExportRole::new(&membership, can_serve, is_leaving), membership.has_standby)
+        };
+        if has_standby {
+            self.standby_at = Some(Instant::now());
+        }
+        if let Err(error) = self.guard(role, has_standby).and_then(|()| Ok(self.sync(role)?)) {
+            let problem = chain(&error);
+            self.metrics.failures.inc();
+            if self.problem.as_ref() != Some(&problem) {
+                tracing::error!(
+                    table = self.table,
+                    error = problem,
+                    "routes of the VIPs are not as they should be; retrying"
+                );
+            }
+            self.problem = Some(problem);
+        } else if self.problem.take().is_some() {
+            tracing::info!(table = self.table, "routes of the VIPs are as they should be");
+        }
+        self.metrics.routes.set(i64::try_from(self.present.len()).unwrap_or(i64::MAX));
+        role
+    }
+
+    /// Renews the lifetime, before a route is added that it has to guard.
+    fn guard(&mut self, role: ExportRole, has_standby: bool) -> Result<(), ExportError> {
+        let mut fence = match self.fence.take() {
+            Some(fence) => fence,
+            None => self.start_fence()?,
+        };
+        let now = boot_time();
+        if self.expiry <= now {
+            // The fence has removed them.
+            self.read_at = None;
+        }
+        let since_standby = self.standby_at.map(|at| at.elapsed());
+        let since_standby = if has_standby { Some(Duration::ZERO) } else { since_standby };
+        self.expiry = role.expiry(self.expiry, now, self.lifetime, since_standby);
+        fence.renew(Expiry { until: self.expiry, may_withdraw: has_standby })?;
+        self.fence = Some(fence);
+        Ok(())
+    }
+
+    fn start_fence(&mut self) -> Result<FenceProcess, ExportError> {
+        let (fence, inherited) = match FenceProcess::start() {
+            Err(FenceError::Taken) => {
+                // Nor are its routes this process's.
+                self.present.clear();
+                self.read_at = None;
+                return Err(FenceError::Taken.into());
+            }
+            started => started?,
+        };
+        if let (Some(inherited), None) = (inherited, self.read_at) {
+            self.expiry = inherited.until;
+        }
+        Ok(fence)
+    }
+
+    fn sync(&mut self, role: ExportRole) -> Result<(), RouteError> {
+        let now = Instant::now();
+        if self.read_at.is_none_or(|at| now.duration_since(at) >= READ_INTERVAL) {
+            let own = self.netlink.exported()?.into_iter().filter(|(table, _)| *table == self.table);
+            let is_first = self.read_at.replace(now).is_none();
+            self.present = own.map(|(_, vip)| vip).collect();
+            if is_first && !self.present.is_empty() {
+                tracing::info!(table = self.table, routes = self.present.len(), "adopted routes of VIPs");
+            }
+        }
+        let lasts = self.expiry > boot_time();
+        let wanted = role.wanted(lasts, self.is_known, &self.inputs.vips.borrow_and_update(), &self.present);
+        let gone: Vec<_> = self.present.difference(&wanted).copied().collect();
+        let new: Vec<_> = wanted.difference(&self.present).copied().collect();
+        if gone.is_empty() && new.is_empty() {
+            return Ok(());
+        }
+        let mut failed = None;
+        for vip in gone {
+            match self.netlink.withdraw(self.table, vip) {
+                Ok(()) => _ = self.present.remove(&vip),
+                Err(error) => failed = Some(error),
+            }
+        }
+        for vip in new {
+            match self.netlink.export(self.table, vip) {
+                Ok(()) => _ = self.present.insert(vip),
+                Err(error) => failed = Some(error),
+            }
+        }
+        tracing::info!(table = self.table, routes = self.present.len(), ?role, "routes of the VIPs changed");
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error(transparent)]
+    Fence(#[from] FenceError),
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+/// Removes the routes of all tables.
+pub(crate) fn remove_all(netlink: &mut Rtnetlink) -> Result<(), RouteError> {
+    for (table, vip) in netlink.exported()? {
+        netlink.withdraw(table, vip)?;
+    }
+    Ok(())
+}
+
+/// Logs tables with routes that this process does not keep: routers send it traffic for as long as these are there.
+pub(crate) fn warn_of_other_tables(netlink: &mut Rtnetlink, own: Option<u32>) -> Result<(), RouteError> {
+    let tables: BTreeSet<_> = netlink.exported()?.into_iter().map(|(table, _)| table).collect();
+    for table in tables.into_iter().filter(|table| Some(*table) != own) {
+        tracing::warn!(
+            table,
+            "routes of VIPs that this process does not keep are in a table; unless another steerage-edge runs here, remove them: \
+             ip route flush table {table} proto 83; ip -6 route flush table {table} proto 83"
+        );
+    }
+    Ok(())
+}
