@@ -5,6 +5,7 @@
 mod announcements;
 mod exchange;
 mod forwarding;
+mod routes;
 mod several_hosts;
 mod statements;
 mod takeover;

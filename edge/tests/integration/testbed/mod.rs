@@ -3,6 +3,7 @@
 //! serve the VIPs as nodes with kube-proxy do. It needs root, and removes everything it made.
 
 pub(crate) mod agent;
+pub(crate) mod bird;
 pub(crate) mod net;
 
 use std::fs::{self, File};
@@ -74,6 +75,8 @@ pub(crate) struct TestBed {
     /// Whether the hosts exchange flow exceptions.
     pub(crate) has_exchange: bool,
     edges: Vec<(String, Option<Child>)>,
+    /// Further flags of edge processes.
+    pub(crate) flags: Vec<&'static str>,
 }
 
 impl TestBed {
@@ -88,7 +91,7 @@ impl TestBed {
         fs::create_dir_all(&bpf).expect("folder");
         mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
         fs::write(folder.join("key"), "a key of at least thirty-two bytes").expect("write");
-        let mut testbed = Self { prefix, nodes: Vec::new(), folder, has_exchange: true, edges: Vec::new() };
+        let mut testbed = Self { prefix, nodes: Vec::new(), folder, has_exchange: true, edges: Vec::new(), flags: Vec::new() };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
         for netns in [&switch, &router, &client] {
@@ -232,6 +235,7 @@ impl TestBed {
             .arg(self.bpf_dir(edge))
             .args(["--peers-port", if self.has_exchange { "10360" } else { "0" }])
             .env("STEERAGE_PEERS_KEY_FILE", self.folder.join("key"))
+            .args(&self.flags)
             .stderr(Stdio::from(log));
         change(&mut command);
         self.edges[edge].1 = Some(command.spawn().expect("edge"));
@@ -269,6 +273,18 @@ impl TestBed {
     pub(crate) fn stop(&self, edge: usize) {
         let child = self.edges[edge].1.as_ref().expect("running");
         sh(&format!("kill -STOP {}", child.id()));
+    }
+
+    /// Sends SIGCONT.
+    pub(crate) fn resume(&self, edge: usize) {
+        let child = self.edges[edge].1.as_ref().expect("running");
+        sh(&format!("kill -CONT {}", child.id()));
+    }
+
+    /// Runs `steerage-edge cleanup` on an edge host.
+    pub(crate) fn clean_up(&self, edge: usize) {
+        let (netns, binary) = (self.netns(&self.edges[edge].0), env!("CARGO_BIN_EXE_steerage-edge"));
+        sh(&format!("ip netns exec {netns} {binary} --bpf-dir {} cleanup", self.bpf_dir(edge).display()));
     }
 
     /// Sends SIGTERM; whether the process ended with success.
