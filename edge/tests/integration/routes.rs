@@ -9,6 +9,7 @@ use serde_json::json;
 use steerage_requirements::requires;
 
 use crate::testbed::bird::Bird;
+use crate::testbed::frr::Frr;
 use crate::testbed::net::Load;
 use crate::testbed::{TestBed, VIP4, VIP6, eventually, sh};
 
@@ -53,10 +54,10 @@ fn is_spread_over(testbed: &TestBed, edges: &[u8]) -> bool {
 }
 
 /// Two hosts that the router uses, and the routing daemons.
-fn two_hosts() -> (TestBed, [Bird; 3]) {
+fn two_hosts(has_bfd: bool) -> (TestBed, [Bird; 3]) {
     let mut testbed = routed(2);
-    let birds =
-        [Bird::on_router(&testbed, 2), Bird::on_edge(&testbed, 0, TABLE), Bird::on_edge(&testbed, 1, TABLE)];
+    let on_edge = |edge| Bird::on_edge(&testbed, edge, TABLE, has_bfd);
+    let birds = [Bird::on_router(&testbed, 2, has_bfd), on_edge(0), on_edge(1)];
     testbed.start_ready(0);
     testbed.start_ready(1);
     eventually("the router uses both hosts", || is_spread_over(&testbed, &[0, 1]));
@@ -95,7 +96,7 @@ impl RouteMonitor {
 #[test]
 fn router_uses_all_hosts_and_loses_nothing_when_one_ends() {
     requires!(NetworkNamespace, Program("ip"), Program("bird"));
-    let (mut testbed, _birds) = two_hosts();
+    let (mut testbed, _birds) = two_hosts(false);
     for edge in 0..2 {
         assert_eq!(testbed.metric(edge, "steerage_edge_exported_routes").as_deref(), Some("2"));
         for vip in [VIP4, VIP6] {
@@ -124,7 +125,7 @@ fn router_uses_all_hosts_and_loses_nothing_when_one_ends() {
 #[test]
 fn routes_of_a_killed_host_go_and_come_back() {
     requires!(NetworkNamespace, Program("ip"), Program("bird"));
-    let (mut testbed, _birds) = two_hosts();
+    let (mut testbed, _birds) = two_hosts(false);
     let load = Load::start(&testbed.client(), 20);
     std::thread::sleep(Duration::from_secs(2));
     let killed = Instant::now();
@@ -138,8 +139,49 @@ fn routes_of_a_killed_host_go_and_come_back() {
     std::thread::sleep(Duration::from_secs(1));
     testbed.start_ready(0);
     eventually("the router uses both hosts again", || is_spread_over(&testbed, &[0, 1]));
+    // Both at once: the next processes adopt the routes before these expire.
+    testbed.kill(0);
+    testbed.kill(1);
+    std::thread::sleep(Duration::from_secs(2));
+    testbed.start_ready(0);
+    testbed.start_ready(1);
+    std::thread::sleep(LIFETIME + Duration::from_secs(1));
+    assert!(is_spread_over(&testbed, &[0, 1]));
+    load.stop("kill -9 of a host that a router uses, its return, kill -9 of both, and their return");
+}
+
+#[test]
+fn router_leaves_a_disconnected_host_by_bfd() {
+    requires!(NetworkNamespace, Program("ip"), Program("bird"));
+    let (testbed, _birds) = two_hosts(true);
+    let load = Load::start(&testbed.client(), 20);
+    std::thread::sleep(Duration::from_millis(500));
+    let disconnected = Instant::now();
+    let first = testbed.netns("edge1");
+    sh(&format!("ip -n {first} link set eth0 down"));
+    eventually("the router leaves the disconnected host", || is_spread_over(&testbed, &[1]));
+    println!("the router left the disconnected host after {:?}", disconnected.elapsed());
     std::thread::sleep(Duration::from_secs(1));
-    load.stop("kill -9 of a host that a router uses, and its return");
+    load.stop("the cable pulled of a host that a router uses");
+}
+
+#[test]
+fn frr_exports_the_routes() {
+    requires!(NetworkNamespace, Program("ip"), Program("bird"), Program("vtysh"));
+    let mut testbed = routed(1);
+    // FRR 8.4 takes routes of both families from the main table alone.
+    testbed.flags = vec!["--route-table", "254"];
+    let _bird = Bird::on_router(&testbed, 1, false);
+    let _frr = Frr::on_edge(&testbed, 0);
+    testbed.start_ready(0);
+    eventually("the router uses the host", || is_spread_over(&testbed, &[0]));
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed.apply_load_balancer(&[0, 1, 2], |lb| lb["spec"]["addresses"] = json!([VIP4]));
+    let router = testbed.netns("router");
+    eventually("the router has no route to the VIP that is gone", || {
+        sh(&format!("ip -n {router} -6 route show {VIP6} proto bird")).is_empty()
+    });
+    assert_eq!(exported(&testbed, 0), [VIP4]);
 }
 
 #[test]
@@ -174,6 +216,8 @@ fn restarted_process_adopts_the_routes() {
     for _ in 0..2 {
         testbed.kill(0);
         testbed.start_ready(0);
+        // It renews the lifetime once it can serve.
+        std::thread::sleep(Duration::from_secs(2));
     }
     // The fences of the killed processes would remove them by then.
     std::thread::sleep(LIFETIME + Duration::from_secs(1));
@@ -189,7 +233,7 @@ fn restarted_process_adopts_the_routes() {
 fn only_host_keeps_its_routes() {
     requires!(NetworkNamespace, Program("ip"), Program("bird"));
     let mut testbed = routed(1);
-    let _birds = [Bird::on_router(&testbed, 1), Bird::on_edge(&testbed, 0, TABLE)];
+    let _birds = [Bird::on_router(&testbed, 1, false), Bird::on_edge(&testbed, 0, TABLE, false)];
     let netns = testbed.netns("edge1");
     sh(&format!("ip -n {netns} route add blackhole 10.99.0.1/32 table {TABLE} proto static"));
     testbed.start_ready(0);

@@ -4,6 +4,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod bird;
+pub(crate) mod frr;
 pub(crate) mod net;
 
 use std::fs::{self, File};
