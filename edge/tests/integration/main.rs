@@ -4,6 +4,7 @@
 
 mod announcements;
 mod exchange;
+mod fence;
 mod forwarding;
 mod routes;
 mod several_hosts;

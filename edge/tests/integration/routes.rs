@@ -261,6 +261,19 @@ fn only_host_keeps_its_routes() {
 }
 
 #[test]
+fn routes_stay_if_all_processes_end() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = routed(2);
+    testbed.start_ready(0);
+    testbed.start_ready(1);
+    eventually("both hosts have routes", || has_routes(&testbed, 0) && has_routes(&testbed, 1));
+    testbed.terminate_all();
+    assert!(has_routes(&testbed, 0) && has_routes(&testbed, 1), "each has learned that the other one ends");
+    std::thread::sleep(LIFETIME + Duration::from_secs(1));
+    assert!(has_routes(&testbed, 0) && has_routes(&testbed, 1));
+}
+
+#[test]
 fn host_that_cannot_serve_has_no_routes_beside_one_that_can() {
     requires!(NetworkNamespace, Program("ip"));
     let mut testbed = routed(2);

@@ -276,6 +276,16 @@ impl TestBed {
         sh(&format!("kill -STOP {}", child.id()));
     }
 
+    /// Sends SIGTERM to all at once, and waits for their ends.
+    pub(crate) fn terminate_all(&mut self) {
+        let mut children: Vec<_> = self.edges.iter_mut().filter_map(|(_, child)| child.take()).collect();
+        let ids: Vec<_> = children.iter().map(|child| child.id().to_string()).collect();
+        sh(&format!("kill -TERM {}", ids.join(" ")));
+        for child in &mut children {
+            assert!(child.wait().expect("wait").success());
+        }
+    }
+
     /// Sends SIGCONT.
     pub(crate) fn resume(&self, edge: usize) {
         let child = self.edges[edge].1.as_ref().expect("running");
