@@ -156,7 +156,11 @@ impl RouteExporter {
         if has_standby {
             self.standby_at = Some(Instant::now());
         }
-        if let Err(error) = self.guard(role, has_standby).and_then(|()| Ok(self.sync(role)?)) {
+        let guarded = self.guard(role, has_standby);
+        // Routes that are not guarded are better than none, or than those of VIPs that are gone.
+        let is_taken = matches!(guarded, Err(FenceError::Taken));
+        let written = if is_taken { Ok(()) } else { self.sync(role) };
+        if let Err(error) = guarded.map_err(ExportError::from).and(written.map_err(ExportError::from)) {
             let problem = chain(&error);
             self.metrics.failures.inc();
             if self.problem.as_ref() != Some(&problem) {
@@ -175,11 +179,14 @@ impl RouteExporter {
     }
 
     /// Renews the lifetime, before a route is added that it has to guard.
-    fn guard(&mut self, role: ExportRole, has_standby: bool) -> Result<(), ExportError> {
-        let mut fence = match self.fence.take() {
-            Some(fence) => fence,
-            None => self.start_fence()?,
-        };
+    fn guard(&mut self, role: ExportRole, has_standby: bool) -> Result<(), FenceError> {
+        let started = if self.fence.is_none() { self.start_fence() } else { Ok(()) };
+        if matches!(started, Err(FenceError::Taken)) {
+            // Its routes are not this process's.
+            self.present.clear();
+            self.read_at = None;
+            return started;
+        }
         let now = boot_time();
         if self.expiry <= now {
             // The fence has removed them.
@@ -188,25 +195,21 @@ impl RouteExporter {
         let since_standby = self.standby_at.map(|at| at.elapsed());
         let since_standby = if has_standby { Some(Duration::ZERO) } else { since_standby };
         self.expiry = role.expiry(self.expiry, now, self.lifetime, since_standby);
-        fence.renew(Expiry { until: self.expiry, may_withdraw: has_standby })?;
-        self.fence = Some(fence);
-        Ok(())
+        let Some(fence) = &mut self.fence else { return started };
+        let renewed = fence.renew(Expiry { until: self.expiry, may_withdraw: has_standby });
+        if renewed.is_err() {
+            self.fence = None;
+        }
+        renewed
     }
 
-    fn start_fence(&mut self) -> Result<FenceProcess, ExportError> {
-        let (fence, inherited) = match FenceProcess::start() {
-            Err(FenceError::Taken) => {
-                // Nor are its routes this process's.
-                self.present.clear();
-                self.read_at = None;
-                return Err(FenceError::Taken.into());
-            }
-            started => started?,
-        };
+    fn start_fence(&mut self) -> Result<(), FenceError> {
+        let (fence, inherited) = FenceProcess::start()?;
+        self.fence = Some(fence);
         if let (Some(inherited), None) = (inherited, self.read_at) {
             self.expiry = inherited.until;
         }
-        Ok(fence)
+        Ok(())
     }
 
     fn sync(&mut self, role: ExportRole) -> Result<(), RouteError> {
