@@ -92,7 +92,14 @@ impl TestBed {
         fs::create_dir_all(&bpf).expect("folder");
         mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>).expect("mount");
         fs::write(folder.join("key"), "a key of at least thirty-two bytes").expect("write");
-        let mut testbed = Self { prefix, nodes: Vec::new(), folder, has_exchange: true, edges: Vec::new(), flags: Vec::new() };
+        let mut testbed = Self {
+            prefix,
+            nodes: Vec::new(),
+            folder,
+            has_exchange: true,
+            edges: Vec::new(),
+            flags: Vec::new(),
+        };
         let (switch, router, client) =
             (testbed.netns("switch"), testbed.netns("router"), testbed.netns("client"));
         for netns in [&switch, &router, &client] {
