@@ -412,7 +412,7 @@ mod tests {
             (&[(ATTRIBUTES, "load_balancing.cross_zone.enable=true")], "InvalidAnnotation", CROSS_ZONE_KEY),
             (&[(ATTRIBUTES, "load_balancing.cross_zone.enabled=yes")], "InvalidAnnotation", "true or false"),
             (&[(ATTRIBUTES, "load_balancing.cross_zone.enabled")], "InvalidAnnotation", "key=value"),
-            (&[(ATTRIBUTES, "a=b")], "InvalidAnnotation", "nearest"),
+            (&[(ATTRIBUTES, "a=b")], "InvalidAnnotation", "unknown attribute a. No"),
             (
                 &[(ATTRIBUTES, "deletion_protection.enabled=true,deletion_protection.enabled=false")],
                 "InvalidAnnotation",

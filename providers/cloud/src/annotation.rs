@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use steerage_model::shown;
 use steerage_provider_api::Error;
 
+use crate::peers::nearest;
 use crate::reasons;
 
 /// One `key=value`. The value may contain `=`.
@@ -30,11 +31,11 @@ pub fn conflict(problem: &str, advice: &str) -> Error {
     Error::invalid(reasons::CONFLICTING_ANNOTATIONS, message)
 }
 
-/// An unknown key, with the nearest of those that are known.
+/// An unknown key, with the nearest of those that are known, if one is close.
 pub fn unknown_key<'a>(name: &str, key: &str, known: impl Iterator<Item = &'a str>) -> Error {
     let key = shown(key);
-    let nearest = known.min_by_key(|known| strsim::levenshtein(&key, known)).unwrap_or_default();
-    let problem = format!("names the unknown attribute {key}. The nearest known one is {nearest}");
+    let nearest = nearest(&key, known).map(|known| format!(". The nearest known one is {known}"));
+    let problem = format!("names the unknown attribute {key}{}", nearest.unwrap_or_default());
     invalid(name, &problem, "Correct or remove the attribute.")
 }
 
@@ -116,6 +117,29 @@ pub fn pairs(annotations: &BTreeMap<String, String>, name: &str) -> Result<Vec<P
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nearest_attribute_is_told_only_if_it_is_close() {
+        let told =
+            |key: &str| unknown_key("a", key, ["access_logs.s3.bucket", "ipv6"].into_iter()).to_string();
+        for (key, nearest) in [
+            ("access_log.s3.bucket", Some("access_logs.s3.bucket")),
+            ("Access-Logs.S3.Bucket", Some("access_logs.s3.bucket")),
+            ("ip_v6", Some("ipv6")),
+            ("deletion_protection", None),
+            ("", None),
+        ] {
+            let told = told(key);
+            match nearest {
+                Some(nearest) => {
+                    assert!(told.contains(&format!("The nearest known one is {nearest}.")), "{told}")
+                }
+                None => {
+                    assert!(!told.contains("nearest") && told.contains("the unknown attribute"), "{told}")
+                }
+            }
+        }
+    }
 
     #[test]
     fn pairs_are_trimmed_and_must_have_a_key_once() {

@@ -66,9 +66,23 @@ pub fn is_of_credentials(error: &Error) -> bool {
 }
 
 impl Failure<'_> {
-    /// The provider's error.
+    /// The provider's error. A refusal says that what the cloud accepted before stays.
     pub fn error(&self, meaning: Meaning) -> Error {
+        self.told(meaning, &format!(" What {} accepted before stays as it is.", self.cloud.title))
+    }
+
+    /// The same for a refusal after which something is missing that was there before.
+    pub fn error_of_loss(&self, meaning: Meaning) -> Error {
+        self.told(meaning, "")
+    }
+
+    fn told(&self, meaning: Meaning, stays: &str) -> Error {
         let Cloud { title, name } = self.cloud;
+        let refused = |reason: &'static str, problem: &str, advice: &str| {
+            let text = self.to_string();
+            let text = text.trim_end_matches('.');
+            Error::invalid(reason, format!("{problem}: {text}.{stays} {advice}"))
+        };
         match meaning {
             Meaning::Throttled(after) => Error::throttled(after, self),
             Meaning::Denied => Error::denied(self),
@@ -85,23 +99,23 @@ impl Failure<'_> {
                 self.call, self.message
             )),
             Meaning::Conflict => Error::Conflict(self.to_string()),
-            Meaning::Forbidden => self.refused(
+            Meaning::Forbidden => refused(
                 reasons::OPERATION_NOT_PERMITTED,
                 &format!("{title} forbids the request"),
                 "Lift what forbids it, or take the change back.",
             ),
-            Meaning::QuotaExceeded => self.refused(
+            Meaning::QuotaExceeded => refused(
                 reasons::QUOTA_EXCEEDED,
                 &format!("A quota or limit of {title} is used up"),
                 "Raise the quota that the message names, or delete what is no longer needed.",
             ),
-            Meaning::NoFreeAddress => self.refused(
+            Meaning::NoFreeAddress => refused(
                 reasons::QUOTA_EXCEEDED,
                 &format!("A network of {title} has no free address"),
                 "Add a subnet or addresses to the network that the message names, or delete what is no longer needed.",
             ),
             // The cloud names the value in its message.
-            Meaning::Rejected => self.refused(
+            Meaning::Rejected => refused(
                 reasons::REJECTED_BY_PROVIDER,
                 &format!("{title} rejects the request"),
                 &format!("Correct the annotation or --{name}-… flag that names the rejected value."),
@@ -112,17 +126,6 @@ impl Failure<'_> {
             Meaning::Failed => Error::Unavailable(format!("{title} failed: {self}. Steerage retries.")),
         }
     }
-
-    fn refused(&self, reason: &'static str, problem: &str, advice: &str) -> Error {
-        let (title, text) = (self.cloud.title, self.to_string());
-        let text = text.trim_end_matches('.');
-        Error::invalid(reason, format!("{problem}: {text}.{} {advice}", what_stays(title)))
-    }
-}
-
-/// What a refusal says of the load balancer. A provider for which it is not true takes it out.
-pub fn what_stays(title: &str) -> String {
-    format!(" What {title} accepted before stays as it is.")
 }
 
 impl fmt::Display for Failure<'_> {
@@ -139,10 +142,13 @@ impl fmt::Display for Failure<'_> {
 mod tests {
     use super::*;
 
-    fn error(meaning: Meaning) -> Error {
+    fn failure() -> Failure<'static> {
         let cloud = Cloud { title: "AWS", name: "aws" };
-        let call = "ELBv2 CreateListener";
-        Failure { cloud, call, code: "Code", message: "token=SECRET." }.error(meaning)
+        Failure { cloud, call: "ELBv2 CreateListener", code: "Code", message: "token=SECRET." }
+    }
+
+    fn error(meaning: Meaning) -> Error {
+        failure().error(meaning)
     }
 
     #[test]
@@ -172,6 +178,17 @@ mod tests {
             assert_eq!(error.reason(), reason);
             assert!(error.to_string().contains("ELBv2 CreateListener: Code"), "{error}");
         }
+    }
+
+    #[test]
+    fn loss_is_not_told_as_what_stays() {
+        let told = failure().error_of_loss(Meaning::QuotaExceeded);
+        assert_eq!(told.reason(), "QuotaExceeded");
+        assert_eq!(
+            told.to_string(),
+            "A quota or limit of AWS is used up: ELBv2 CreateListener: Code: token=SECRET. Raise the quota that the message names, or delete \
+             what is no longer needed."
+        );
     }
 
     /// To raise a quota adds no address.

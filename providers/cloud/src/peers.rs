@@ -42,6 +42,12 @@ fn letters(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase()).collect()
 }
 
+/// The known name that is nearest, if it is worth a mention.
+pub(crate) fn nearest<T: AsRef<str>>(name: &str, known: impl Iterator<Item = T>) -> Option<T> {
+    let nearest = known.min_by_key(|known| strsim::levenshtein(&letters(name), &letters(known.as_ref())));
+    nearest.filter(|known| is_close(name, known.as_ref()))
+}
+
 /// Whether a known name is worth a mention: what follows the prefix differs in a third of its letters at most.
 fn is_close(name: &str, known: &str) -> bool {
     let last = |name: &str| letters(name.rsplit('/').next().unwrap_or_default());
@@ -114,9 +120,9 @@ impl PeerAnnotations {
     fn unknown(&self, name: &str, read: &[&'static str]) -> Error {
         let known = self.unread.iter().map(|peer| format!("{}{}", self.prefix, peer.suffix));
         let known = known.chain(read.iter().map(|&known| known.to_owned()));
-        let nearest = known.min_by_key(|known| strsim::levenshtein(&letters(name), &letters(known)));
-        let nearest = nearest.filter(|known| is_close(name, known));
-        let nearest = nearest.map(|known| format!(" The nearest known one is {known}.")).unwrap_or_default();
+        let nearest = nearest(name, known)
+            .map(|known| format!(" The nearest known one is {known}."))
+            .unwrap_or_default();
         let message = format!(
             "Annotation {name} is unknown.{nearest} No load balancer is created or changed. Correct or remove the annotation."
         );

@@ -11,7 +11,6 @@ use serde_json::Value;
 use steerage_model::{Family, Ingress, IpMode};
 use steerage_provider_api::{Compare, Error, LoadBalancer, Outcome, Owner, Progress, TargetSet};
 use steerage_provider_cloud::Refusals;
-use steerage_provider_cloud::failure::what_stays;
 use tokio::time::Instant;
 
 use crate::denied::DENIED_WAIT;
@@ -27,7 +26,7 @@ use crate::shared::Cleaned;
 use crate::state::{Complete, ServiceState};
 use crate::step::{Endpoint, Step};
 use crate::tree::{Tree, address_of};
-use crate::{GCE, firewall_command, marks, reasons, unended};
+use crate::{firewall_command, marks, reasons, unended};
 
 /// Rounds of changes whose operations end at once.
 const MAX_ROUNDS: usize = 12;
@@ -218,11 +217,9 @@ impl Gce {
         };
         let Some(wait) = self.places().retry_in(&lb.owner.service) else { return Err(error) };
         let wanted = desired(lb, &self.config)?;
-        // Not what stays is told, but what is missing.
-        let problem = error.to_string().replace(&what_stays(GCE.title), "");
         let message = format!(
             "The forwarding rule of {} is missing: Steerage deleted it to replace it, and GCE refuses the new one. No client reaches these \
-             ports. Steerage tries again every {}s. {problem}",
+             ports. Steerage tries again every {}s. {error}",
             unserved(&wanted, entry.known(&lb.owner)),
             wait.as_secs()
         );

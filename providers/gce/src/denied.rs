@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::object::{Id, Kind};
 use crate::step::Step;
 use crate::tree::{Tree, address_of};
+use crate::unset_fields::{Effect, unset_by};
 
 /// After this time a refused change is tried again.
 pub(crate) const DENIED_WAIT: Duration = Duration::from_mins(5);
@@ -155,11 +156,9 @@ fn admits_too_few(step: &Step, tree: Option<&Tree>) -> bool {
         of(Some(changes), field).iter().any(|value| !present.contains(value))
     };
     // Somebody disabled the rule, or let it admit to others.
-    let is_cleared = ["disabled", "destinationRanges", "targetServiceAccounts"]
-        .into_iter()
-        .any(|field| changes.get(field).is_some_and(|value| value.is_null() || value.is_boolean()));
+    let is_unset = unset_by(changes).any(|field| field.effect == Effect::AdmitsTooFew);
     let is_outside = is_outside(&ranges(Some(changes)), &ranges(present));
-    is_cleared || is_outside || ["destinationRanges", "allowed", "targetTags"].into_iter().any(lacks)
+    is_unset || is_outside || ["destinationRanges", "allowed", "targetTags"].into_iter().any(lacks)
 }
 
 /// Whether the rule in place admits clients that it would not admit after the change.
@@ -167,9 +166,9 @@ fn admits_too_many(step: &Step, tree: Option<&Tree>) -> bool {
     let present = tree.and_then(|tree| tree.get(step.id()));
     match step {
         Step::Patch { changes, .. } => {
-            let has = |field: &str| changes.get(field).is_some();
-            let is_wide = has("sourceRanges") && is_outside(&ranges(present), &ranges(Some(changes)));
-            is_wide || has("sourceTags") || has("sourceServiceAccounts")
+            let is_wide =
+                changes.get("sourceRanges").is_some() && is_outside(&ranges(present), &ranges(Some(changes)));
+            is_wide || unset_by(changes).any(|field| field.effect == Effect::AdmitsTooMany)
         }
         // No range of the IP family is requested any more.
         Step::Delete { .. } => tree.zip(present).is_some_and(|(tree, rule)| {

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::object::{Id, Kind};
 use crate::options::{Options, Tier};
 use crate::step::Endpoint;
+use crate::unset_fields::UNSET;
 use crate::{annotations, marks, peers, reasons};
 
 /// Ports that a forwarding rule lists.
@@ -380,22 +381,20 @@ pub(crate) fn firewall(
     allowed: &Value,
     config: &Config,
 ) -> Value {
-    json!({
+    let mut rule = json!({
         "name": id.name,
         "description": description,
         "network": config.network,
         "direction": "INGRESS",
         "priority": 1000,
-        "disabled": false,
         "sourceRanges": sources,
-        // Whatever else decides what is admitted, and is not wanted.
-        "sourceTags": null,
-        "sourceServiceAccounts": null,
-        "destinationRanges": null,
         "targetTags": config.node_tags,
-        "targetServiceAccounts": null,
         "allowed": allowed,
-    })
+    });
+    for field in UNSET {
+        rule[field.name] = field.value;
+    }
+    rule
 }
 
 /// Ports as a firewall rule lists them: ports that follow each other are a range, because a rule has a limit of entries.

@@ -197,7 +197,12 @@ impl CallError {
         own.iter().any(|part| self.message.contains(part))
     }
 
-    fn error(&self, meaning: Meaning) -> Error {
+    /// The provider's error where something is missing without the request that was there before.
+    pub(crate) fn error_of_loss(&self) -> Error {
+        self.told(|failure| failure.error_of_loss(self.meaning()))
+    }
+
+    fn told(&self, error: impl FnOnce(Failure<'_>) -> Error) -> Error {
         if self.is_used_up {
             return Error::Throttled { after: self.after, message: self.message.clone() };
         }
@@ -217,13 +222,13 @@ impl CallError {
             );
             return Error::invalid(reasons::ADDRESS_NOT_AVAILABLE, message);
         }
-        failure.error(meaning)
+        error(failure)
     }
 }
 
 impl From<CallError> for Error {
     fn from(failure: CallError) -> Self {
-        failure.error(failure.meaning())
+        failure.told(|told| told.error(failure.meaning()))
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::config::Config;
 use crate::step::Step;
+use crate::unset_fields::unset_by;
 
 /// What to do about a change that the credentials may not make. The commands follow, and end the message: so they can be copied.
 pub(crate) const GRANT: &str = "Grant compute.firewalls.*, compute.networks.updatePolicy and compute.globalOperations.* in the network's \
@@ -19,8 +20,9 @@ pub(crate) fn command(step: &Step, config: &Config) -> String {
     match step {
         Step::Delete { .. } => format!("{rules} delete {} --project={project} --quiet", id.name),
         Step::Patch { changes, .. } => {
-            let (set, cleared) = (options(changes, "--rules"), cleared(changes));
-            format!("{rules} update {} --project={project}{set}{cleared}", id.name)
+            let set = options(changes, "--rules");
+            let unset: String = unset_by(changes).map(|field| format!(" {}", field.option)).collect();
+            format!("{rules} update {} --project={project}{set}{unset}", id.name)
         }
         Step::Insert { body, .. } => {
             let network = config.network.rsplit('/').next().unwrap_or_default();
@@ -35,19 +37,6 @@ pub(crate) fn command(step: &Step, config: &Config) -> String {
         }
         Step::Attach { .. } | Step::Detach { .. } => String::new(),
     }
-}
-
-/// Of an update: what somebody else set, and is not wanted.
-fn cleared(changes: &Value) -> String {
-    let all = [
-        ("disabled", Value::Bool(false), " --no-disabled"),
-        ("sourceTags", Value::Null, " --source-tags="),
-        ("sourceServiceAccounts", Value::Null, " --source-service-accounts="),
-        ("destinationRanges", Value::Null, " --destination-ranges="),
-        ("targetServiceAccounts", Value::Null, " --target-service-accounts="),
-    ];
-    let meant = all.iter().filter(|(field, value, _)| changes.get(*field) == Some(value));
-    meant.map(|(_, _, option)| *option).collect()
 }
 
 fn options(body: &Value, allow: &str) -> String {

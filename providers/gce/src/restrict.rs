@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Value, json};
 use steerage_model::Family;
 use steerage_provider_api::{AdmittedSources, Error, Owner, RequestedSources, intersection};
@@ -12,6 +12,7 @@ use crate::desired::{Names, requested_sources};
 use crate::provider::Gce;
 use crate::state::ServiceState;
 use crate::step::Step;
+use crate::unset_fields::{Effect, UNSET};
 
 /// How far sources were taken away.
 pub(crate) enum Restricted {
@@ -47,14 +48,10 @@ impl Gce {
                 continue;
             };
             is_there = true;
-            let present = ranges(&found);
-            match narrowed(&present, &requested, family) {
-                None => admitted.extend(present),
-                Some(left) if left.is_empty() => steps.push(Step::Delete { id }),
-                Some(left) => {
-                    let left: Vec<String> = left.iter().map(IpNet::to_string).collect();
-                    steps.push(Step::Patch { id, changes: json!({ "sourceRanges": left }) });
-                }
+            match narrowing(&found, &requested, family) {
+                Narrowing::None(present) => admitted.extend(present),
+                Narrowing::Delete => steps.push(Step::Delete { id }),
+                Narrowing::Patch(changes) => steps.push(Step::Patch { id, changes }),
             }
         }
         if !steps.is_empty() {
@@ -87,7 +84,52 @@ impl Gce {
     }
 }
 
-/// What a rule admits.
+/// How a rule comes to admit nobody who is not requested.
+#[derive(Debug, PartialEq, Eq)]
+enum Narrowing {
+    /// It admits these, who all are.
+    None(BTreeSet<IpNet>),
+    /// A rule without a source would admit everybody.
+    Delete,
+    Patch(Value),
+}
+
+fn narrowing(rule: &Value, requested: &[IpNet], family: Family) -> Narrowing {
+    let is_set =
+        |field: &str| rule.get(field).and_then(Value::as_array).is_some_and(|values| !values.is_empty());
+    let others =
+        UNSET.into_iter().filter(|field| field.effect == Effect::AdmitsTooMany && is_set(field.name));
+    let others: Vec<_> = others.collect();
+    let mut present = ranges(rule);
+    if others.is_empty() && !is_set("sourceRanges") {
+        present.insert(everybody(family));
+    }
+    let left = narrowed(&present, requested, family);
+    if requested.is_empty() || (left.is_none() && others.is_empty()) {
+        return Narrowing::None(present);
+    }
+    let is_nobody_left = left.as_ref().unwrap_or(&present).is_empty();
+    if is_nobody_left {
+        return Narrowing::Delete;
+    }
+    let mut changes = json!({});
+    if let Some(left) = left {
+        changes["sourceRanges"] = left.iter().map(IpNet::to_string).collect();
+    }
+    for field in others {
+        changes[field.name] = field.value;
+    }
+    Narrowing::Patch(changes)
+}
+
+fn everybody(family: Family) -> IpNet {
+    match family {
+        Family::V4 => Ipv4Net::default().into(),
+        Family::V6 => Ipv6Net::default().into(),
+    }
+}
+
+/// The ranges that a rule admits.
 fn ranges(rule: &Value) -> BTreeSet<IpNet> {
     let all = rule.get("sourceRanges").and_then(Value::as_array).into_iter().flatten();
     all.filter_map(|range| range.as_str()?.parse().ok()).collect()

@@ -233,7 +233,8 @@ impl Gce {
         if !failure.is_unmade() && !failure.is_beyond_quota() {
             entry.forget();
         }
-        Err(failure.into())
+        let is_lost = self.places().retry_in(&owner.service).is_some();
+        Err(if is_lost { failure.error_of_loss() } else { failure.into() })
     }
 
     /// Attaches the endpoints of a request that was refused in two requests, so that one endpoint does not keep the others out.

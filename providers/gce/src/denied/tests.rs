@@ -23,7 +23,7 @@ use crate::desired::tests::{INTERNAL, annotated, listeners, web};
 use crate::error::{CallError, Result};
 use crate::object::Kind;
 use crate::provider::Gce;
-use crate::scripted::{REGION, Scripted};
+use crate::scripted::{PROJECT, REGION, Scripted};
 use crate::tree::{Tree, address_of};
 
 /// A cloud whose firewall rules the credentials may change or not.
@@ -97,10 +97,15 @@ fn narrowed(ranges: &[&str]) -> LoadBalancer {
 
 /// Applies until it is complete.
 pub(crate) async fn settle(gce: &Gce, lb: &LoadBalancer) -> Outcome {
+    try_settle(gce, lb).await.unwrap()
+}
+
+/// Applies until it is complete, or refused.
+pub(crate) async fn try_settle(gce: &Gce, lb: &LoadBalancer) -> std::result::Result<Outcome, Error> {
     for _ in 0..60 {
-        let outcome = gce.apply(lb, Compare::Remembered).await.unwrap();
+        let outcome = gce.apply(lb, Compare::Remembered).await?;
         match outcome.progress {
-            Progress::Done => return outcome,
+            Progress::Done => return Ok(outcome),
             Progress::Again(after) => sleep(after).await,
         }
     }
@@ -258,6 +263,50 @@ async fn refused_service_with_a_rule_that_may_not_change_says_so() {
     }
     assert_eq!(admitted.unwrap(), Some(AdmittedSources::NotPermitted));
     assert_eq!(network.tried(), ["firewalls.patch"]);
+}
+
+/// Somebody may have let the rule admit by tag, besides its ranges or in place of them. GCE admits everybody by a rule without a source.
+#[tokio::test(start_paused = true)]
+async fn refused_service_admits_nobody_by_tag_or_service_account() {
+    let none = json!([]);
+    for (field, ranges, left) in [
+        ("sourceTags", json!(["0.0.0.0/0"]), Some("10.1.0.0/16")),
+        ("sourceTags", json!(["10.1.0.0/16"]), Some("10.1.0.0/16")),
+        ("sourceServiceAccounts", json!(["10.1.0.0/16"]), Some("10.1.0.0/16")),
+        ("sourceTags", none.clone(), None),
+        ("sourceServiceAccounts", Value::Null, None),
+        // Nothing says whom it admits: everybody.
+        ("priority", none, Some("10.1.0.0/16")),
+    ] {
+        let network = Network::new();
+        let gce = network.provider();
+        settle(&gce, &web()).await;
+        let name = network.rule()["name"].as_str().unwrap().to_owned();
+        let value = if field == "priority" { json!(1000) } else { json!(["others"]) };
+        let is_changed = network.cloud.change(&format!("{PROJECT}/global/firewalls/{name}"), |rule| {
+            rule.data.insert("sourceRanges".to_owned(), ranges.clone());
+            rule.data.insert(field.to_owned(), value.clone());
+            Some(())
+        });
+        assert!(is_changed);
+        let wanted = narrowed(&["10.1.0.0/16"]).source_ranges;
+        let requested = RequestedSources { ranges: wanted, ..RequestedSources::default() };
+        let mut admitted = gce.restrict_sources(&web().owner, &requested).await;
+        while let Err(Error::Busy(_)) = admitted {
+            sleep(Duration::from_secs(1)).await;
+            admitted = gce.restrict_sources(&web().owner, &requested).await;
+        }
+        let expected = left.map(str::to_owned).into_iter().collect();
+        assert_eq!(admitted.unwrap(), Some(AdmittedSources::Only(expected)), "{field} {ranges}");
+        match left {
+            None => assert_eq!(network.rules(), Vec::<Value>::new(), "{field} {ranges}"),
+            Some(left) => {
+                let rule = network.rule();
+                assert_eq!(rule["sourceRanges"], json!([left]), "{field} {ranges}");
+                assert!(field == "priority" || rule.get(field).is_none_or(Value::is_null), "{rule}");
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

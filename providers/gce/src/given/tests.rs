@@ -7,15 +7,14 @@ use async_trait::async_trait;
 use http::Response;
 use serde_json::{Value, json};
 use steerage_model::{Key, Protocol};
-use steerage_provider_api::{
-    Compare, Error, GroupTargets, LoadBalancer, Outcome, Owner, Progress, Provider as _,
-};
+use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Owner, Progress, Provider as _};
 use tokio::time::sleep;
 
 use crate::annotations;
 use crate::client::{Call, Calls};
 use crate::config::Config;
 use crate::config::tests::config;
+use crate::denied::tests::try_settle;
 use crate::desired::tests::{annotated, listeners, web};
 use crate::error::{CallError, Result};
 use crate::object::Kind;
@@ -45,18 +44,6 @@ fn requesting(name: &str) -> LoadBalancer {
     annotated(LoadBalancer { owner, ..web() }, &[(annotations::ADDRESSES, "mine")])
 }
 
-/// Applies until it is complete, or refused.
-async fn settle(gce: &Gce, lb: &LoadBalancer) -> std::result::Result<Outcome, Error> {
-    for _ in 0..50 {
-        let outcome = gce.apply(lb, Compare::Remembered).await?;
-        match outcome.progress {
-            Progress::Done => return Ok(outcome),
-            Progress::Again(after) => sleep(after).await,
-        }
-    }
-    panic!("it is never complete");
-}
-
 /// What was known of it is forgotten with the refusal, and read again for its targets.
 #[tokio::test(start_paused = true)]
 async fn service_whose_first_change_is_refused_keeps_the_address_from_nobody() {
@@ -68,15 +55,15 @@ async fn service_whose_first_change_is_refused_keeps_the_address_from_nobody() {
     let settings = Config { poll: Duration::from_millis(500), ..config() };
     let gce = Gce::over(settings, Arc::new(UsedUp(cloud)));
     let [first, second] = ["first", "second"].map(requesting);
-    let refused = settle(&gce, &first).await.unwrap_err();
+    let refused = try_settle(&gce, &first).await.unwrap_err();
     assert_eq!(refused.reason(), "QuotaExceeded");
     let targets = GroupTargets::of_nodes(first.nodes());
     while gce.set_targets(&first.owner, &targets).await.unwrap().progress != Progress::Done {
         sleep(Duration::from_secs(1)).await;
     }
-    let served = settle(&gce, &second).await.unwrap();
+    let served = try_settle(&gce, &second).await.unwrap();
     assert_eq!(served.ingress[0].ip, Some(address.parse().unwrap()));
-    let late = settle(&gce, &first).await.unwrap_err();
+    let late = try_settle(&gce, &first).await.unwrap_err();
     assert_eq!(late.reason(), "AddressNotAvailable", "it is used now");
     // Another tenant may have the other Service.
     let told = late.to_string();
@@ -93,14 +80,14 @@ async fn forwarding_rule_is_made_again_at_a_users_address_after_a_restart() {
         cloud.put(Kind::Address, &format!("{REGION}/addresses/mine"), &reserved);
         let provider =
             || Gce::over(Config { poll: Duration::from_millis(500), ..config() }, Arc::new(cloud.clone()));
-        settle(&provider(), &requesting("web")).await.unwrap();
+        try_settle(&provider(), &requesting("web")).await.unwrap();
         for ports in
             [&[(Protocol::Tcp, 81)][..], &[(Protocol::Udp, 81)], &[(Protocol::Tcp, 81), (Protocol::Udp, 82)]]
         {
             let gce = provider();
             let changed = LoadBalancer { listeners: listeners(ports), ..requesting("web") };
             let _ = gce.apply(&changed, compare).await.unwrap();
-            let outcome = settle(&gce, &changed).await.unwrap();
+            let outcome = try_settle(&gce, &changed).await.unwrap();
             assert_eq!(outcome.ingress[0].ip, Some(address.parse().unwrap()));
             let all = cloud.resources();
             let rules = all.values().filter(|found| found.kind == Kind::ForwardingRule).count();
