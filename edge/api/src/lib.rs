@@ -11,7 +11,7 @@ mod pool;
 #[cfg(test)]
 mod reference;
 
-pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus};
+pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus, TargetUse};
 pub use host::{EdgeHost, EdgeHostSpec};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,

@@ -3,7 +3,9 @@
 //! Pure, called by the plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::{State, Table};
@@ -12,6 +14,7 @@ use super::PlanInputs;
 use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
 use super::select::{Frontend, TargetsInUse};
 use super::targets::{TableKey, TargetGroup};
+use super::usage::Memory;
 use crate::numbers::{TableNumbers, TargetNumbers};
 
 /// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
@@ -23,6 +26,10 @@ pub(crate) struct Assignments {
     pub(super) tables: HashMap<TableKey, AssignedTable>,
     pub(super) in_use: TargetsInUse,
     pub(super) served: Served,
+    /// Of each group.
+    memories: HashMap<TableKey, Arc<Memory>>,
+    /// The targets of each VIP's table that an earlier process has written, for the first plan.
+    adopted: HashMap<IpAddr, Arc<[IpAddr]>>,
 }
 
 #[derive(Clone, Debug)]
@@ -47,7 +54,21 @@ impl Assignments {
             targets: TargetNumbers::adopt(written),
             numbers: TableNumbers::adopt(written),
             served: served(written),
+            adopted: adopted_targets(written),
             ..Self::default()
+        }
+    }
+
+    /// What is remembered of the group with this key, or of the VIP's table.
+    pub(super) fn memory(&self, key: &TableKey, vip: IpAddr, now: Instant) -> Arc<Memory> {
+        let adopted = || self.adopted.get(&vip).map(|used| Arc::new(Memory::adopt(used, now)));
+        self.memories.get(key).cloned().or_else(adopted).unwrap_or_default()
+    }
+
+    /// What the next group with this key has to know.
+    pub(super) fn remember(&mut self, group: &TargetGroup) {
+        if let Some(memory) = self.memories.get_mut(&group.key) {
+            *memory = Arc::clone(&group.memory);
         }
     }
 
@@ -70,6 +91,21 @@ impl Assignments {
         *assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
         Some((number, table))
     }
+}
+
+/// The targets of each VIP's table. Those of its listeners have been the same.
+fn adopted_targets(written: &State) -> HashMap<IpAddr, Arc<[IpAddr]>> {
+    let address = |number: &u32| written.targets.get(number).map(|target| target.address);
+    let mut of_tables = HashMap::new();
+    let mut of_vips = HashMap::new();
+    for (key, listener) in &written.listeners {
+        let Some(table) = written.tables.get(&listener.table) else { continue };
+        let targets: &mut Arc<[IpAddr]> = of_tables
+            .entry(listener.table)
+            .or_insert_with(|| table.members.iter().filter_map(address).collect());
+        of_vips.insert(key.vip.into(), Arc::clone(targets));
+    }
+    of_vips
 }
 
 /// The number of each group's table, by the group's position.
@@ -121,7 +157,16 @@ pub(super) fn assign(
     }
     targets.retain(&candidates, inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
-    let assignments = Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() };
+    let memories = groups.iter().map(|group| (group.key.clone(), Arc::clone(&group.memory))).collect();
+    let assignments = Assignments {
+        targets,
+        numbers,
+        tables: assigned,
+        in_use,
+        served: Served::new(),
+        memories,
+        adopted: HashMap::new(),
+    };
     Assigned { tables: planned, assignments, used, is_cut }
 }
 
