@@ -228,7 +228,7 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -264,7 +264,7 @@ fn other_modes_choose_all_eligible_nodes() {
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -281,7 +281,7 @@ fn new_node_has_time_to_get_its_agent() {
     let now = SystemTime::now();
     let grace = |created: Option<SystemTime>| {
         let nodes = [Node { created, ..node("a", |_| ()) }];
-        let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+        let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
         let mut labelled = service();
         labelled.proxy_name = Some(names::PROXY_NAME.to_owned());
         let (_, plan) = shown(&labelled, &[], &nodes, Steering::HealthCheck);
@@ -297,7 +297,7 @@ fn new_node_has_time_to_get_its_agent() {
 #[test]
 fn all_nodes_are_targets_while_none_is_eligible() {
     let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
     for mode in [Steering::Api, Steering::HealthCheck] {
         let (list, plan) = shown(&service(), &slices, &nodes, mode);
@@ -308,7 +308,7 @@ fn all_nodes_are_targets_while_none_is_eligible() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1)])];
     let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -342,7 +342,7 @@ fn labels_choose_the_target_nodes_of_every_mode() {
             n.excluded = true;
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1), ready("b", 2)])];
     assert_eq!(shown(&choosing(), &slices, &nodes, Steering::Api).0, "a*1", "with an endpoint");
     let mut cluster = choosing();
@@ -373,7 +373,7 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
             n.addresses.clear();
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let of = |endpoints, mode| {
         let (list, plan) = shown(&choosing(), &[slice(endpoints)], &nodes, mode);
         (list, plan.misses_labels)
@@ -391,7 +391,7 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
 #[test]
 fn equal_choices_share_their_targets() {
     let all = [node("a", web), node("b", web), node("c", |_| ())];
-    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default(), false);
     let set = |labels: &str, nodes: &NodeTargets| {
         let mut service = annotated(annotations::TARGET_NODE_LABELS, labels);
         service.external_policy = TrafficPolicy::Cluster;
@@ -404,7 +404,7 @@ fn equal_choices_share_their_targets() {
         node.labels =
             Arc::new([("tier", "web"), ("os", "linux")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
     }
-    let now = NodeTargets::new(labelled.iter(), 2, &nodes);
+    let now = NodeTargets::new(labelled.iter(), 2, &nodes, false);
     assert!(now.differs_only_in_labels(&nodes));
     assert!(Arc::ptr_eq(&set("tier=web", &now), &set("os=linux", &now)));
     assert!(Arc::ptr_eq(&web[0], &set("os=linux", &now)[0]), "a node that is as before");
@@ -415,7 +415,7 @@ fn equal_choices_share_their_targets() {
 #[test]
 fn missing_labels_are_reported_without_endpoints_too() {
     let nodes = [node("a", |_| ())];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     assert!(shown(&choosing(), &[], &nodes, Steering::Api).1.misses_labels);
 }
 
@@ -465,7 +465,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 
 #[test]
 fn known_nodes_change_their_eligibility() {
-    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let before = of(&[
         node("stays", |_| {}),
         node("leaves", |_| {}),
@@ -498,7 +498,7 @@ proptest! {
             }
         }
         let service = if chooses { choosing() } else { service() };
-        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
@@ -516,7 +516,7 @@ proptest! {
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default()), mode);
+        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default(), false), mode);
         prop_assert_eq!(plan, again, "the order of events does not matter");
     }
 
@@ -546,7 +546,7 @@ proptest! {
         };
         let changed = ["a", "b", "c"].into_iter().zip(before.iter().zip(&after));
         let changed = changed.filter(|(_, (old, new))| old != new).map(|(name, _)| name.to_owned()).collect();
-        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default()));
+        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default(), false));
         let mut service = if chooses { choosing() } else { service() };
         service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());

@@ -185,6 +185,6 @@ pub struct EdgeNodeSetSpec {
     #[serde(default)]
     pub targets: Vec<EdgeTarget>,
     /// Nodes that drain, sorted by name, as in an `EdgeLoadBalancer`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub draining: Vec<EdgeTarget>,
 }
