@@ -258,6 +258,42 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
 }
 
 #[test]
+fn draining_nodes_leave_the_targets_and_are_named_beside_them() {
+    let all = [
+        node("a", |_| ()),
+        node("b", |n| n.drain_requested = true),
+        node("c", |n| n.shutting_down = true),
+        node("d", |n| n.cordoned = true),
+        node("e", |n| (n.excluded, n.deleting) = (true, true)),
+    ];
+    let draining = |plan: &TargetPlan| -> Vec<String> {
+        plan.set.draining.iter().map(|node| format!("{} {:?}", node.target.node, node.reason)).collect()
+    };
+    let shared = |nodes: &NodeTargets| shown(&service(), &[], nodes, Steering::HealthCheck);
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default(), false);
+    let (list, plan) = shared(&nodes);
+    assert_eq!(list, "eligiblea*1,d*1");
+    assert_eq!(draining(&plan), ["b DrainRequested", "c ShuttingDown"], "an excluded node was no target");
+    let cordoned = NodeTargets::new(all.iter(), 2, &nodes, true);
+    let (list, plan) = shared(&cordoned);
+    assert_eq!(list, "eligiblea*1");
+    assert_eq!(draining(&plan), ["b DrainRequested", "c ShuttingDown", "d Cordoned"]);
+    let endpoints = [slice(vec![ready("a", 1), ready("c", 2), ready("d", 3)])];
+    let (list, plan) = shown(&service(), &endpoints, &cordoned, Steering::Api);
+    assert_eq!(
+        (list.as_str(), draining(&plan)),
+        ("a*1", vec!["c ShuttingDown".to_owned(), "d Cordoned".to_owned()])
+    );
+    // Another reason is a change of the set: the edge reports it.
+    let deleted = all.clone().map(|node| Node { deleting: node.name == "b" || node.deleting, ..node });
+    let after = NodeTargets::new(deleted.iter(), 3, &cordoned, true);
+    let change = NodeChange::between(&cordoned, &after, ["b".to_owned()].into());
+    assert_eq!(change.sets, [SharedSet::Eligible]);
+    // A decided drain is never held; cordoned nodes may all be so by mistake.
+    assert_eq!(["b", "c", "d"].map(|node| cordoned.staying(node).is_some()), [false, false, true]);
+}
+
+#[test]
 fn other_modes_choose_all_eligible_nodes() {
     let nodes = [
         node("a", |n| n.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() })),
@@ -510,7 +546,7 @@ proptest! {
         if plan.ineligible.is_empty() {
             for target in plan.set.targets.iter() {
                 let node = nodes.iter().find(|node| node.name == target.node).expect("known");
-                prop_assert!(node.eligibility().is_ok());
+                prop_assert!(node.eligibility(false).is_ok());
                 prop_assert!(!chooses || plan.misses_labels || node.labels.contains_key("tier"));
             }
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::Value;
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
+use steerage_edge_api::EdgeLoadBalancerSpec;
 use steerage_model::{Key, Service, annotations, names};
 use steerage_provider_api::{LoadBalancer, Owner};
 use steerage_provider_conformance::Snapshot as CloudSnapshot;
