@@ -178,8 +178,11 @@ pub(crate) struct Args {
         value_parser = watch_silence
     )]
     freeze_targets_after: Duration,
+    /// Drain cordoned nodes: load balancers send them no new connections
+    #[arg(long, env = "STEERAGE_DRAIN_CORDONED_NODES")]
+    drain_cordoned_nodes: bool,
     /// Keep nodes as targets for up to this long when more than a third of a set of targets would leave within a minute; at most 30s,
-    /// 0s disables. Nodes that are deleted, or that the cluster autoscaler is about to delete, leave at once
+    /// 0s disables. Nodes that drain, but for those that are only cordoned, leave at once
     #[arg(
         long,
         env = "STEERAGE_MASS_REMOVAL_HOLD",
@@ -247,6 +250,7 @@ impl Args {
             resync_period,
             orphan_grace_period,
             freeze_targets_after,
+            drain_cordoned_nodes,
             mass_removal_hold,
             pod_readiness_gates,
             dry_run,
@@ -289,6 +293,7 @@ impl Args {
                 agent_healthz_port,
                 health,
                 pod_readiness_gates,
+                drain_cordoned_nodes,
             },
             lease: lease::LeaseOptions {
                 namespace,

@@ -51,6 +51,8 @@ struct Inner {
     /// The removals from the shared sets.
     holds: BTreeMap<SharedSet, RemovalHold>,
     breaker: RemovalBreaker,
+    /// Whether cordoned nodes drain.
+    drains_cordoned: bool,
     /// Nodes that changed since `told`.
     changed_nodes: BTreeSet<String>,
     /// What the last [`ClusterIndex::take_node_change`] compared with.
@@ -59,9 +61,9 @@ struct Inner {
 
 impl Inner {
     fn nodes(&mut self) -> Arc<NodeTargets> {
-        let Self { index, nodes, prepared, node_generation, holds, breaker, .. } = self;
+        let Self { index, nodes, prepared, node_generation, holds, breaker, drains_cordoned, .. } = self;
         let prepare = || {
-            let mut new = NodeTargets::new(index.nodes(), *node_generation, prepared);
+            let mut new = NodeTargets::new(index.nodes(), *node_generation, prepared, *drains_cordoned);
             for set in SharedSet::ALL {
                 let (wanted, hold) = (new.set(set).targets, holds.entry(set).or_default());
                 let staying = |node: &str| new.staying(node);
@@ -116,6 +118,12 @@ impl ClusterIndex {
     /// Holds the removals from the shared sets with this breaker.
     pub(crate) fn with_breaker(self, breaker: RemovalBreaker) -> Self {
         self.lock().breaker = breaker;
+        self
+    }
+
+    /// Whether cordoned nodes drain.
+    pub(crate) fn with_cordoned_nodes_drained(self, drains_cordoned: bool) -> Self {
+        self.lock().drains_cordoned = drains_cordoned;
         self
     }
 

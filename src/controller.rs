@@ -67,6 +67,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
     let applied = Arc::new(AppliedStates::default());
     let cluster = ClusterIndex::new(config.classes.clone(), Arc::clone(&requests), Arc::clone(&applied));
     let breaker = RemovalBreaker::new(mass_removal_hold, metrics.holds.clone());
+    let cluster = cluster.with_cordoned_nodes_drained(config.drain_cordoned_nodes);
     let cluster = Arc::new(cluster.with_breaker(breaker.clone()));
     cluster_index::follow(&process, &cluster, &watches, config.pod_readiness_gates);
 

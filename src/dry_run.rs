@@ -78,7 +78,8 @@ pub(crate) async fn run(process: Process, dry_run: DryRun) -> anyhow::Result<()>
     // Nobody takes requests out of it.
     let backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(1));
     let requests = Arc::new(RequestQueue::new(|owner| owner.uid.clone(), backoff));
-    let cluster = Arc::new(ClusterIndex::new(config.classes.clone(), requests, Arc::default()));
+    let cluster = ClusterIndex::new(config.classes.clone(), requests, Arc::default());
+    let cluster = Arc::new(cluster.with_cordoned_nodes_drained(config.drain_cordoned_nodes));
     cluster_index::follow(&process, &cluster, &watches, config.pod_readiness_gates);
     let reader = PacedReader::new(provider, RateLimiter::of_qps(provider_qps));
     tokio::select! {

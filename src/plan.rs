@@ -51,6 +51,8 @@ pub(crate) struct Config {
     pub(crate) health: HealthCheckDefaults,
     /// Whether pods may wait for their load balancers.
     pub(crate) pod_readiness_gates: bool,
+    /// Whether cordoned nodes drain.
+    pub(crate) drain_cordoned_nodes: bool,
 }
 
 #[cfg(test)]
@@ -70,6 +72,7 @@ impl Config {
                 unhealthy_threshold: 2,
             },
             pod_readiness_gates: false,
+            drain_cordoned_nodes: false,
         }
     }
 }

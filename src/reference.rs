@@ -119,7 +119,12 @@ fn reference_page_of_annotations_is_current() -> anyhow::Result<()> {
         (
             names::AUTOSCALER_TAINT,
             "taint of a Node",
-            "The cluster autoscaler is about to delete the node: it is no longer a target",
+            "The cluster autoscaler is about to delete the node: it drains",
+        ),
+        (
+            names::DRAIN,
+            "annotation of a Node",
+            "With the value `true` the node drains: load balancers send it no new connections",
         ),
         (
             names::POD_GATE_LABEL,

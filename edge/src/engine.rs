@@ -212,9 +212,13 @@ impl Engine {
                     continue;
                 }
                 _ = ticks.tick() => {
-                    let changed = tokio::task::block_in_place(|| self.refresh())?;
-                    if !changed && self.warmed_up && !self.is_waiting {
-                        continue;
+                    let is_due = self.groups.as_ref().is_some_and(|groups| groups.is_due(Instant::now()));
+                    let has_changed = tokio::task::block_in_place(|| self.refresh())?;
+                    if !has_changed && self.warmed_up && !self.is_waiting {
+                        if !is_due {
+                            continue;
+                        }
+                        changed = Some(Vec::new());
                     }
                 }
             }
@@ -345,7 +349,8 @@ impl Engine {
     /// Lets the kernel follow the changed health of these probes. Returns false where only a plan can tell what follows.
     fn retarget(&mut self, changed: &[Probe]) -> bool {
         let Some(groups) = &mut self.groups else { return false };
-        let inputs = HealthInputs { host: &self.host, health: &self.health, room: self.room };
+        let (host, health, now) = (&self.host, &self.health, Instant::now());
+        let inputs = HealthInputs { host, health, room: self.room, now };
         let Some(Retargeted { tables, statuses, urgent }) =
             groups.retarget(inputs, &mut self.assignments, changed)
         else {

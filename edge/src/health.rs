@@ -35,6 +35,8 @@ impl Probe {
 pub(crate) enum ProbeResult {
     /// With the weight that the response asks for, if it does.
     Passed(Option<u32>),
+    /// The node has no local endpoint of the Service, as its service proxy says.
+    NoEndpoint,
     /// The target answered otherwise, with the reason.
     Failed(String),
     /// The connection was refused, broke, or brought no answer in time, with the reason.
@@ -49,6 +51,9 @@ pub(crate) struct TargetHealth {
     pub(crate) reason: String,
     /// The weight that its responses ask for, if they do.
     pub(crate) weight: Option<u32>,
+    /// It is unhealthy, and has no local endpoint of the Service by the last answer that told. Other failures since change nothing
+    /// of that.
+    pub(crate) lacks_endpoint: bool,
 }
 
 impl Default for TargetHealth {
@@ -57,9 +62,13 @@ impl Default for TargetHealth {
             state: TargetState::Initial,
             reason: "no probe has been answered yet".to_owned(),
             weight: None,
+            lacks_endpoint: false,
         }
     }
 }
+
+/// Why a target is unhealthy, in its status.
+const NO_ENDPOINT: &str = "no local endpoint";
 
 /// Of every probe that was tried at least once, answered or not, or that a node's statement decides. A new probe that asks the same
 /// as another one begins with its health: an edited interval or threshold says nothing about the target.
@@ -168,6 +177,7 @@ impl HealthTracker {
                 self.set_weight(weight, now);
                 if self.health.state == TargetState::Healthy {
                     self.health.reason.clear();
+                    self.health.lacks_endpoint = false;
                     self.was_healthy = true;
                 }
             }
@@ -177,11 +187,13 @@ impl HealthTracker {
                     self.health.reason = reason;
                 }
             }
+            ProbeResult::NoEndpoint => {
+                self.count_towards(TargetState::Unhealthy, check.unhealthy_threshold);
+                self.say(NO_ENDPOINT.to_owned(), true);
+            }
             ProbeResult::Failed(reason) | ProbeResult::Unanswered(reason) => {
                 self.count_towards(TargetState::Unhealthy, check.unhealthy_threshold);
-                if self.health.state == TargetState::Unhealthy {
-                    self.health.reason = reason;
-                }
+                self.say(reason, false);
             }
         }
         self.health != before
@@ -195,15 +207,28 @@ impl HealthTracker {
             ProbeResult::Passed(weight) => {
                 self.health.state = TargetState::Healthy;
                 self.health.reason.clear();
+                self.health.lacks_endpoint = false;
                 self.was_healthy = true;
                 self.set_weight(weight, now);
             }
+            ProbeResult::NoEndpoint => {
+                self.health.state = TargetState::Unhealthy;
+                self.say(NO_ENDPOINT.to_owned(), true);
+            }
             ProbeResult::Failed(reason) | ProbeResult::Unanswered(reason) => {
                 self.health.state = TargetState::Unhealthy;
-                self.health.reason = reason;
+                self.say(reason, false);
             }
         }
         self.health != before
+    }
+
+    /// Why it is unhealthy, if it is.
+    fn say(&mut self, reason: String, lacks_endpoint: bool) {
+        if self.health.state == TargetState::Unhealthy {
+            self.health.reason = reason;
+            self.health.lacks_endpoint |= lacks_endpoint;
+        }
     }
 
     /// Whether the weight is this one, and not an earlier one that has to stay for a moment.
@@ -376,7 +401,7 @@ mod tests {
     #[test]
     fn known_health_counts_as_earlier_probes() {
         let now = Instant::now();
-        let known = |state| TargetHealth { state, reason: String::new(), weight: None };
+        let known = |state| TargetHealth { state, reason: String::new(), ..TargetHealth::default() };
         let mut tracker = HealthTracker::new(Some(known(TargetState::Healthy)), now);
         for state in [TargetState::Healthy, TargetState::Healthy, TargetState::Unhealthy] {
             tracker.record(&check(), ProbeResult::Unanswered("refused".to_owned()), now);
@@ -394,7 +419,12 @@ mod tests {
             change(&mut check);
             Probe { address: [10, 0, 0, 1].into(), check }
         };
-        let healthy = TargetHealth { state: TargetState::Healthy, reason: String::new(), weight: Some(3) };
+        let healthy = TargetHealth {
+            state: TargetState::Healthy,
+            reason: String::new(),
+            weight: Some(3),
+            lacks_endpoint: false,
+        };
         let (old, slower) = (probe(|_| {}), probe(|check| check.interval_milliseconds = 5000));
         let mut health = HealthByProbe::default();
         health.insert(old.clone(), healthy.clone());

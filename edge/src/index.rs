@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
 use steerage_watch::{Event, Object, Store};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Object for LoadBalancer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeSet {
     pub(crate) name: String,
-    pub(crate) targets: Arc<Vec<EdgeTarget>>,
+    pub(crate) spec: Arc<EdgeNodeSetSpec>,
 }
 
 impl Object for NodeSet {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn node_set(name: &str) -> NodeSet {
-        NodeSet { name: name.to_owned(), targets: Arc::default() }
+        NodeSet { name: name.to_owned(), spec: Arc::default() }
     }
 
     fn index(events: Vec<Event<NodeSet>>) -> Index {

@@ -24,6 +24,7 @@ mod retarget;
 mod room;
 mod select;
 mod targets;
+mod usage;
 
 use accept::{Accepted, accept_all};
 pub(crate) use assignments::Assignments;
@@ -42,6 +43,12 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) health: &'a HealthByProbe,
     pub(crate) room: Room,
     pub(crate) now: Instant,
+}
+
+impl<'a> PlanInputs<'a> {
+    fn health_inputs(&self) -> HealthInputs<'a> {
+        HealthInputs { host: self.host, health: self.health, room: self.room, now: self.now }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +85,7 @@ pub(crate) struct LoadBalancerStatus {
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let accepted = accept_all(inputs, &previous.served);
-    let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, &previous.in_use);
+    let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, previous);
     let Assigned { tables, mut assignments, used, is_cut } =
         assign(&groups, &frontends, in_use, previous, inputs);
     let state = state(inputs.host, &groups, &frontends, &tables, &assignments);

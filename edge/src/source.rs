@@ -55,7 +55,7 @@ impl Projection for NodeSet {
     const NAME: &'static str = "edgenodesets";
 
     fn project(object: EdgeNodeSet) -> Self {
-        Self { name: object.name_any(), targets: object.spec.targets.into() }
+        Self { name: object.name_any(), spec: object.spec.into() }
     }
 }
 

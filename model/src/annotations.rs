@@ -46,6 +46,10 @@ annotations! {
     HEALTH_CHECK_HEALTHY_THRESHOLD = "steerage.dev/health-check-healthy-threshold", "1 to 100";
     /// Consecutive failed checks that make a target unhealthy.
     HEALTH_CHECK_UNHEALTHY_THRESHOLD = "steerage.dev/health-check-unhealthy-threshold", "1 to 100";
+    /// If fewer of a Service's targets than this share are healthy, all of them are used; without it only if none is. Targets without an endpoint of the Service do not count. On the edge; clouds ignore it.
+    PANIC_THRESHOLD = "steerage.dev/panic-threshold", "percent, 0 to 100";
+    /// Time in which a target that becomes healthy beside others gets its whole share of new connections, in seven steps. On the edge; clouds ignore it.
+    SLOW_START = "steerage.dev/slow-start", "duration from `1s` to `15m`, such as `30s`";
     /// Nodes with all of these labels are targets; others only while none with them can serve, and `Degraded` says so. At most 10 labels. Refused if pods are targets.
     TARGET_NODE_LABELS = "steerage.dev/target-node-labels", "`key=value`, separated by commas";
     /// Shares one load balancer with the other Services that name it. The operator of Steerage lists the names, and the namespaces that may use each (`--aws-shared-load-balancers`, `--openstack-shared-load-balancers`). Each port is the first Service's that requests it. Decided when the load balancer is created: a later change is refused.

@@ -10,6 +10,9 @@ pub const AGENT_MODE: &str = "steerage.dev/agent-mode";
 /// Node annotation with the version of that agent.
 pub const AGENT_VERSION: &str = "steerage.dev/agent-version";
 
+/// Node annotation with which an operator drains a node: with the value `true`, load balancers send it no new connections.
+pub const DRAIN: &str = "steerage.dev/drain";
+
 /// Finalizer on Services of Steerage's classes.
 pub const FINALIZER: &str = "steerage.dev/load-balancer";
 /// Kubernetes' finalizer, set on Services without a class. A cloud-controller-manager removes it from all others.

@@ -129,6 +129,19 @@ fn node(name: &str, is_excluded: bool) -> Event<Node> {
     Event::Apply(Node { name: name.to_owned(), addresses, excluded: is_excluded, ..Node::default() })
 }
 
+#[tokio::test]
+async fn cordoned_nodes_drain_if_that_is_asked_for() {
+    for drains in [false, true] {
+        let cluster = listed().with_cordoned_nodes_drained(drains);
+        cluster.on_node(node("a", false));
+        let addresses = vec!["10.0.0.2".parse().expect("ip")];
+        let cordoned = Node { name: "b".to_owned(), addresses, cordoned: true, ..Node::default() };
+        cluster.on_node(Event::Apply(cordoned));
+        let set = cluster.nodes().set(SharedSet::Eligible);
+        assert_eq!((set.targets.len(), set.draining.len()), if drains { (1, 1) } else { (2, 0) });
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn mass_removal_from_a_shared_set_is_held_and_then_a_change() {
     let cluster = listed().with_breaker(RemovalBreaker::new(LONGEST_HOLD, HoldMetrics::default()));

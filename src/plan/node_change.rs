@@ -29,7 +29,7 @@ pub(crate) struct NodeDependence {
 #[derive(Clone, Debug)]
 pub(crate) struct NodeChange {
     nodes: BTreeSet<String>,
-    /// Sets with other targets.
+    /// Sets with other targets, or other ones that drain.
     pub(crate) sets: Vec<SharedSet>,
     /// Sets of which their users have something else to report.
     exceptions: Vec<SharedSet>,
@@ -46,7 +46,10 @@ impl NodeChange {
     pub(crate) fn between(old: &NodeTargets, new: &NodeTargets, nodes: BTreeSet<String>) -> Self {
         let both = |set: &SharedSet| (old.shared(*set), new.shared(*set));
         let sets = SharedSet::ALL;
-        let has_other_targets = |set: &SharedSet| both(set).0.targets != both(set).1.targets;
+        let has_other_targets = |set: &SharedSet| {
+            let (old, new) = both(set);
+            old.targets != new.targets || old.draining != new.draining
+        };
         let has_other_exceptions = |set: &SharedSet| both(set).0.exceptions != both(set).1.exceptions;
         let lacks_others = |(set, family): &(SharedSet, Family)| {
             both(set).0.lacking.get(family) != both(set).1.lacking.get(family)

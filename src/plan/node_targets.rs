@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use steerage_model::{Family, IneligibleReason, Node};
-use steerage_provider_api::{SharedSet, Target, TargetSet};
+use steerage_provider_api::{DrainingTarget, SharedSet, Target, TargetSet};
 
 use super::NodeLabels;
 
@@ -43,6 +43,8 @@ pub(super) struct SharedTargets {
     pub(super) exceptions: SetExceptions,
     /// Targets that have an address, but not of this family: load balancers with this family alone report them.
     pub(super) lacking: BTreeMap<Family, Vec<String>>,
+    /// Nodes that would be targets if they did not drain.
+    pub(super) draining: Arc<[DrainingTarget]>,
 }
 
 /// An eligible node that has no agent.
@@ -76,6 +78,7 @@ impl SharedTargets {
     /// The eligible nodes. If there is none, all nodes: pods that still run there are better than nothing.
     fn new<'a>(nodes: impl Iterator<Item = &'a NodeTarget> + Clone) -> Self {
         let mut exceptions = SetExceptions::default();
+        let draining = nodes.clone().filter_map(NodeTarget::draining).collect();
         let eligible = nodes.clone().filter(|node| node.eligibility.is_ok());
         let mut targets: Arc<[Arc<Target>]> = eligible.map(|node| node.target.clone()).collect();
         // A node that has just registered may have no address: it is no target yet.
@@ -93,7 +96,7 @@ impl SharedTargets {
                 lacking.entry(family).or_default().push(target.node.clone());
             }
         }
-        Self { targets, exceptions, lacking }
+        Self { targets, exceptions, lacking, draining }
     }
 }
 
@@ -101,27 +104,39 @@ impl SharedTargets {
 pub(super) struct NodeTarget {
     pub(super) target: Arc<Target>,
     pub(super) eligibility: Result<(), IneligibleReason>,
+    drain: Option<IneligibleReason>,
     pub(super) has_agent: bool,
     created: Option<SystemTime>,
     pub(super) labels: Arc<BTreeMap<String, String>>,
 }
 
 impl NodeTarget {
+    /// As a target that drains, if it does.
+    fn draining(&self) -> Option<DrainingTarget> {
+        Some(DrainingTarget { target: Arc::clone(&self.target), reason: self.drain? })
+    }
+
     fn can_serve(&self, needs_agent: bool) -> bool {
         self.eligibility.is_ok() && (self.has_agent || !needs_agent)
     }
 }
 
 impl NodeTargets {
-    /// Nodes that are as in `before` share its targets.
-    pub(crate) fn new<'a>(nodes: impl Iterator<Item = &'a Node>, generation: u64, before: &Self) -> Self {
+    /// Nodes that are as in `before` share its targets. `drains_cordoned`: cordoned nodes drain.
+    pub(crate) fn new<'a>(
+        nodes: impl Iterator<Item = &'a Node>,
+        generation: u64,
+        before: &Self,
+        drains_cordoned: bool,
+    ) -> Self {
         let by_name: BTreeMap<String, NodeTarget> = nodes
             .map(|node| {
                 let (old, new) = (before.by_name.get(&node.name), target(node));
                 let old = old.map(|old| &old.target).filter(|old| ***old == new);
                 let node_target = NodeTarget {
                     target: old.map_or_else(|| Arc::new(new), Arc::clone),
-                    eligibility: node.eligibility(),
+                    eligibility: node.eligibility(drains_cordoned),
+                    drain: node.drain(drains_cordoned),
                     has_agent: node.agent.is_some(),
                     created: node.created,
                     labels: Arc::clone(&node.labels),
@@ -174,7 +189,8 @@ impl NodeTargets {
     /// Whether nothing but labels, and what follows from them, differs.
     pub(crate) fn differs_only_in_labels(&self, other: &Self) -> bool {
         let same_node = |(a, b): ((&String, &NodeTarget), (&String, &NodeTarget))| {
-            (a.0, a.1.eligibility, a.1.has_agent) == (b.0, b.1.eligibility, b.1.has_agent)
+            (a.0, a.1.eligibility, a.1.drain, a.1.has_agent)
+                == (b.0, b.1.eligibility, b.1.drain, b.1.has_agent)
                 && a.1.target == b.1.target
         };
         let sets = SharedSet::ALL.into_iter();
@@ -204,8 +220,9 @@ impl NodeTargets {
 
     /// A shared set, for the provider.
     pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
-        let targets = Arc::clone(&self.shared(set).targets);
-        TargetSet { shared: Some(set), generation: self.generation, targets }
+        let SharedTargets { targets, draining, .. } = self.shared(set);
+        let (targets, draining) = (Arc::clone(targets), Arc::clone(draining));
+        TargetSet { shared: Some(set), generation: self.generation, targets, draining }
     }
 
     /// Puts other targets in the place of a shared set's.
@@ -216,17 +233,20 @@ impl NodeTargets {
         }
     }
 
-    /// A node as a target of a shared set, if it may stay one: nobody deletes it or is about to.
+    /// A node as a target of a shared set, if it may stay one: nobody has decided that it leaves.
     pub(crate) fn staying(&self, node: &str) -> Option<Arc<Target>> {
         Some(self.existing(node)?.target.clone())
     }
 
-    /// A node that exists, that nobody deletes, and that the cluster autoscaler is not about to delete.
+    /// A node that exists, and of which nobody has decided that it leaves.
     pub(super) fn existing(&self, node: &str) -> Option<&NodeTarget> {
-        let stops = |node: &NodeTarget| {
-            matches!(node.eligibility, Err(IneligibleReason::Deleting | IneligibleReason::AutoscalerTaint))
-        };
-        self.by_name.get(node).filter(|node| !stops(node))
+        let leaves = |node: &NodeTarget| node.eligibility.is_err_and(IneligibleReason::is_decided);
+        self.by_name.get(node).filter(|node| !leaves(node))
+    }
+
+    /// Those of these nodes that drain.
+    pub(super) fn draining<'a>(&'a self, names: impl Iterator<Item = &'a str>) -> Arc<[DrainingTarget]> {
+        names.filter_map(|name| self.by_name.get(name)?.draining()).collect()
     }
 
     pub(super) fn shared(&self, set: SharedSet) -> &SharedTargets {

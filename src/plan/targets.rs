@@ -196,7 +196,10 @@ pub(crate) fn targets(
     }
     plan.misses_labels |= labels.is_some() && is_missed;
     plan.ineligible = ineligible;
-    plan.set = TargetSet::own(chosen);
+    plan.set = TargetSet {
+        draining: nodes.draining(endpoints.members.keys().map(String::as_str)),
+        ..TargetSet::own(chosen)
+    };
     plan.is_by_endpoints = true;
     // The nodes without an agent are reported also where the targets are chosen one by one.
     plan.depends.set = Some(set).filter(|_| needs_agent);

@@ -228,7 +228,7 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
         node("gone", |n| n.autoscaler_taint = true),
         node("out", |n| n.excluded = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let of = |endpoints: Vec<Endpoint>| shown(&service(), &[slice(endpoints)], &nodes, Steering::Api);
     assert_eq!(of(vec![ready("a", 1), ready("a", 2), ready("b", 3)]).0, "a*2,b*1");
     assert_eq!(of(vec![ready("a", 1), ready("gone", 2)]).0, "a*1");
@@ -258,13 +258,49 @@ fn api_steering_chooses_nodes_with_endpoints_and_falls_back_before_it_is_empty()
 }
 
 #[test]
+fn draining_nodes_leave_the_targets_and_are_named_beside_them() {
+    let all = [
+        node("a", |_| ()),
+        node("b", |n| n.drain_requested = true),
+        node("c", |n| n.shutting_down = true),
+        node("d", |n| n.cordoned = true),
+        node("e", |n| (n.excluded, n.deleting) = (true, true)),
+    ];
+    let draining = |plan: &TargetPlan| -> Vec<String> {
+        plan.set.draining.iter().map(|node| format!("{} {:?}", node.target.node, node.reason)).collect()
+    };
+    let shared = |nodes: &NodeTargets| shown(&service(), &[], nodes, Steering::HealthCheck);
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default(), false);
+    let (list, plan) = shared(&nodes);
+    assert_eq!(list, "eligiblea*1,d*1");
+    assert_eq!(draining(&plan), ["b DrainRequested", "c ShuttingDown"], "an excluded node was no target");
+    let cordoned = NodeTargets::new(all.iter(), 2, &nodes, true);
+    let (list, plan) = shared(&cordoned);
+    assert_eq!(list, "eligiblea*1");
+    assert_eq!(draining(&plan), ["b DrainRequested", "c ShuttingDown", "d Cordoned"]);
+    let endpoints = [slice(vec![ready("a", 1), ready("c", 2), ready("d", 3)])];
+    let (list, plan) = shown(&service(), &endpoints, &cordoned, Steering::Api);
+    assert_eq!(
+        (list.as_str(), draining(&plan)),
+        ("a*1", vec!["c ShuttingDown".to_owned(), "d Cordoned".to_owned()])
+    );
+    // Another reason is a change of the set: the edge reports it.
+    let deleted = all.clone().map(|node| Node { deleting: node.name == "b" || node.deleting, ..node });
+    let after = NodeTargets::new(deleted.iter(), 3, &cordoned, true);
+    let change = NodeChange::between(&cordoned, &after, ["b".to_owned()].into());
+    assert_eq!(change.sets, [SharedSet::Eligible]);
+    // A decided drain is never held; cordoned nodes may all be so by mistake.
+    assert_eq!(["b", "c", "d"].map(|node| cordoned.staying(node).is_some()), [false, false, true]);
+}
+
+#[test]
 fn other_modes_choose_all_eligible_nodes() {
     let nodes = [
         node("a", |n| n.agent = Some(NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() })),
         node("b", |_| ()),
         node("x", |n| n.deleting = true),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1)])];
     assert_eq!(shown(&service(), &slices, &nodes, Steering::HealthCheck).0, "eligiblea*1,b*1");
     let mut cluster = service();
@@ -281,7 +317,7 @@ fn new_node_has_time_to_get_its_agent() {
     let now = SystemTime::now();
     let grace = |created: Option<SystemTime>| {
         let nodes = [Node { created, ..node("a", |_| ()) }];
-        let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+        let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
         let mut labelled = service();
         labelled.proxy_name = Some(names::PROXY_NAME.to_owned());
         let (_, plan) = shown(&labelled, &[], &nodes, Steering::HealthCheck);
@@ -297,7 +333,7 @@ fn new_node_has_time_to_get_its_agent() {
 #[test]
 fn all_nodes_are_targets_while_none_is_eligible() {
     let nodes = [node("leaving", |n| n.autoscaler_taint = true), node("out", |n| n.excluded = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![Endpoint { node: None, ..ready("leaving", 1) }])];
     for mode in [Steering::Api, Steering::HealthCheck] {
         let (list, plan) = shown(&service(), &slices, &nodes, mode);
@@ -308,7 +344,7 @@ fn all_nodes_are_targets_while_none_is_eligible() {
 #[test]
 fn every_node_has_a_reason() {
     let nodes = [node("a", |_| ()), node("b", |_| ()), node("x", |n| n.deleting = true)];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1)])];
     let reasons = |mode| {
         let (_, plan) = shown(&service(), &slices, &nodes, mode);
@@ -342,7 +378,7 @@ fn labels_choose_the_target_nodes_of_every_mode() {
             n.excluded = true;
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let slices = [slice(vec![ready("a", 1), ready("b", 2)])];
     assert_eq!(shown(&choosing(), &slices, &nodes, Steering::Api).0, "a*1", "with an endpoint");
     let mut cluster = choosing();
@@ -373,7 +409,7 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
             n.addresses.clear();
         }),
     ];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let of = |endpoints, mode| {
         let (list, plan) = shown(&choosing(), &[slice(endpoints)], &nodes, mode);
         (list, plan.misses_labels)
@@ -391,7 +427,7 @@ fn other_nodes_are_targets_while_none_with_the_labels_can_serve() {
 #[test]
 fn equal_choices_share_their_targets() {
     let all = [node("a", web), node("b", web), node("c", |_| ())];
-    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default(), false);
     let set = |labels: &str, nodes: &NodeTargets| {
         let mut service = annotated(annotations::TARGET_NODE_LABELS, labels);
         service.external_policy = TrafficPolicy::Cluster;
@@ -404,7 +440,7 @@ fn equal_choices_share_their_targets() {
         node.labels =
             Arc::new([("tier", "web"), ("os", "linux")].map(|(k, v)| (k.to_owned(), v.to_owned())).into());
     }
-    let now = NodeTargets::new(labelled.iter(), 2, &nodes);
+    let now = NodeTargets::new(labelled.iter(), 2, &nodes, false);
     assert!(now.differs_only_in_labels(&nodes));
     assert!(Arc::ptr_eq(&set("tier=web", &now), &set("os=linux", &now)));
     assert!(Arc::ptr_eq(&web[0], &set("os=linux", &now)[0]), "a node that is as before");
@@ -415,7 +451,7 @@ fn equal_choices_share_their_targets() {
 #[test]
 fn missing_labels_are_reported_without_endpoints_too() {
     let nodes = [node("a", |_| ())];
-    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let nodes = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     assert!(shown(&choosing(), &[], &nodes, Steering::Api).1.misses_labels);
 }
 
@@ -465,7 +501,7 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 
 #[test]
 fn known_nodes_change_their_eligibility() {
-    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+    let of = |nodes: &[Node]| NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
     let before = of(&[
         node("stays", |_| {}),
         node("leaves", |_| {}),
@@ -498,7 +534,7 @@ proptest! {
             }
         }
         let service = if chooses { choosing() } else { service() };
-        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default());
+        let view = NodeTargets::new(nodes.iter(), 1, &NodeTargets::default(), false);
         let mode = if api { Steering::Api } else { Steering::HealthCheck };
         let usable = endpoints.iter().any(|e| e.ready || e.is_serving_terminating());
         let slices = [slice(endpoints.clone())];
@@ -510,13 +546,13 @@ proptest! {
         if plan.ineligible.is_empty() {
             for target in plan.set.targets.iter() {
                 let node = nodes.iter().find(|node| node.name == target.node).expect("known");
-                prop_assert!(node.eligibility().is_ok());
+                prop_assert!(node.eligibility(false).is_ok());
                 prop_assert!(!chooses || plan.misses_labels || node.labels.contains_key("tier"));
             }
         }
         let mut turned = endpoints;
         turned.reverse();
-        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default()), mode);
+        let (_, again) = shown(&service, &[slice(turned)], &NodeTargets::new(nodes.iter().rev(), 1, &NodeTargets::default(), false), mode);
         prop_assert_eq!(plan, again, "the order of events does not matter");
     }
 
@@ -546,7 +582,7 @@ proptest! {
         };
         let changed = ["a", "b", "c"].into_iter().zip(before.iter().zip(&after));
         let changed = changed.filter(|(_, (old, new))| old != new).map(|(name, _)| name.to_owned()).collect();
-        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default()));
+        let [old, new] = [nodes(&before), nodes(&after)].map(|list| NodeTargets::new(list.iter(), 1, &NodeTargets::default(), false));
         let mut service = if chooses { choosing() } else { service() };
         service.external_policy = if cluster { TrafficPolicy::Cluster } else { TrafficPolicy::Local };
         service.proxy_name = labelled.then(|| names::PROXY_NAME.to_owned());

@@ -229,7 +229,7 @@ impl Reconciler {
             let staying = |node: &str| plan::staying_target(node, &plan, endpoints, nodes, &self.config);
             let set = HoldingSet::Own(&service.key);
             let held = self.breaker.update(set, &mut applied.hold, &plan.set.targets, staying);
-            plan.set = TargetSet::own_shared(held);
+            plan.set.targets = held;
         } else {
             applied.hold = RemovalHold::default();
         }

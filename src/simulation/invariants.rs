@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde_json::Value;
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
+use steerage_edge_api::EdgeLoadBalancerSpec;
 use steerage_model::{Key, Service, annotations, names};
 use steerage_provider_api::{LoadBalancer, Owner};
 use steerage_provider_conformance::Snapshot as CloudSnapshot;
@@ -451,7 +451,7 @@ fn edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<String>, Str
     }
     if let Some(set) = lb.nodes().shared {
         let found = world.api.get(Resource::EdgeNodeSets, &Key::new(NAMESPACE, set.as_str()));
-        let wanted = serde_json::json!(EdgeNodeSetSpec { targets: spec::shared_targets(&lb.nodes()) });
+        let wanted = serde_json::json!(spec::shared_set(&lb.nodes()));
         if found.is_none_or(|found| found["spec"] != wanted) {
             return Err(format!("EdgeNodeSet {found:?}, wanted {wanted}"));
         }

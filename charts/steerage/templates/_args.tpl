@@ -23,6 +23,9 @@
 {{- if $controller.podReadinessGates }}
 - --pod-readiness-gates
 {{- end }}
+{{- if $controller.drainCordonedNodes }}
+- --drain-cordoned-nodes
+{{- end }}
 - --leader-elect-resource-name={{ include "steerage.fullname" . }}-controller
 {{- if eq $controller.provider "aws" }}
 - --aws-cluster-name={{ .Values.aws.clusterName }}

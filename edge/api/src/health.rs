@@ -14,10 +14,23 @@ pub enum TargetState {
     Initial,
     /// Passes its probes and gets traffic.
     Healthy,
-    /// Fails its probes. It gets traffic only while all targets fail.
+    /// Fails its probes.
     Unhealthy,
     /// Unusable, for example because it is not on the edge's link.
     Refused,
+}
+
+/// How a target is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum TargetUse {
+    /// Gets new connections.
+    Active,
+    /// Gets new connections, and more of them step by step: it has just become healthy (slow start).
+    Filling,
+    /// Gets no new connections because its node drains, and keeps those that it has.
+    Draining,
+    /// Gets no new connections, and keeps those that it has.
+    Inactive,
 }
 
 /// The state of one address of one target.
@@ -36,6 +49,12 @@ pub struct TargetStatus {
     pub reason: String,
     /// Weight in use: the share of connections relative to the other targets.
     pub weight: u32,
+    /// How the target is used: Active, Filling, Draining or Inactive. Unset by edge hosts of earlier versions.
+    #[serde(rename = "use", default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<TargetUse>,
+    /// Reason for `use`. Empty for a healthy target that is active.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub use_reason: String,
 }
 
 /// The health of one load balancer's targets as one edge host sees it. The edge host writes it. It is named `<load balancer>.<host>`

@@ -12,7 +12,7 @@ mod pool;
 mod reference;
 mod selector;
 
-pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus};
+pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus, TargetUse};
 pub use host::{EdgeHost, EdgeHostSpec};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,

@@ -117,6 +117,9 @@ pub struct EdgeTarget {
     #[serde(default = "one")]
     #[schemars(range(min = 1))]
     pub weight: u32,
+    /// Why the node drains. Empty for other nodes.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub drain_reason: String,
 }
 
 fn one() -> u32 {
@@ -164,10 +167,24 @@ pub struct EdgeLoadBalancerSpec {
     /// Targets of this load balancer. Empty if `nodeSet` is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<EdgeTarget>,
+    /// Nodes that were targets and drain: they get no new connections while a target is healthy, and keep those that they have.
+    /// Earlier versions of the edge do not read them. Empty if `nodeSet` is set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub draining: Vec<EdgeTarget>,
+    /// Panic threshold in percent: if fewer of the targets that have an endpoint are healthy, all of them are used. Unset or 0: only
+    /// if none is healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub panic_threshold_percent: Option<u32>,
+    /// Slow start in milliseconds: the time in which a target that becomes healthy beside others gets its whole share of connections.
+    /// Unset or 0: at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub slow_start_milliseconds: Option<u32>,
 }
 
 /// Nodes that several load balancers use as targets. The controller writes it.
-#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
     version = "v1alpha1",
@@ -181,4 +198,7 @@ pub struct EdgeNodeSetSpec {
     /// Nodes, sorted by name.
     #[serde(default)]
     pub targets: Vec<EdgeTarget>,
+    /// Nodes that drain, sorted by name, as in an `EdgeLoadBalancer`.
+    #[serde(default)]
+    pub draining: Vec<EdgeTarget>,
 }

@@ -113,7 +113,7 @@ fn accept<'a>(inputs: &PlanInputs<'a>, owners: &Owners<'_>, object: &'a LoadBala
                     "EdgeNodeSet {name} does not exist. The load balancer keeps its last targets; a new one has none. The controller creates the EdgeNodeSet."
                 ));
             }
-            set.map(|set| Targets::OfNodeSet(Arc::clone(&set.targets)))
+            set.map(|set| Targets::OfNodeSet(Arc::clone(&set.spec)))
         }
     };
     let (source_ranges, unreadable) = parse_ranges(&spec.source_ranges);

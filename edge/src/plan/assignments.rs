@@ -3,15 +3,19 @@
 //! Pure, called by the plan.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use steerage_edge_dataplane::maglev::{self, Member};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{State, Table};
 
 use super::PlanInputs;
 use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
 use super::select::{Frontend, TargetsInUse};
 use super::targets::{TableKey, TargetGroup};
+use super::usage::Memory;
 use crate::numbers::{TableNumbers, TargetNumbers};
 
 /// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
@@ -23,6 +27,10 @@ pub(crate) struct Assignments {
     pub(super) tables: HashMap<TableKey, AssignedTable>,
     pub(super) in_use: TargetsInUse,
     pub(super) served: Served,
+    /// Of each group.
+    memories: HashMap<TableKey, Arc<Memory>>,
+    /// The targets of each listener's table that an earlier process has written, for the first plan.
+    adopted: HashMap<ListenerKey, Arc<[IpAddr]>>,
 }
 
 #[derive(Clone, Debug)]
@@ -47,7 +55,21 @@ impl Assignments {
             targets: TargetNumbers::adopt(written),
             numbers: TableNumbers::adopt(written),
             served: served(written),
+            adopted: adopted_targets(written),
             ..Self::default()
+        }
+    }
+
+    /// What is remembered of the group with this key, or of the table of its first listener.
+    pub(super) fn memory(&self, key: &TableKey, first: &ListenerKey, now: Instant) -> Arc<Memory> {
+        let adopted = || self.adopted.get(first).map(|used| Arc::new(Memory::adopt(used, now)));
+        self.memories.get(key).cloned().or_else(adopted).unwrap_or_default()
+    }
+
+    /// What the next group with this key has to know.
+    pub(super) fn remember(&mut self, group: &TargetGroup) {
+        if let Some(memory) = self.memories.get_mut(&group.key) {
+            *memory = Arc::clone(&group.memory);
         }
     }
 
@@ -70,6 +92,21 @@ impl Assignments {
         *assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
         Some((number, table))
     }
+}
+
+/// The targets of each listener's table.
+fn adopted_targets(written: &State) -> HashMap<ListenerKey, Arc<[IpAddr]>> {
+    let address = |number: &u32| written.targets.get(number).map(|target| target.address);
+    let mut of_tables = HashMap::new();
+    let mut of_listeners = HashMap::new();
+    for (key, listener) in &written.listeners {
+        let Some(table) = written.tables.get(&listener.table) else { continue };
+        let targets: &mut Arc<[IpAddr]> = of_tables
+            .entry(listener.table)
+            .or_insert_with(|| table.members.iter().filter_map(address).collect());
+        of_listeners.insert(*key, Arc::clone(targets));
+    }
+    of_listeners
 }
 
 /// The number of each group's table, by the group's position.
@@ -121,7 +158,16 @@ pub(super) fn assign(
     }
     targets.retain(&candidates, inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
-    let assignments = Assignments { targets, numbers, tables: assigned, in_use, served: Served::new() };
+    let memories = groups.iter().map(|group| (group.key.clone(), Arc::clone(&group.memory))).collect();
+    let assignments = Assignments {
+        targets,
+        numbers,
+        tables: assigned,
+        in_use,
+        served: Served::new(),
+        memories,
+        adopted: HashMap::new(),
+    };
     Assigned { tables: planned, assignments, used, is_cut }
 }
 

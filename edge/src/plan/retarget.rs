@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
 use steerage_edge_api::TargetStatus;
 use steerage_edge_dataplane::Table;
@@ -29,6 +30,8 @@ pub(crate) struct PlannedGroups {
     /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
     is_settled: bool,
     healthy_vips: u32,
+    /// When the first group changes without any news, or earlier.
+    next_change: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -46,6 +49,7 @@ pub(crate) struct HealthInputs<'a> {
     pub(crate) host: &'a HostNetwork,
     pub(crate) health: &'a HealthByProbe,
     pub(crate) room: Room,
+    pub(crate) now: Instant,
 }
 
 /// What has changed.
@@ -95,7 +99,18 @@ impl PlannedGroups {
         }
         let healthy = groups.iter().filter(|group| group.group.has_healthy());
         let healthy_vips = healthy.map(|group| group.vips).sum();
-        Self { groups, asked, used, is_settled, healthy_vips }
+        let mut planned = Self { groups, asked, used, is_settled, healthy_vips, next_change: None };
+        planned.next_change = planned.next();
+        planned
+    }
+
+    /// Whether a group changes by now without any news: [`retarget`](Self::retarget) says what follows.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.next_change.is_some_and(|next| next <= now)
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.groups.iter().filter_map(|planned| planned.group.next_change).min()
     }
 
     /// The number of VIPs with a healthy target.
@@ -103,7 +118,7 @@ impl PlannedGroups {
         self.healthy_vips
     }
 
-    /// What the changed health of these probes leads to; `None` if only a plan can say.
+    /// What the time and the changed health of these probes lead to; `None` if only a plan can say.
     pub(crate) fn retarget(
         &mut self,
         inputs: HealthInputs<'_>,
@@ -115,11 +130,19 @@ impl PlannedGroups {
         }
         let mut result = Retargeted::default();
         let asked = changed.iter().filter_map(|probe| self.asked.get(&probe.question()));
-        let positions: BTreeSet<usize> = asked.flatten().copied().collect();
+        let mut positions: BTreeSet<usize> = asked.flatten().copied().collect();
+        let is_due = self.is_due(inputs.now);
+        if is_due {
+            let is_due =
+                |planned: &PlannedGroup| planned.group.next_change.is_some_and(|at| at <= inputs.now);
+            let due = self.groups.iter().enumerate().filter(|(_, planned)| is_due(planned));
+            positions.extend(due.map(|(position, _)| position));
+        }
         let mut flipped = Vec::new();
         for position in positions {
             let planned = self.groups.get_mut(position)?;
-            let group = planned.group.refreshed(inputs.host, inputs.health);
+            let group = planned.group.refreshed(inputs);
+            assignments.remember(&group);
             if planned.vips > 0 {
                 result.tables.extend(assignments.retarget(&group, &mut self.used));
                 if !self.used.fits(inputs.room) {
@@ -144,7 +167,11 @@ impl PlannedGroups {
                 }
                 flipped.extend(group.probes.iter().cloned());
             }
+            self.next_change = self.next_change.into_iter().chain(group.next_change).min();
             planned.group = group;
+        }
+        if is_due {
+            self.next_change = self.next();
         }
         result.urgent = flipped.into_iter().map(|probe| self.with_urgency(probe)).collect();
         Some(result)

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
-use super::PlanInputs;
 use super::accept::Accepted;
 use super::targets::{TableKey, TargetGroup, Targets};
+use super::{Assignments, PlanInputs};
 use crate::index::LoadBalancer;
 
 /// A probe that hangs must not keep a VIP on nodes that may be gone.
@@ -65,6 +65,7 @@ pub(super) struct Selection<'a> {
 /// The groups, each once.
 struct Groups<'a> {
     inputs: &'a PlanInputs<'a>,
+    previous: &'a Assignments,
     list: Vec<TargetGroup>,
     positions: HashMap<TableKey, usize>,
 }
@@ -80,7 +81,8 @@ impl Groups<'_> {
     }
 
     fn group(&self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
-        TargetGroup::new(self.inputs.host, self.inputs.health, key, targets, first)
+        let before = self.previous.memory(&key, &first, self.inputs.now);
+        TargetGroup::new(self.inputs.health_inputs(), key, targets, first, &before)
     }
 
     fn push(&mut self, group: TargetGroup) -> usize {
@@ -108,9 +110,10 @@ impl Groups<'_> {
 pub(super) fn select<'a>(
     inputs: &PlanInputs<'_>,
     accepted: &'a [Accepted<'a>],
-    last: &TargetsInUse,
+    previous: &Assignments,
 ) -> Selection<'a> {
-    let mut groups = Groups { inputs, list: Vec::new(), positions: HashMap::new() };
+    let last = &previous.in_use;
+    let mut groups = Groups { inputs, previous, list: Vec::new(), positions: HashMap::new() };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {

@@ -1,31 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets of a load balancer and family: which can be used, with what weight, and what is reported of each.
+//! The targets of a load balancer and family: which can be reached, with what weight, and what is reported of each. `usage` decides
+//! which of them are used.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::IpNet;
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus};
+use steerage_edge_api::{
+    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus, TargetUse,
+};
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
+use super::HealthInputs;
 use super::is_same_family;
+use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
 use crate::hash;
-use crate::health::{HealthByProbe, Probe, TargetHealth};
+use crate::health::{Probe, TargetHealth};
 use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
 use crate::link::mac::Mac;
 use crate::numbers::TargetNumbers;
 
-/// Load balancers with the same targets and check share a table.
+/// Load balancers with the same targets, check and rules share a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TableKey {
     owner: Owner,
     check: HealthCheck,
+    rules: UseRules,
     v6: bool,
 }
 
-/// The largest table of a group without a healthy target. Under `health-check` steering all nodes are targets of each Service: those
+/// The largest table of a group that uses all its targets because none is healthy. Under `health-check` steering all nodes are targets of each Service: those
 /// without endpoints would need more memory than all others.
 const MAX_FAIL_OPEN_SIZE: u32 = 1021;
 
@@ -42,7 +50,7 @@ impl TableKey {
             None => Owner::LoadBalancer(object.name.clone()),
         };
         let check = object.spec.health_check.clone();
-        Self { owner, check, v6: vip.is_ipv6() }
+        Self { owner, check, rules: UseRules::new(&object.spec), v6: vip.is_ipv6() }
     }
 
     /// The same on all hosts.
@@ -56,7 +64,7 @@ impl TableKey {
 #[derive(Clone, Debug)]
 pub(super) enum Targets {
     Own(Arc<EdgeLoadBalancerSpec>),
-    OfNodeSet(Arc<Vec<EdgeTarget>>),
+    OfNodeSet(Arc<EdgeNodeSetSpec>),
 }
 
 impl Targets {
@@ -72,8 +80,19 @@ impl Targets {
     fn as_slice(&self) -> &[EdgeTarget] {
         match self {
             Self::Own(spec) => &spec.targets,
-            Self::OfNodeSet(targets) => targets,
+            Self::OfNodeSet(spec) => &spec.targets,
         }
+    }
+
+    /// Those whose nodes drain. One that is among the others too, as its removal is held, does not.
+    fn draining(&self) -> impl Iterator<Item = &EdgeTarget> {
+        let draining = match self {
+            Self::Own(spec) => &spec.draining,
+            Self::OfNodeSet(spec) => &spec.draining,
+        };
+        let others = if draining.is_empty() { &[] } else { self.as_slice() };
+        let held: HashSet<_> = others.iter().map(|target| target.node.as_str()).collect();
+        draining.iter().filter(move |target| !held.contains(target.node.as_str()))
     }
 }
 
@@ -89,6 +108,11 @@ pub(super) struct TargetGroup {
     pub(super) probes: Vec<Probe>,
     /// The sources that frames of a node may carry.
     pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
+    basis: Basis,
+    /// For the next group with this key.
+    pub(super) memory: Arc<Memory>,
+    /// When the group changes without any news.
+    pub(super) next_change: Option<Instant>,
 }
 
 /// A target that can be reached.
@@ -100,6 +124,8 @@ pub(super) struct Candidate {
     state: TargetState,
     /// Whether its first probe has ended, answered or not.
     is_tried: bool,
+    /// In parts of [`STEPS`] of its weight.
+    share: u32,
 }
 
 impl Candidate {
@@ -109,15 +135,18 @@ impl Candidate {
 }
 
 impl TargetGroup {
+    /// `before` is what an earlier group with this key has left.
     pub(super) fn new(
-        host: &HostNetwork,
-        health: &HealthByProbe,
+        inputs: HealthInputs<'_>,
         key: TableKey,
         targets: &Targets,
         first: ListenerKey,
+        before: &Memory,
     ) -> Self {
         let vip = IpAddr::from(first.vip);
+        let HealthInputs { host, health, now, .. } = inputs;
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
+        let rules = key.rules;
         let mut group = Self {
             key,
             targets: targets.clone(),
@@ -126,9 +155,13 @@ impl TargetGroup {
             statuses: Arc::default(),
             probes: Vec::new(),
             sources: Vec::new(),
+            basis: Basis::All,
+            memory: Arc::default(),
+            next_change: None,
         };
-        let mut statuses = Vec::new();
-        for target in targets.as_slice() {
+        let (mut statuses, mut known) = (Vec::new(), Vec::new());
+        let draining = targets.draining().map(|target| (target, Some(target.drain_reason.as_str())));
+        for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
             let mut of_family = target.addresses.iter().filter(|address| is_same_family(**address, vip));
             let Some(address) = of_family.next().copied() else { continue };
             let status = |state, reason, weight| TargetStatus {
@@ -137,6 +170,8 @@ impl TargetGroup {
                 state,
                 reason,
                 weight,
+                usage: Some(TargetUse::Inactive),
+                use_reason: "refused".to_owned(),
             };
             let is_local = host.is_local(address);
             if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
@@ -144,16 +179,29 @@ impl TargetGroup {
                 continue;
             }
             let probe = Probe { address, check: group.key.check.clone() };
-            let known = health.get(&probe);
-            let is_tried = known.is_some();
-            let TargetHealth { state, reason, weight } = known.cloned().unwrap_or_default();
+            let of_probe = health.get(&probe);
+            let is_tried = of_probe.is_some();
+            let TargetHealth { state, reason, weight, lacks_endpoint } =
+                of_probe.cloned().unwrap_or_default();
             let weight = if use_own_weights { target.weight } else { weight.unwrap_or(1) };
             group.probes.push(probe);
             group.sources.extend(sources(host, target, address));
+            known.push((Known { address, state, lacks_endpoint, drain }, statuses.len()));
             statuses.push(status(state, reason, weight));
             let name_hash = hash::bytes(target.node.as_bytes());
-            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried });
+            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried, share: 0 });
         }
+        let (known, places): (Vec<_>, Vec<_>) = known.into_iter().unzip();
+        let usage = decide(&known, rules, before, now);
+        for ((candidate, place), used) in group.candidates.iter_mut().zip(places).zip(usage.used) {
+            let Used { usage, reason, share } = used;
+            candidate.share = share;
+            if let Some(status) = statuses.get_mut(place) {
+                (status.usage, status.use_reason) = (Some(usage), reason);
+            }
+        }
+        (group.basis, group.next_change) = (usage.basis, usage.next_change);
+        group.memory = Arc::new(usage.memory);
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
         group.statuses = Arc::new(statuses);
         group
@@ -165,8 +213,8 @@ impl TargetGroup {
     }
 
     /// The same targets, with the health that they have now.
-    pub(super) fn refreshed(&self, host: &HostNetwork, health: &HealthByProbe) -> Self {
-        Self::new(host, health, self.key.clone(), &self.targets, self.first)
+    pub(super) fn refreshed(&self, inputs: HealthInputs<'_>) -> Self {
+        Self::new(inputs, self.key.clone(), &self.targets, self.first, &self.memory)
     }
 
     pub(super) fn has_healthy(&self) -> bool {
@@ -181,22 +229,23 @@ impl TargetGroup {
             && (self.has_healthy() || self.candidates.iter().all(is_decided))
     }
 
-    /// The healthy targets, or all where none is healthy (fail open), and the size of their table. Every target gets a number, also
-    /// an unhealthy one. The size follows from these members alone, and not from an earlier size: all hosts must have the same.
+    /// The targets that are used, and the size of their table. Every target gets a number, also an unused one. The size follows from
+    /// the whole weights of these members alone, and not from an earlier size: all hosts must have the same, and a target that fills
+    /// must not move the slots of the others.
     pub(super) fn members(&self, numbers: &mut TargetNumbers) -> (Vec<Member>, u32) {
-        let any_healthy = self.has_healthy();
-        let member = |candidate: &Candidate| {
+        let mut used = Vec::new();
+        for candidate in &self.candidates {
             let target = numbers.assign(candidate.address);
-            (!any_healthy || candidate.is_healthy()).then_some(Member {
-                target,
-                seed: candidate.name_hash,
-                weight: candidate.weight,
-            })
-        };
-        let mut members: Vec<_> = self.candidates.iter().filter_map(member).collect();
-        members.sort_by_key(|member| (member.seed, member.target));
+            if candidate.share > 0 {
+                let member = Member { target, seed: candidate.name_hash, weight: candidate.weight };
+                used.push((member, candidate.share));
+            }
+        }
+        used.sort_by_key(|(member, _)| (member.seed, member.target));
+        let (mut members, shares): (Vec<_>, Vec<_>) = used.into_iter().unzip();
         let size = maglev::size(None, &members);
-        let size = if any_healthy { size } else { size.min(MAX_FAIL_OPEN_SIZE) };
+        let size = if self.basis == Basis::All { size.min(MAX_FAIL_OPEN_SIZE) } else { size };
+        take_shares(&mut members, &shares);
         self.keep_members(&mut members, usize::try_from(size).unwrap_or(usize::MAX));
         (members, size)
     }
@@ -214,6 +263,18 @@ impl TargetGroup {
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
         }
+    }
+}
+
+/// Gives each member its share of its weight, as far as weights can be divided: all grow first if there is room for that.
+fn take_shares(members: &mut [Member], shares: &[u32]) {
+    if shares.iter().all(|share| *share == STEPS) {
+        return;
+    }
+    let heaviest = members.iter().map(|member| member.weight).max().unwrap_or(1);
+    let scale = (maglev::MAX_WEIGHT / heaviest.max(1)).clamp(1, STEPS);
+    for (member, share) in members.iter_mut().zip(shares) {
+        member.weight = (member.weight.saturating_mul(scale * share) / STEPS).max(1);
     }
 }
 

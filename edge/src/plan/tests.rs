@@ -17,6 +17,7 @@ use steerage_edge_dataplane::{Path, Table};
 use steerage_watch::Event;
 
 mod kept_targets;
+mod last_good;
 mod measure;
 mod retargeting;
 mod shared_vips;
@@ -116,7 +117,7 @@ fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
         } else {
             TargetState::Healthy
         };
-        (probe.clone(), TargetHealth { state, reason: String::new(), weight: None })
+        (probe.clone(), TargetHealth { state, reason: String::new(), ..TargetHealth::default() })
     };
     let mut all = HealthByProbe::default();
     plan.probes.iter().map(target_health).for_each(|(probe, health)| all.insert(probe, health));
@@ -241,7 +242,7 @@ fn load_balancers_of_one_node_set_share_a_table() {
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let node_set = NodeSet { name: set.name_any(), targets: set.spec.targets.into() };
+    let node_set = NodeSet { name: set.name_any(), spec: set.spec.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert_eq!(plan.state.tables.len(), 1);

@@ -213,7 +213,7 @@ impl NodeCheck {
     fn obey(&mut self, result: ProbeResult, tasks: &ProbeTasks, now: Instant) -> bool {
         let weight = match &result {
             ProbeResult::Passed(weight) => Some(*weight),
-            ProbeResult::Failed(_) | ProbeResult::Unanswered(_) => None,
+            ProbeResult::NoEndpoint | ProbeResult::Failed(_) | ProbeResult::Unanswered(_) => None,
         };
         self.decide(tasks, now, |tracker, _| tracker.obey(result, now));
         let Judge::Statements(tracker) = &self.judge else { return false };

@@ -14,7 +14,6 @@ use steerage_model::Statement;
 use crate::health::ProbeResult;
 
 /// Why a target is unhealthy, in its status.
-const NO_ENDPOINT: &str = "no local endpoint";
 const NOT_HEALTHY: &str = "the node's service proxy is not healthy";
 pub(super) const SILENT: &str = "the node does not answer";
 
@@ -151,7 +150,7 @@ impl NodeStatement {
             }
             Some(_) => Verdict::Keep,
             None if !self.is_healthy => Verdict::Obey(ProbeResult::Failed(NOT_HEALTHY.to_owned())),
-            None if endpoints == 0 => Verdict::Obey(ProbeResult::Failed(NO_ENDPOINT.to_owned())),
+            None if endpoints == 0 => Verdict::Obey(ProbeResult::NoEndpoint),
             None => Verdict::Obey(ProbeResult::Passed(Some(endpoints))),
         }
     }
@@ -227,7 +226,7 @@ mod tests {
             (
                 stated(false, true, &[(PORT, Some(0))]),
                 some(PORT),
-                failed(NO_ENDPOINT),
+                Verdict::Obey(ProbeResult::NoEndpoint),
                 StatementMode::Stating,
             ),
             (stated(false, false, &[]), all(), failed(NOT_HEALTHY), StatementMode::Stating),
@@ -371,7 +370,7 @@ mod tests {
                         let expected = match ports.get(&port) {
                             None => Verdict::Probe,
                             Some(_) if !healthy => failed(NOT_HEALTHY),
-                            Some(0) => failed(NO_ENDPOINT),
+                            Some(0) => Verdict::Obey(ProbeResult::NoEndpoint),
                             Some(count) => passed(*count),
                         };
                         prop_assert_eq!(verdict, expected);

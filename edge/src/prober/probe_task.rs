@@ -159,13 +159,12 @@ async fn probe(probe: &Probe, source: Option<IpAddr>) -> io::Result<ProbeResult>
     }
 }
 
-/// Only status 200 passes, as in the clouds.
+/// Only status 200 passes, as in the clouds. kube-proxy and the agent say the number of local endpoints also where it is zero.
 fn classify(response: &Response) -> ProbeResult {
-    match response.status() {
-        Some("200") => {
-            let weight = response.header("x-load-balancing-endpoint-weight");
-            ProbeResult::Passed(weight.and_then(|value| value.parse().ok()))
-        }
+    let weight = response.header("x-load-balancing-endpoint-weight");
+    match (response.status(), weight) {
+        (Some("200"), _) => ProbeResult::Passed(weight.and_then(|value| value.parse().ok())),
+        (Some("503"), Some("0")) => ProbeResult::NoEndpoint,
         _ => ProbeResult::Failed(response.why_not()),
     }
 }
@@ -184,6 +183,14 @@ mod tests {
             ("HTTP/1.1 200 OK\r\n\r\nX-Load-Balancing-Endpoint-Weight: 7", ProbeResult::Passed(None)),
             ("HTTP/1.1 204 No Content\r\n\r\n", failed("status 204")),
             ("HTTP/1.1 503 Service Unavailable\r\n\r\n", failed("status 503")),
+            (
+                "HTTP/1.1 503 Service Unavailable\r\nX-Load-Balancing-Endpoint-Weight: 0\r\n\r\n",
+                ProbeResult::NoEndpoint,
+            ),
+            (
+                "HTTP/1.1 503 Service Unavailable\r\nX-Load-Balancing-Endpoint-Weight: 2\r\n\r\n",
+                failed("status 503"),
+            ),
             ("", failed("connection closed without a response")),
             ("SSH-2.0-x\r\n", failed("not an HTTP response")),
         ] {

@@ -118,7 +118,7 @@ impl Engine {
     /// probed at first.
     async fn next(&mut self) -> (TargetState, Option<u32>, String) {
         loop {
-            if let Some((_, TargetHealth { state, weight, reason })) = self.step().await
+            if let Some((_, TargetHealth { state, weight, reason, .. })) = self.step().await
                 && state != TargetState::Initial
             {
                 return (state, weight, reason);

@@ -197,9 +197,9 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
     let mut long = long;
     long.echo("still there").expect("the long connection");
     assert_eq!(query_udp_from(&socket, VIP4, 1).expect("answer").0, testbed.nodes[1 - first].name);
-    // No target is healthy: all are used.
+    // No target is healthy: those are used that were, until shortly before.
     testbed.nodes[1 - first].healthy.store(false, Ordering::Relaxed);
-    testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed.wait_until_served_by(&[0, 1]);
     testbed.nodes[2].healthy.store(true, Ordering::Relaxed);
     testbed.wait_until_served_by(&[2]);
     eventually("the report follows", || {
@@ -209,6 +209,36 @@ fn unhealthy_targets_are_avoided_until_all_fail() {
             .unwrap_or_default();
         states == ["Unhealthy", "Unhealthy", "Unhealthy", "Unhealthy", "Healthy", "Healthy"]
     });
+}
+
+#[test]
+fn draining_node_keeps_its_connections_and_gets_no_new_ones() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = TestBed::new(1, 3);
+    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0, 1, 2]);
+    let mut long = within(&testbed.client(), || Connection::open(VIP4).expect("connect"));
+    let draining = testbed.nodes.iter().position(|node| node.name == long.node).expect("a node");
+    let others: Vec<usize> = (0..3).filter(|node| *node != draining).collect();
+    let mut target = testbed.nodes[draining].target();
+    target["drainReason"] = json!("the node is cordoned");
+    testbed.apply_load_balancer(&others, |lb| lb["spec"]["draining"] = json!([target]));
+    testbed.wait_until_served_by(&others);
+    long.echo("still there").expect("the long connection");
+    eventually("the drain is reported", || {
+        let health = testbed.target_health(0);
+        let targets = health["spec"]["targets"].as_array().cloned().unwrap_or_default();
+        let drains = targets
+            .iter()
+            .filter(|target| target["use"] == "Draining" && target["useReason"] == "the node is cordoned");
+        targets.len() == 6 && drains.count() == 2
+    });
+    for node in others {
+        testbed.nodes[node].healthy.store(false, Ordering::Relaxed);
+    }
+    testbed.wait_until_served_by(&[draining]);
+    long.echo("still there").expect("the long connection");
 }
 
 #[test]

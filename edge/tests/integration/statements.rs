@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes whose agents state their local endpoints: the edge obeys at once, and judges a silent node by its checks' thresholds.
 
+use std::time::Duration;
+
 use serde_json::json;
 use steerage_requirements::requires;
 
 use crate::testbed::agent::{Agent, STATED};
-use crate::testbed::{TestBed, eventually, sh};
+use crate::testbed::net::responding_nodes;
+use crate::testbed::{TestBed, VIP4, VIP6, eventually, sh};
 
 /// An edge host that serves a load balancer with two nodes, whose agents state two endpoints each.
 fn stating(interval_milliseconds: u32) -> (TestBed, [Agent; 2]) {
@@ -47,6 +50,33 @@ fn target_leaves_when_its_node_says_so() {
     testbed.wait_until_served_by(&[0]);
     agents[1].set(1);
     testbed.wait_until_served_by(&[0, 1]);
+}
+
+/// The last endpoint is terminating and still serves: the node says that it has none.
+#[test]
+fn last_node_with_an_endpoint_is_used_after_that_and_by_the_next_process() {
+    requires!(NetworkNamespace, Program("ip"));
+    let (mut testbed, agents) = stating(3_600_000);
+    agents[0].set(0);
+    testbed.wait_until_served_by(&[1]);
+    std::thread::sleep(Duration::from_millis(1500));
+    agents[1].set(0);
+    eventually("the reason is reported", || all_are(&reasons(&testbed, 1), "no local endpoint"));
+    let last = [testbed.nodes[1].name.clone()];
+    for vip in [VIP4, VIP6] {
+        assert_eq!(responding_nodes(&testbed.client(), vip, 40), last);
+    }
+    testbed.kill(0);
+    testbed.start_ready(0);
+    eventually("the next process has asked", || {
+        testbed.metric(0, "steerage_edge_statement_nodes{by=\"statements\"}").as_deref() == Some("4")
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    for vip in [VIP4, VIP6] {
+        assert_eq!(responding_nodes(&testbed.client(), vip, 40), last);
+    }
+    agents[0].set(1);
+    testbed.wait_until_served_by(&[0]);
 }
 
 #[test]

@@ -23,5 +23,6 @@ pub use provider::{Compare, Health, Outcome, Progress, Provider};
 pub use sources::{AdmittedSources, Ranges, RequestedSources, intersection};
 pub use target_group::{GroupKey, HealthCheck, HealthProtocol, PodPort, TargetGroup};
 pub use targets::{
-    GroupTargets, HealthState, PartHealth, PodTarget, SharedSet, Target, TargetHealth, TargetSet, Targets,
+    DrainingTarget, GroupTargets, HealthState, PartHealth, PodTarget, SharedSet, Target, TargetHealth,
+    TargetSet, Targets,
 };

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use steerage_model::Family;
+use steerage_model::{Family, IneligibleReason};
 
 use crate::PodPort;
 
@@ -58,6 +58,17 @@ pub struct TargetSet {
     pub generation: u64,
     /// The targets. Load balancers with the same set share all of them, others each one.
     pub targets: Arc<[Arc<Target>]>,
+    /// Nodes that would be targets if they did not drain, sorted by name. A provider without a use for them has removed them.
+    pub draining: Arc<[DrainingTarget]>,
+}
+
+/// A node that drains: it should get no new connections, and keep those that it has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct DrainingTarget {
+    /// The node as a target.
+    pub target: Arc<Target>,
+    /// Why it drains.
+    pub reason: IneligibleReason,
 }
 
 impl TargetSet {
@@ -68,7 +79,7 @@ impl TargetSet {
 
     /// The same, of targets that other load balancers have too.
     pub fn own_shared(targets: Arc<[Arc<Target>]>) -> Self {
-        Self { shared: None, generation: 0, targets }
+        Self { shared: None, generation: 0, targets, draining: Arc::default() }
     }
 }
 

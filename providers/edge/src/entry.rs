@@ -158,7 +158,7 @@ mod tests {
         let entry = project(r#"{"targets": []}"#);
         assert_eq!((entry.key(), entry.version()), ("all".to_owned(), Some("7")));
         assert!(entry.uid == "u" && entry.managed && entry.owner.is_none() && !entry.deleting);
-        assert_eq!(entry.content.expect("readable").spec, EdgeNodeSetSpec { targets: Vec::new() });
+        assert_eq!(entry.content.expect("readable").spec, EdgeNodeSetSpec::default());
     }
 
     #[test]

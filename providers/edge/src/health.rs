@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use steerage_edge_api::{EdgeTargetHealthSpec, TargetState, TargetStatus};
+use steerage_edge_api::{EdgeTargetHealthSpec, TargetState, TargetStatus, TargetUse};
 use steerage_model::Family;
 use steerage_provider_api::{HealthState, PartHealth, TargetHealth};
 
@@ -38,13 +38,14 @@ fn target(status: &TargetStatus) -> TargetHealth {
     TargetHealth {
         target: status.node.clone(),
         family: Some(Family::of(status.address)),
-        state: match status.state {
-            TargetState::Initial => HealthState::Initial,
-            TargetState::Healthy => HealthState::Healthy,
-            TargetState::Unhealthy => HealthState::Unhealthy,
-            TargetState::Refused => HealthState::Unused,
+        state: match (status.usage, status.state) {
+            (Some(TargetUse::Draining), _) => HealthState::Draining,
+            (_, TargetState::Initial) => HealthState::Initial,
+            (_, TargetState::Healthy) => HealthState::Healthy,
+            (_, TargetState::Unhealthy) => HealthState::Unhealthy,
+            (_, TargetState::Refused) => HealthState::Unused,
         },
-        reason: status.reason.clone(),
+        reason: if status.reason.is_empty() { &status.use_reason } else { &status.reason }.clone(),
     }
 }
 
@@ -65,6 +66,8 @@ mod tests {
                 state: TargetState::Healthy,
                 reason: String::new(),
                 weight: 1,
+                usage: None,
+                use_reason: String::new(),
             }],
         }
     }
@@ -80,6 +83,19 @@ mod tests {
         let health = parts(&targets([active].iter()));
         let shown: Vec<_> = health.iter().map(|part| (part.name.as_str(), part.is_served)).collect();
         assert_eq!(shown, [("IPv4", Some(true)), ("IPv6", Some(false))]);
+    }
+
+    #[test]
+    fn target_that_drains_serves_no_new_connection() {
+        let mut active = report("active", true, "");
+        (active.targets[0].usage, active.targets[0].use_reason) =
+            (Some(TargetUse::Draining), "the node is cordoned".to_owned());
+        let health = targets([active].iter());
+        assert_eq!(
+            (health[0].state, health[0].reason.as_str()),
+            (HealthState::Draining, "the node is cordoned")
+        );
+        assert_eq!(parts(&health)[0].is_served, Some(false));
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod shared;
 mod sharing;
 mod sources;
 pub mod spec;
+mod use_rules;
 
 pub use address_set::AddressSet;
 pub use allocate::{
@@ -107,9 +108,10 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         reasons::INVALID_ANNOTATION,
-        "The annotation `service.beta.kubernetes.io/load-balancer-source-ranges` has something that is no range. The controller gives \
-         the same reason for its own annotations.",
-        "Use ranges such as `192.0.2.0/24`, separated by commas.",
+        "The annotation `service.beta.kubernetes.io/load-balancer-source-ranges` has something that is no range, \
+         `steerage.dev/panic-threshold` no percentage, or `steerage.dev/slow-start` no such time. The controller gives the same reason \
+         for its own annotations.",
+        "Use ranges such as `192.0.2.0/24`, separated by commas; a percentage from `0` to `100`; a time from `1s` to `15m`.",
     ),
     (
         reasons::UNKNOWN_ANNOTATION,

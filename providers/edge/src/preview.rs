@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeTarget};
+use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
 
 use crate::spec::merge_patch;
 
@@ -19,15 +19,19 @@ pub(crate) fn of_object(current: &EdgeLoadBalancerSpec, wanted: &EdgeLoadBalance
 }
 
 /// The nodes that an `EdgeNodeSet` would get and lose; `current` is `None` if it does not exist.
-pub(crate) fn of_set(name: &str, current: Option<&[EdgeTarget]>, wanted: &[EdgeTarget]) -> Option<String> {
+pub(crate) fn of_set(
+    name: &str,
+    current: Option<&EdgeNodeSetSpec>,
+    wanted: &EdgeNodeSetSpec,
+) -> Option<String> {
     let Some(current) = current else {
-        return Some(format!("creates EdgeNodeSet {name} with {} targets", wanted.len()));
+        return Some(format!("creates EdgeNodeSet {name} with {} targets", wanted.targets.len()));
     };
     if current == wanted {
         return None;
     }
-    let names = |targets: &[EdgeTarget]| -> BTreeSet<String> {
-        targets.iter().map(|target| target.node.clone()).collect()
+    let names = |set: &EdgeNodeSetSpec| -> BTreeSet<String> {
+        set.targets.iter().map(|target| target.node.clone()).collect()
     };
     let (old, new) = (names(current), names(wanted));
     let list = |what: &str, nodes: Vec<&String>| {
@@ -43,16 +47,19 @@ pub(crate) fn of_set(name: &str, current: Option<&[EdgeTarget]>, wanted: &[EdgeT
 
 #[cfg(test)]
 mod tests {
+    use steerage_edge_api::EdgeTarget;
+
     use super::*;
 
-    fn targets(nodes: &[&str]) -> Vec<EdgeTarget> {
+    fn targets(nodes: &[&str]) -> EdgeNodeSetSpec {
         let target = |node: &&str| EdgeTarget {
             node: (*node).to_owned(),
             addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             weight: 1,
+            drain_reason: String::new(),
         };
-        nodes.iter().map(target).collect()
+        EdgeNodeSetSpec { targets: nodes.iter().map(target).collect(), draining: Vec::new() }
     }
 
     #[test]
@@ -61,7 +68,8 @@ mod tests {
         assert_eq!(of_set("eligible", Some(&old), &old), None);
         let change = of_set("eligible", Some(&old), &new).expect("a change");
         assert_eq!(change, "patches EdgeNodeSet eligible, adds c, removes a");
-        let heavy = vec![EdgeTarget { weight: 2, ..old[0].clone() }, old[1].clone()];
+        let mut heavy = old.clone();
+        heavy.targets[0].weight = 2;
         assert_eq!(of_set("e", Some(&old), &heavy).as_deref(), Some("patches EdgeNodeSet e"));
         assert_eq!(of_set("e", None, &new).as_deref(), Some("creates EdgeNodeSet e with 2 targets"));
     }

@@ -240,11 +240,13 @@ impl EdgeProvider {
     ) -> Result<(ObjectTargets, Vec<(String, String)>), Error> {
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
-            return Ok((ObjectTargets { node_set: None, own }, spec::refused(families, set)));
+            let draining = spec::draining(families, set);
+            return Ok((ObjectTargets { node_set: None, own, draining }, spec::refused(families, set)));
         };
         self.shared.about_to_use(spec::object_name(owner), which.as_str());
         self.write_shared(which, set).await?;
-        let targets = ObjectTargets { node_set: Some(which.as_str().to_owned()), own: Vec::new() };
+        let node_set = Some(which.as_str().to_owned());
+        let targets = ObjectTargets { node_set, own: Vec::new(), draining: Vec::new() };
         Ok((targets, self.shared.refused(which, families, set)))
     }
 
@@ -296,7 +298,7 @@ impl Provider for EdgeProvider {
         }
         let structure = EdgeLoadBalancerSpec { addresses: self.shared.allocate(lb)?, ..structure? };
         let (targets, refused) = self.targets(&lb.owner, &lb.families, &lb.nodes()).await?;
-        let wanted = EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..structure };
+        let wanted = targets.put_into(structure);
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
         let before = entry.as_ref().filter(|_| current.is_some()).map(Held::of);
@@ -350,8 +352,7 @@ impl Provider for EdgeProvider {
         };
         let families: Vec<Family> = content.spec.addresses.iter().map(|ip| Family::of(*ip)).collect();
         let (targets, refused) = self.targets(owner, &families, set).await?;
-        let wanted =
-            EdgeLoadBalancerSpec { node_set: targets.node_set, targets: targets.own, ..content.spec.clone() };
+        let wanted = targets.put_into(content.spec.clone());
         let has_written = self.change(owner, &entry, &wanted).await?;
         let progress = self.settle(owner, Some(&entry), has_written).await?;
         self.drop_left(content.spec.node_set.clone(), &wanted).await?;
@@ -448,13 +449,16 @@ impl Provider for EdgeProvider {
         let mut changes = Vec::new();
         let nodes = lb.nodes();
         let wanted = match nodes.shared {
-            None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &nodes), ..structure },
+            None => EdgeLoadBalancerSpec {
+                targets: spec::targets(&lb.families, &nodes),
+                draining: spec::draining(&lb.families, &nodes),
+                ..structure
+            },
             Some(which) => {
                 let set = self.shared.node_sets.cache.get(which.as_str());
                 let current = set.as_ref().and_then(|entry| entry.content.as_ref().ok());
-                let current = current.map(|content| content.spec.targets.as_slice());
-                let targets = spec::shared_targets(&nodes);
-                changes.extend(preview::of_set(which.as_str(), current, &targets));
+                let current = current.map(|content| &content.spec);
+                changes.extend(preview::of_set(which.as_str(), current, &spec::shared_set(&nodes)));
                 EdgeLoadBalancerSpec { node_set: Some(which.as_str().to_owned()), ..structure }
             }
         };
@@ -486,6 +490,14 @@ impl Provider for EdgeProvider {
 struct ObjectTargets {
     node_set: Option<String>,
     own: Vec<EdgeTarget>,
+    draining: Vec<EdgeTarget>,
+}
+
+impl ObjectTargets {
+    fn put_into(self, spec: EdgeLoadBalancerSpec) -> EdgeLoadBalancerSpec {
+        let Self { node_set, own: targets, draining } = self;
+        EdgeLoadBalancerSpec { node_set, targets, draining, ..spec }
+    }
 }
 
 fn ingress(spec: &EdgeLoadBalancerSpec) -> Vec<Ingress> {

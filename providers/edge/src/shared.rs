@@ -450,7 +450,7 @@ impl Shared {
         if let Some(newest) = newest {
             return Arc::clone(&newest.spec);
         }
-        let spec = Arc::new(EdgeNodeSetSpec { targets: spec::shared_targets(set) });
+        let spec = Arc::new(spec::shared_set(set));
         let new =
             OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
         offered.insert(which.as_str(), new);

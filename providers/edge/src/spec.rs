@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use steerage_edge_api as api;
 use steerage_model::{Family, Key, Protocol};
 use steerage_provider_api::{
-    Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
+    DrainingTarget, Error, GroupKey, HealthCheck, HealthProtocol, LoadBalancer, Owner, Target, TargetSet,
 };
 
-use crate::{sharing, sources};
+use crate::{sharing, sources, use_rules};
 
 /// Label on all objects of Steerage; others are never changed.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
@@ -84,6 +84,9 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
         source_ranges: source_ranges.iter().map(ToString::to_string).collect(),
         node_set: None,
         targets: Vec::new(),
+        draining: Vec::new(),
+        panic_threshold_percent: use_rules::panic_threshold(&lb.annotations)?,
+        slow_start_milliseconds: use_rules::slow_start(&lb.annotations)?,
     })
 }
 
@@ -140,6 +143,12 @@ pub fn targets(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
         .collect()
 }
 
+/// The same of the targets that drain.
+pub fn draining(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
+    let usable = set.draining.iter().filter(|draining| is_usable(families, &draining.target));
+    usable.map(draining_target).collect()
+}
+
 /// The other targets, each with the reason. In a shared set a node that has no address yet is none of them: it changes the set when it
 /// gets one.
 pub fn refused(families: &[Family], set: &TargetSet) -> Vec<(String, String)> {
@@ -158,13 +167,18 @@ fn is_usable(families: &[Family], target: &Target) -> bool {
     target.addresses.iter().any(|address| families.contains(&Family::of(*address)))
 }
 
-/// The targets of a shared set: every node with an address, because load balancers of both families use it.
-pub fn shared_targets(set: &TargetSet) -> Vec<api::EdgeTarget> {
-    set.targets
-        .iter()
-        .filter(|target| !target.addresses.is_empty())
-        .map(|target| edge_target(target))
-        .collect()
+/// The object of a shared set: every node with an address, because load balancers of both families use it.
+pub fn shared_set(set: &TargetSet) -> api::EdgeNodeSetSpec {
+    let targets = set.targets.iter().filter(|target| !target.addresses.is_empty());
+    let draining = set.draining.iter().filter(|draining| !draining.target.addresses.is_empty());
+    api::EdgeNodeSetSpec {
+        targets: targets.map(|target| edge_target(target)).collect(),
+        draining: draining.map(draining_target).collect(),
+    }
+}
+
+fn draining_target(draining: &DrainingTarget) -> api::EdgeTarget {
+    api::EdgeTarget { drain_reason: draining.reason.to_string(), ..edge_target(&draining.target) }
 }
 
 fn edge_target(target: &Target) -> api::EdgeTarget {
@@ -173,6 +187,7 @@ fn edge_target(target: &Target) -> api::EdgeTarget {
         addresses: target.addresses.clone(),
         pod_cidrs: target.pod_cidrs.iter().map(ToString::to_string).collect(),
         weight: target.weight.max(1),
+        drain_reason: String::new(),
     }
 }
 

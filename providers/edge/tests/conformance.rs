@@ -278,7 +278,7 @@ async fn shared_set_changes_for_all_its_users_by_one_write(edge: &Edge) -> anyho
     let set = |generation, nodes: &[usize]| TargetSet {
         shared: Some(SharedSet::Eligible),
         generation,
-        targets: nodes.iter().map(|node| edge.target(*node)).map(Arc::new).collect(),
+        ..TargetSet::own(nodes.iter().map(|node| edge.target(*node)))
     };
     let nodes = async || -> anyhow::Result<Vec<String>> {
         let object = edge.node_sets().get("eligible").await?;

@@ -76,6 +76,8 @@ impl Kind for Nodes {
             deleting: metadata.deletion_timestamp.is_some(),
             autoscaler_taint: spec.taints.iter().any(|taint| taint.key == names::AUTOSCALER_TAINT),
             cordoned: spec.unschedulable.unwrap_or(false),
+            shutting_down: status.conditions.iter().any(Condition::is_of_shutdown),
+            drain_requested: annotations.get(names::DRAIN).is_some_and(|v| Node::annotation_drains(v)),
             created: metadata
                 .creation_timestamp
                 .and_then(|text| text.parse::<Timestamp>().ok())
@@ -123,6 +125,23 @@ struct Taint {
 struct Status {
     #[serde(deserialize_with = "or_default")]
     addresses: Vec<Address>,
+    #[serde(deserialize_with = "or_default")]
+    conditions: Vec<Condition>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+    message: Option<String>,
+}
+
+impl Condition {
+    fn is_of_shutdown(&self) -> bool {
+        let message = self.message.as_deref().unwrap_or_default();
+        self.kind == "Ready" && self.status == "False" && Node::message_is_of_shutdown(message)
+    }
 }
 
 #[derive(Deserialize)]

@@ -4,25 +4,25 @@
 use super::*;
 
 /// Plans one after the other, as the engine does.
-struct Planner {
-    health: HealthByProbe,
-    now: Instant,
-    plan: Plan,
+pub(super) struct Planner {
+    pub(super) health: HealthByProbe,
+    pub(super) now: Instant,
+    pub(super) plan: Plan,
 }
 
 impl Planner {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { health: HealthByProbe::default(), now: Instant::now(), plan: Plan::default() }
     }
 
-    fn plan(&mut self, index: &Index) -> &Plan {
+    pub(super) fn plan(&mut self, index: &Index) -> &Plan {
         self.plan = plan_next(index, &host(), &self.health, self.now, &self.plan.assignments);
         self.health.set_probes(&self.plan.probes);
         &self.plan
     }
 
     /// Completes the probes of this port at these addresses, and plans.
-    fn probed(&mut self, index: &Index, port: u16, healthy: &[u8], unhealthy: &[u8]) -> &Plan {
+    pub(super) fn probed(&mut self, index: &Index, port: u16, healthy: &[u8], unhealthy: &[u8]) -> &Plan {
         for probe in self.plan.probes.iter().filter(|probe| probe.check.port == port) {
             let is = |numbers: &[u8]| {
                 numbers.iter().any(|number| probe.address == ip(&format!("10.0.0.{number}")))
@@ -32,12 +32,26 @@ impl Planner {
                 (_, true) => TargetState::Unhealthy,
                 _ => continue,
             };
-            self.health.insert(probe.clone(), TargetHealth { state, reason: String::new(), weight: None });
+            self.health.insert(
+                probe.clone(),
+                TargetHealth { state, reason: String::new(), ..TargetHealth::default() },
+            );
         }
         self.plan(index)
     }
 
-    fn reached(&self) -> Vec<u8> {
+    /// These nodes say that they have no local endpoint.
+    pub(super) fn without_endpoint(&mut self, index: &Index, nodes: &[u8]) -> &Plan {
+        let is_one = |probe: &&Probe| nodes.iter().any(|node| probe.address == ip(&format!("10.0.0.{node}")));
+        for probe in self.plan.probes.iter().filter(is_one) {
+            let (state, lacks_endpoint) = (TargetState::Unhealthy, true);
+            let health = TargetHealth { state, lacks_endpoint, ..TargetHealth::default() };
+            self.health.insert(probe.clone(), health);
+        }
+        self.plan(index)
+    }
+
+    pub(super) fn reached(&self) -> Vec<u8> {
         let octet = |address: IpAddr| match address {
             IpAddr::V4(address) => address.octets()[3],
             IpAddr::V6(_) => 0,
@@ -46,17 +60,17 @@ impl Planner {
     }
 }
 
-const VIP: &str = "10.0.0.100";
+pub(super) const VIP: &str = "10.0.0.100";
 
 /// `load_balancer` with a check of this port.
-fn checked(targets: &[Value], port: u16) -> Value {
+pub(super) fn checked(targets: &[Value], port: u16) -> Value {
     let mut load_balancer = load_balancer("a", VIP, targets);
     load_balancer["spec"]["healthCheck"]["port"] = json!(port);
     load_balancer
 }
 
 /// The same with the targets of the node set.
-fn of_node_set(port: u16) -> Value {
+pub(super) fn of_node_set(port: u16) -> Value {
     let mut load_balancer = checked(&[], port);
     load_balancer["spec"]["nodeSet"] = json!("eligible");
     load_balancer
@@ -65,7 +79,7 @@ fn of_node_set(port: u16) -> Value {
 fn set_nodes(index: &mut Index, targets: &[Value]) {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let set = NodeSet { name: set.name_any(), targets: set.spec.targets.into() };
+    let set = NodeSet { name: set.name_any(), spec: set.spec.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(set)));
 }
 
@@ -73,7 +87,7 @@ fn delete_nodes(index: &mut Index) {
     index.apply(IndexEvent::NodeSet(Event::Delete { key: "eligible".to_owned(), version: String::new() }));
 }
 
-fn of_three_nodes(load_balancer: Value) -> Index {
+pub(super) fn of_three_nodes(load_balancer: Value) -> Index {
     let mut index = index(&[load_balancer]);
     set_nodes(&mut index, &[target(1, 1), target(2, 1), target(3, 1)]);
     index

@@ -34,7 +34,10 @@ fn measure_plans() {
         let (mut times, mut followed) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
             let state = if round % 2 == 0 { TargetState::Unhealthy } else { TargetState::Healthy };
-            health.insert(probe.clone(), TargetHealth { state, reason: String::new(), weight: None });
+            health.insert(
+                probe.clone(),
+                TargetHealth { state, reason: String::new(), ..TargetHealth::default() },
+            );
             let begun = Instant::now();
             last = plan_next(&index, &host(), &health, begun, &last.assignments);
             times.push(begun.elapsed());
@@ -42,9 +45,12 @@ fn measure_plans() {
         let host = host();
         for round in 0..ROUNDS {
             let state = if round % 2 == 0 { TargetState::Healthy } else { TargetState::Unhealthy };
-            health.insert(probe.clone(), TargetHealth { state, reason: String::new(), weight: None });
+            health.insert(
+                probe.clone(),
+                TargetHealth { state, reason: String::new(), ..TargetHealth::default() },
+            );
             let begun = Instant::now();
-            let inputs = HealthInputs { host: &host, health: &health, room: ROOM };
+            let inputs = HealthInputs { host: &host, health: &health, room: ROOM, now: Instant::now() };
             let changed = std::slice::from_ref(&probe);
             let result =
                 last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");

@@ -15,12 +15,26 @@ fn load_balancers() -> Vec<Value> {
     own_check["spec"]["healthCheck"]["port"] = json!(30_001);
     let mut other_interval = load_balancer("other-interval", "10.0.0.104", &some(&[1, 2]));
     other_interval["spec"]["healthCheck"]["intervalMilliseconds"] = json!(5000);
-    vec![shared, two, own_check, other_interval, load_balancer("without-targets", "10.0.0.105", &[])]
+    let mut rules = load_balancer("rules", "10.0.0.106", &some(&[1, 2, 3, 4]));
+    rules["spec"]["panicThresholdPercent"] = json!(50);
+    rules["spec"]["slowStartMilliseconds"] = json!(10_000);
+    rules["spec"]["draining"] = json!([target(5, 1), target(6, 1)]);
+    vec![rules, shared, two, own_check, other_interval, load_balancer("without-targets", "10.0.0.105", &[])]
 }
 
 fn set(health: &mut HealthByProbe, probe: &Probe, state: TargetState, weight: Option<u32>) {
+    set_endpoint(health, probe, state, weight, false);
+}
+
+fn set_endpoint(
+    health: &mut HealthByProbe,
+    probe: &Probe,
+    state: TargetState,
+    weight: Option<u32>,
+    lacks_endpoint: bool,
+) {
     let reason = if state == TargetState::Healthy { "" } else { "refused" };
-    health.insert(probe.clone(), TargetHealth { state, reason: reason.to_owned(), weight });
+    health.insert(probe.clone(), TargetHealth { state, reason: reason.to_owned(), weight, lacks_endpoint });
 }
 
 fn sorted(plan: &Plan) -> Vec<Probe> {
@@ -30,9 +44,9 @@ fn sorted(plan: &Plan) -> Vec<Probe> {
 }
 
 /// Follows the change without a plan.
-fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room) -> bool {
+fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room, now: Instant) -> bool {
     let host = host();
-    let inputs = HealthInputs { host: &host, health, room };
+    let inputs = HealthInputs { host: &host, health, room, now };
     let Some(result) = plan.groups.retarget(inputs, &mut plan.assignments, changed) else { return false };
     plan.state.tables.extend(result.tables);
     for ChangedStatus { load_balancer, position, targets } in result.statuses {
@@ -51,23 +65,25 @@ fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room
 proptest! {
     #[test]
     fn retargeting_comes_to_what_a_plan_comes_to(
-        changes in prop::collection::vec(prop::collection::vec((0..64_usize, 0..3_u8, prop::option::of(1..4_u32)), 1..4), 1..12)
+        changes in prop::collection::vec(prop::collection::vec((0..64_usize, 0..4_u8, prop::option::of(1..4_u32)), 0..4), 1..12),
+        seconds in prop::collection::vec(prop_oneof![Just(0_u64), 1..4_u64, 1..70_u64], 12),
     ) {
-        let (index, host, now) = (index(&load_balancers()), host(), Instant::now());
+        let (index, host, mut now) = (index(&load_balancers()), host(), Instant::now());
         let first = plan_next(&index, &host, &HealthByProbe::default(), now, &Assignments::default());
         let mut health = health(&first, &[]);
         let mut followed = plan_next(&index, &host, &health, now, &first.assignments);
         let probes = sorted(&followed);
-        for change in changes {
+        for (change, seconds) in changes.into_iter().zip(seconds) {
+            now += Duration::from_secs(seconds);
             let mut changed = Vec::new();
             for (at, state, weight) in change {
                 let probe = &probes[at % probes.len()];
-                let state = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Initial][usize::from(state)];
-                set(&mut health, probe, state, weight);
+                let states = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Initial, TargetState::Unhealthy];
+                set_endpoint(&mut health, probe, states[usize::from(state)], weight, state == 3);
                 changed.push(probe.clone());
             }
             let before = followed.assignments.clone();
-            prop_assert!(follow(&mut followed, &health, &changed, ROOM));
+            prop_assert!(follow(&mut followed, &health, &changed, ROOM, now));
             let planned = plan_next(&index, &host, &health, now, &before);
             prop_assert_eq!(&followed.state, &planned.state);
             prop_assert_eq!(&followed.statuses, &planned.statuses);
@@ -92,7 +108,7 @@ fn another_check_that_asks_the_same_is_followed_until_its_own_probe_has_ended() 
     let mut health = HealthByProbe::default();
     set(&mut health, &asked[0], TargetState::Healthy, None);
     set(&mut health, &asked[1], TargetState::Unhealthy, None);
-    assert!(follow(&mut followed, &health, &asked, ROOM));
+    assert!(follow(&mut followed, &health, &asked, ROOM, now));
     for vip in ["10.0.0.100", "10.0.0.101"] {
         assert_eq!(reached(&followed, vip, 6, 80), [ip("10.0.0.1")].into(), "{vip}");
     }
@@ -109,7 +125,7 @@ fn target_that_was_in_no_table_for_long_still_has_its_number() {
     let mut followed = plan_next(&index, &host, &health, later, &second.assignments);
     let probe = sorted(&followed).into_iter().find(|probe| probe.address == ip("10.0.0.2")).expect("a probe");
     set(&mut health, &probe, TargetState::Healthy, None);
-    assert!(follow(&mut followed, &health, &[probe], ROOM));
+    assert!(follow(&mut followed, &health, &[probe], ROOM, later));
     assert_eq!(reached(&followed, "10.0.0.100", 6, 80), [ip("10.0.0.1"), ip("10.0.0.2")].into());
 }
 
@@ -126,7 +142,7 @@ fn vips_that_wait_need_a_plan() {
     assert!(waiting.is_waiting);
     let probe = sorted(&waiting).into_iter().find(|probe| probe.check.port == 30_001).expect("a new probe");
     set(&mut health, &probe, TargetState::Healthy, None);
-    assert!(!follow(&mut waiting, &health, &[probe], ROOM));
+    assert!(!follow(&mut waiting, &health, &[probe], ROOM, now));
 }
 
 #[test]
@@ -142,9 +158,9 @@ fn tables_that_no_longer_fit_need_a_plan() {
     let inputs = PlanInputs { index: &index, host: &host, health: &health, room, now };
     let mut small = super::super::plan(&inputs, &first.assignments);
     set(&mut health, &all[1], TargetState::Healthy, None);
-    assert!(follow(&mut small, &health, &all[1..2], room));
+    assert!(follow(&mut small, &health, &all[1..2], room, now));
     for probe in &all[2..] {
         set(&mut health, probe, TargetState::Healthy, None);
     }
-    assert!(!follow(&mut small, &health, &all[2..], room), "8 targets want 509 slots");
+    assert!(!follow(&mut small, &health, &all[2..], room, now), "8 targets want 509 slots");
 }

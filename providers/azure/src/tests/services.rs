@@ -153,7 +153,7 @@ async fn shared_set_changes_by_one_write() {
     let set = |generation, nodes: &[u8]| TargetSet {
         shared: Some(SharedSet::Eligible),
         generation,
-        targets: nodes.iter().map(|index| Arc::new(node(*index))).collect(),
+        ..TargetSet::own(nodes.iter().map(|index| node(*index)))
     };
     for name in ["web", "other"] {
         settle(&provider, &named(name, &[80], &[]).with_nodes(set(1, &[1, 2]))).await.unwrap();

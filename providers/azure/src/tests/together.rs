@@ -385,7 +385,7 @@ async fn trouble_of_one_load_balancer_does_not_stop_the_other() {
     let set = |generation, nodes: &[u8]| TargetSet {
         shared: Some(steerage_provider_api::SharedSet::Eligible),
         generation,
-        targets: nodes.iter().map(|i| std::sync::Arc::new(crate::desired::tests::node(*i))).collect(),
+        ..TargetSet::own(nodes.iter().map(|i| crate::desired::tests::node(*i)))
     };
     let shared = lb.clone().with_nodes(set(1, &[1]));
     assert!(settle_all(&provider, std::slice::from_ref(&shared)).await[0].is_ok());

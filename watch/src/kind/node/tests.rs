@@ -48,6 +48,8 @@ fn node_is_projected_completely() {
         deleting: true,
         autoscaler_taint: true,
         cordoned: true,
+        shutting_down: false,
+        drain_requested: false,
         created: Some(std::time::UNIX_EPOCH + std::time::Duration::from_hours(24 * 20_454)),
         agent: Some(NodeAgent { mode: "labelled".into(), version: "0.1.0".into() }),
     };
@@ -59,7 +61,7 @@ fn a_bare_node_is_eligible() {
     let (node, notes) =
         project(&json!({ "metadata": { "name": "n1" }, "spec": {}, "status": { "addresses": null } }));
     assert_eq!(node, Node { name: "n1".into(), ..Node::default() });
-    assert!(notes.is_empty() && node.eligibility().is_ok());
+    assert!(notes.is_empty() && node.eligibility(true).is_ok());
 }
 
 #[test]
@@ -76,6 +78,26 @@ fn other_taints_do_not_matter() {
     let taints = json!([{ "key": "node.kubernetes.io/not-ready", "effect": "NoExecute" }]);
     let (node, _) = project(&json!({ "metadata": { "name": "n1" }, "spec": { "taints": taints } }));
     assert!(!node.autoscaler_taint);
+}
+
+#[test]
+fn drains_are_read_from_the_annotation_and_from_the_kubelets_condition() {
+    let drains = |annotation: &str, status: &str, message: &str| {
+        let conditions = json!([
+            { "type": "MemoryPressure", "status": "False" },
+            { "type": "Ready", "status": status, "reason": "KubeletNotReady", "message": message },
+        ]);
+        let annotations = json!({ names::DRAIN: annotation });
+        let (node, notes) = project(&json!({
+            "metadata": { "name": "n1", "annotations": annotations }, "status": { "conditions": conditions }
+        }));
+        assert!(notes.is_empty(), "{notes:?}");
+        (node.drain_requested, node.shutting_down)
+    };
+    assert_eq!(drains("true", "True", "kubelet is posting ready status"), (true, false));
+    assert_eq!(drains("false", "False", "node is shutting down"), (false, true));
+    assert_eq!(drains("", "Unknown", "node is shutting down"), (false, false), "it is gone");
+    assert_eq!(drains("yes", "False", "container runtime is down"), (false, false));
 }
 
 #[test]
