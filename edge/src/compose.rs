@@ -79,6 +79,7 @@ pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Starts all parts, and returns at shutdown.
+#[expect(clippy::too_many_lines, reason = "one line after the other: nothing is decided here")]
 pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::Result<()> {
     let EdgeArgs {
         interface,
@@ -157,15 +158,12 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("announcements", announcer.run());
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
-    let sink = match objects_dir.zip(status_dir) {
-        Some((objects, status)) => {
-            process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
-            StatusSink::Directory(status)
-        }
-        None => {
-            let secret = PeersSecret { name: peers_key_secret, key: secret_key };
-            watch_cluster(&process, &client, namespace, events, cluster, secret).await?
-        }
+    let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
+        process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
+        StatusSink::Directory(status)
+    } else {
+        let secret = PeersSecret { name: peers_key_secret, key: secret_key };
+        watch_cluster(&process, &client, namespace, events, cluster, secret).await?
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));

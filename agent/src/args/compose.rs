@@ -2,6 +2,7 @@
 //! The composition root: makes the agent's parts from the flags, connects them, and runs the loop.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -26,7 +27,7 @@ use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Feature, Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
-use steerage_model::Node;
+use steerage_model::{Node, Service};
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;

@@ -83,7 +83,7 @@ fn routes_go_when_they_are_not_renewed_in_time() {
     in_new_netns(|| {
         sh("ip link set lo up");
         add_route();
-        let (mut fence, inherited) = Fence::start().ok().expect("the first fence");
+        let (mut fence, inherited) = Fence::start().expect("the first fence");
         assert_eq!(inherited, Expiry::default());
         for _ in 0..3 {
             fence.renew(expiry_in(Duration::from_secs(2), true));
@@ -111,7 +111,7 @@ fn supervisors_sigterm_after_a_crash_ends_the_fence_at_once() {
         // Without another host that can serve the route stays.
         for may_withdraw in [true, false] {
             add_route();
-            let (mut fence, _) = Fence::start().ok().expect("a fence");
+            let (mut fence, _) = Fence::start().expect("a fence");
             fence.renew(expiry_in(Duration::from_mins(5), may_withdraw));
             fence.terminate();
             std::thread::sleep(Duration::from_millis(300));
@@ -129,12 +129,12 @@ fn fence_of_a_dead_process_hands_the_rest_of_the_lifetime_over() {
     in_new_netns(|| {
         sh("ip link set lo up");
         add_route();
-        let (mut first, _) = Fence::start().ok().expect("the first fence");
+        let (mut first, _) = Fence::start().expect("the first fence");
         let expiry = expiry_in(Duration::from_secs(3), true);
         first.renew(expiry);
         assert_eq!(Fence::start().err(), Some(Some(3)), "the first process lives");
         first.abandon();
-        let (mut second, inherited) = Fence::start().ok().expect("the second fence");
+        let (mut second, inherited) = Fence::start().expect("the second fence");
         assert_eq!(inherited, expiry);
         eventually("the first fence ends", || first.has_ended());
         assert!(has_route());

@@ -21,7 +21,7 @@ pub(crate) fn command(step: &Step, config: &Config) -> String {
         Step::Delete { .. } => format!("{rules} delete {} --project={project} --quiet", id.name),
         Step::Patch { changes, .. } => {
             let set = options(changes, "--rules");
-            let unset: String = unset_by(changes).map(|field| format!(" {}", field.option)).collect();
+            let unset: String = unset_by(changes).flat_map(|field| [" ", field.option]).collect();
             format!("{rules} update {} --project={project}{set}{unset}", id.name)
         }
         Step::Insert { body, .. } => {

@@ -71,13 +71,14 @@ impl Bird {
         let bfd = if has_bfd { "on" } else { "off" };
         for number in (0..edges).map(|edge| 11 + edge) {
             for (prefix, family) in [("10.0.0.", "ipv4"), ("fd00::", "ipv6")] {
-                config += &format!(
+                let session = format!(
                     "protocol bgp {{
                        local {prefix}1 as 64513; neighbor {prefix}{number} as 64512; connect delay time 1; connect retry time 1; bfd {bfd};
                        {family} {{ import all; export none; }};
                      }}
                      "
                 );
+                config.push_str(&session);
             }
         }
         Self::start(testbed, "router", &config)

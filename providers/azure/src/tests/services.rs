@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One Service and what becomes of it.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;

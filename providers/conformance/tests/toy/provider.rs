@@ -259,6 +259,7 @@ impl Provider for Toy {
             pod_targets: None,
             node_labels: None,
             shared_load_balancers: false,
+            address_pools: false,
             one_target_family: false,
             ipv6: false,
             weights: false,
