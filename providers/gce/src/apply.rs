@@ -200,7 +200,7 @@ impl Gce {
     fn without_place(&self, entry: &ServiceState) -> Outcome {
         let message = "The quota of forwarding rules is used up, or may be, and another Service needs a new rule for one that it had. New rules \
                        of this Service wait for that, for a minute at most. Steerage tries again every second. If this lasts, raise the \
-                       quota FORWARDING_RULES.";
+                       quota.";
         let outcome = self.again(entry);
         let incomplete = Some((reasons::QUOTA_EXCEEDED, message.to_owned()));
         Outcome { progress: Progress::Again(SOON), incomplete, ..outcome }
