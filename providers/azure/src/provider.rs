@@ -196,7 +196,8 @@ impl Azure {
             // Whose it is says the condition of that Service.
             return written.and(Err(Error::Unavailable(format!(
                 "Azure takes no change of the {}, because the last change of a public IP in it failed. Steerage writes that public IP again, \
-                 and after some minutes the load balancer without it.",
+                 and after some minutes the load balancer without it. The change of this Service follows then. The condition of the Service \
+                 with that public IP has Azure's words.",
                 balancer.document.title()
             ))));
         }

@@ -243,7 +243,8 @@ impl PublicIps {
         if let Some(address) = address.filter(|_| extent != Extent::GivenUp) {
             let message = format!(
                 "The Service is served. Azure's last change of its public IP {name} failed, and Azure takes no change of the load balancer \
-                 until it is written again. Steerage writes it without what failed.{why}"
+                 until it is written again. Steerage writes it without the tags and the DNS label that failed. Check the Service's \
+                 annotations azure-dns-label-name and azure-pip-tags.{why}"
             );
             let failed =
                 Some(FailedSettings { reason: reasons::PUBLIC_IP_NOT_READY, message, retry: REPAIR_REST });
@@ -485,8 +486,8 @@ async fn by_name(
 fn not_taken(name: &str, error: &Error, retry: Duration) -> FailedSettings {
     let message = format!(
         "The Service is served. Azure accepted the tags and the DNS label of its public IP {name}, and then failed to write them. The public \
-         IP is written without them, and all else is in place. Steerage tries them again, at first after a minute. Change the annotations. \
-         {error}"
+         IP has those that it had before, or none, and all else is in place. Steerage tries the new ones again, at first after a minute. \
+         Correct the annotation azure-dns-label-name or azure-pip-tags. {error}"
     );
     FailedSettings { reason: error.reason(), message, retry }
 }

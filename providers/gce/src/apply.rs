@@ -197,8 +197,9 @@ impl Gce {
 
     /// The outcome while new rules wait.
     fn without_place(&self, entry: &ServiceState) -> Outcome {
-        let message = "The quota of forwarding rules is used up, or may be, and the forwarding rule of another Service is being replaced. A new \
-                       rule waits for that, for a minute at most. Steerage tries again every second.";
+        let message = "The quota of forwarding rules is used up, or may be, and another Service needs a new rule for one that it had. New rules \
+                       of this Service wait for that, for a minute at most. Steerage tries again every second. If this lasts, raise the \
+                       quota.";
         let outcome = self.again(entry);
         let incomplete = Some((reasons::QUOTA_EXCEEDED, message.to_owned()));
         Outcome { progress: Progress::Again(SOON), incomplete, ..outcome }
