@@ -218,7 +218,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
             Some(Components { watches, provider, config, provider_qps, .. }) if is_dry_run => {
                 dry_run::run(process, DryRun { watches, provider, config, provider_qps }).await
             }
-            Some(components) => controller::run(process, components).await,
+            Some(components) => Box::pin(controller::run(process, components)).await,
             None => Ok(()),
         }
     })

@@ -102,7 +102,7 @@ impl Running {
         let shutdown = process.shutdown().clone();
         let world = world.clone();
         let task = tokio::spawn(async move {
-            let result = controller::run(process, components).await;
+            let result = Box::pin(controller::run(process, components)).await;
             drop(failures);
             let mut world = world.lock();
             let why = result.err().map_or_else(String::new, |error| error.to_string());

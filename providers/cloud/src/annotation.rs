@@ -132,10 +132,10 @@ mod tests {
             let told = told(key);
             match nearest {
                 Some(nearest) => {
-                    assert!(told.contains(&format!("The nearest known one is {nearest}.")), "{told}")
+                    assert!(told.contains(&format!("The nearest known one is {nearest}.")), "{told}");
                 }
                 None => {
-                    assert!(!told.contains("nearest") && told.contains("the unknown attribute"), "{told}")
+                    assert!(!told.contains("nearest") && told.contains("the unknown attribute"), "{told}");
                 }
             }
         }
