@@ -119,6 +119,13 @@ impl Flags {
             None => Ok(()),
         };
         for services in services {
+            let mut contenders = contenders.clone();
+            contenders.retain(|contender| {
+                let why = contender::too_many(*contender, services);
+                let title = contender.title();
+                notes.extend(why.iter().map(|why| format!("{title} was not measured with {services} Services: {why}.")));
+                why.is_none()
+            });
             for round in 0..usize::from(rounds) {
                 // Another one begins each round.
                 for index in 0..contenders.len() {

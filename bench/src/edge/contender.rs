@@ -88,6 +88,22 @@ impl Contender {
     }
 }
 
+/// Why it cannot serve so many Services here: each of a proxy's listeners is an open file, Envoy's once for each core and protocol.
+pub fn too_many(contender: Contender, services: u32) -> Option<String> {
+    let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let needed = usize::try_from(services).ok()?
+        * match contender {
+            Contender::Envoy => 2 * cores,
+            Contender::Haproxy => 1,
+            _ => return None,
+        }
+        + 7000;
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    let hard: usize = line.split_whitespace().nth(1)?.parse().ok()?;
+    (needed > hard).then(|| format!("it needs {needed} open files, and {hard} are allowed"))
+}
+
 /// Why a program of the system is not here.
 pub fn absent_program(name: &str) -> Option<String> {
     let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).stdout(Stdio::null()).status();
@@ -232,7 +248,7 @@ impl Running {
         let log = fs::File::options().create(true).append(true).open(folder.join(format!("{program}-{}.log", self.host.netns())))?;
         let child = self
             .command()
-            .args(["sh", "-c", "ulimit -n 200000; echo $$ >\"$0\"; exec \"$@\""])
+            .args(["sh", "-c", "ulimit -n $(ulimit -H -n); echo $$ >\"$0\"; exec \"$@\""])
             .arg(self.group.procs_file())
             .args(arguments)
             .stdin(Stdio::null())
