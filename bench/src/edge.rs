@@ -32,7 +32,7 @@ use contender::{Contender, Programs, Running};
 use failover::{Failure, Pair};
 use load::Servers;
 use meter::Meter;
-use results::{Goal, Results};
+use results::{FAILURE, Goal, Results};
 
 /// Services that have traffic.
 const BUSY: u32 = 64;
@@ -123,7 +123,10 @@ impl Flags {
             contenders.retain(|contender| {
                 let why = contender::too_many(*contender, services);
                 let title = contender.title();
-                notes.extend(why.iter().map(|why| format!("{title} was not measured with {services} Services: {why}.")));
+                notes.extend(
+                    why.iter()
+                        .map(|why| format!("{title} was not measured with {services} Services: {why}.")),
+                );
                 why.is_none()
             });
             for round in 0..usize::from(rounds) {
@@ -262,7 +265,9 @@ impl Run<'_> {
             for pair in Pair::ALL {
                 let missing = match pair {
                     Pair::Edges => Contender::Edge.missing(self.programs),
-                    _ => Contender::Haproxy.missing(self.programs).or_else(|| contender::absent_program("keepalived")),
+                    _ => Contender::Haproxy
+                        .missing(self.programs)
+                        .or_else(|| contender::absent_program("keepalived")),
                 };
                 if let Some(why) = missing {
                     if round == 0 {
@@ -270,12 +275,15 @@ impl Run<'_> {
                     }
                     continue;
                 }
-                for (failure, what) in [(Failure::Process, "kill -9 of its processes"), (Failure::Host, "disconnected and killed")] {
+                for (failure, what) in [
+                    (Failure::Process, "kill -9 of its processes"),
+                    (Failure::Host, "disconnected and killed"),
+                ] {
                     eprintln!("failure {} of {}: {what}", round + 1, pair.title());
                     let gap = pair
                         .fail(self.bed, self.programs, failure)
                         .with_context(|| format!("{}: {what}", pair.title()))?;
-                    let name = format!("active host, {what}: time without service");
+                    let name = format!("{FAILURE}, {what}: time without service");
                     results.add(&name, "ms", Better::Less, pair.title(), milliseconds(gap));
                 }
             }

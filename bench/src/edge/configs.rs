@@ -67,9 +67,7 @@ pub fn envoy(services: u32) -> String {
             "load_assignment": { "cluster_name": format!("c{service}"), "endpoints": [{ "lb_endpoints": endpoints }] },
         })
     };
-    let address = |service: u32, protocol: &str| {
-        json!({ "socket_address": { "protocol": protocol, "address": vip(service), "port_value": PORT } })
-    };
+    let address = |service: u32, protocol: &str| json!({ "socket_address": { "protocol": protocol, "address": vip(service), "port_value": PORT } });
     let tcp = |service: u32| {
         json!({
             "name": format!("t{service}"), "address": address(service, "TCP"),
@@ -100,7 +98,9 @@ pub fn envoy(services: u32) -> String {
 /// A ruleset as kube-proxy's nftables mode makes it for Services with external addresses under policy Cluster: a map from address and
 /// port to a chain for each Service, a chain for each endpoint, and masquerading.
 pub fn nat(services: u32) -> String {
-    let mut text = "table ip kube-proxy {\n  chain mark-for-masquerade { meta mark set meta mark or 0x4000; }\n".to_owned();
+    let mut text =
+        "table ip kube-proxy {\n  chain mark-for-masquerade { meta mark set meta mark or 0x4000; }\n"
+            .to_owned();
     let mut elements = Vec::new();
     for service in 0..services {
         for protocol in ["tcp", "udp"] {
@@ -181,7 +181,10 @@ mod tests {
                 *counts.entry(node).or_default() += 1;
             }
         }
-        assert!(counts.len() == usize::from(NODES) && counts.values().all(|count| *count == 75), "{counts:?}");
+        assert!(
+            counts.len() == usize::from(NODES) && counts.values().all(|count| *count == 75),
+            "{counts:?}"
+        );
     }
 
     #[test]

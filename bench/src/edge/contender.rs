@@ -146,7 +146,13 @@ pub struct Running {
 
 impl Running {
     /// Starts it, and waits until it serves the first and the last Service.
-    pub fn start(bed: &Bed, programs: &Programs, contender: Contender, host: Host, services: u32) -> Result<Self> {
+    pub fn start(
+        bed: &Bed,
+        programs: &Programs,
+        contender: Contender,
+        host: Host,
+        services: u32,
+    ) -> Result<Self> {
         bed.forget_neighbours()?;
         let mut running = Self::launched(bed, programs, contender, host, services)?;
         let begun = Instant::now();
@@ -156,10 +162,15 @@ impl Running {
     }
 
     /// Starts it. It may not serve yet.
-    pub fn launched(bed: &Bed, programs: &Programs, contender: Contender, host: Host, services: u32) -> Result<Self> {
+    pub fn launched(
+        bed: &Bed,
+        programs: &Programs,
+        contender: Contender,
+        host: Host,
+        services: u32,
+    ) -> Result<Self> {
         let group = Arc::new(Group::new(next_number())?);
-        let mut running =
-            Self { contender, host, group, children: Vec::new(), started_in: Duration::ZERO };
+        let mut running = Self { contender, host, group, children: Vec::new(), started_in: Duration::ZERO };
         running.prepare(bed, services)?;
         let begun = Instant::now();
         running.launch(bed, programs)?;
@@ -224,18 +235,42 @@ impl Running {
                 let name = self.host.netns();
                 fs::create_dir_all(folder.join("status"))?;
                 let edge = programs.edge.display().to_string();
-                let (objects, status, bpf, interface) =
-                    (self.objects(bed).display().to_string(), path("status"), path(&format!("bpf/{name}")), self.host.interface());
-                self.spawn(folder, &[
-                    &edge, "--host-name", &name, "--admin-address", &ADMIN.to_string(), "--group", "bench",
-                    "--interface", &interface, "--bpf-dir", &bpf, "--objects-dir", &objects, "--status-dir", &status,
-                    "--statements-port", "0",
-                ])
+                let (objects, status, bpf, interface) = (
+                    self.objects(bed).display().to_string(),
+                    path("status"),
+                    path(&format!("bpf/{name}")),
+                    self.host.interface(),
+                );
+                self.spawn(
+                    folder,
+                    &[
+                        &edge,
+                        "--host-name",
+                        &name,
+                        "--admin-address",
+                        &ADMIN.to_string(),
+                        "--group",
+                        "bench",
+                        "--interface",
+                        &interface,
+                        "--bpf-dir",
+                        &bpf,
+                        "--objects-dir",
+                        &objects,
+                        "--status-dir",
+                        &status,
+                        "--statements-port",
+                        "0",
+                    ],
+                )
             }
             Contender::Haproxy => self.spawn(folder, &["haproxy", "-db", "-f", &path("haproxy.cfg")]),
             Contender::Envoy => {
                 let envoy = programs.envoy.display().to_string();
-                self.spawn(folder, &[&envoy, "-c", &path("envoy.json"), "--log-level", "error", "--disable-hot-restart"])
+                self.spawn(
+                    folder,
+                    &[&envoy, "-c", &path("envoy.json"), "--log-level", "error", "--disable-hot-restart"],
+                )
             }
             Contender::Ipvs => self.run_to_end(&format!("ipvsadm --restore <{}", path("ipvs"))),
             Contender::Nat => self.run_to_end(&format!("nft -f {}", path("nat.nft"))),
@@ -245,7 +280,10 @@ impl Running {
     /// Starts a process of the group in the host's namespace.
     pub fn spawn(&mut self, folder: &Path, arguments: &[&str]) -> Result<()> {
         let program = Path::new(arguments[0]).file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let log = fs::File::options().create(true).append(true).open(folder.join(format!("{program}-{}.log", self.host.netns())))?;
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(folder.join(format!("{program}-{}.log", self.host.netns())))?;
         let child = self
             .command()
             .args(["sh", "-c", "ulimit -n $(ulimit -H -n); echo $$ >\"$0\"; exec \"$@\""])
@@ -286,7 +324,11 @@ impl Running {
                 self.ensure_runs()?;
                 match bed.inside("client", || exchange(SocketAddrV4::new(address, PORT), 0))? {
                     Ok(_) => break,
-                    Err(error) => ensure!(begun.elapsed() < START_LIMIT, "{} serves nothing: {error:#}", self.contender.title()),
+                    Err(error) => ensure!(
+                        begun.elapsed() < START_LIMIT,
+                        "{} serves nothing: {error:#}",
+                        self.contender.title()
+                    ),
                 }
                 thread::sleep(Duration::from_millis(2));
             }
@@ -351,7 +393,12 @@ impl Running {
         match self.contender {
             Contender::Routed => {
                 let conf = format!("/proc/sys/net/ipv4/conf/{}", self.host.interface());
-                bed.shell(&netns, &format!("ip route del 10.64.0.0/16; echo 0 >{conf}/proxy_arp_pvlan; echo 0 >{conf}/proxy_arp"))?;
+                bed.shell(
+                    &netns,
+                    &format!(
+                        "ip route del 10.64.0.0/16; echo 0 >{conf}/proxy_arp_pvlan; echo 0 >{conf}/proxy_arp"
+                    ),
+                )?;
             }
             Contender::Edge => {
                 let command = format!(
@@ -381,7 +428,10 @@ fn write_objects(folder: &Path, services: u32) -> Result<()> {
     let _ = fs::remove_dir_all(folder);
     fs::create_dir_all(folder)?;
     for service in 0..services {
-        fs::write(folder.join(format!("lb-{service}.json")), configs::edge_load_balancer(service).to_string())?;
+        fs::write(
+            folder.join(format!("lb-{service}.json")),
+            configs::edge_load_balancer(service).to_string(),
+        )?;
     }
     Ok(())
 }

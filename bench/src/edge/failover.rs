@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// How long the stream runs before and after the failure.
 const BEFORE: Duration = Duration::from_secs(2);
 /// Longer than keepalived's default needs.
-const AFTER: Duration = Duration::from_secs(6);
+const AFTER: Duration = Duration::from_secs(10);
 
 /// How the active host fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,13 +120,17 @@ impl Pair {
         bed.forget_neighbours()?;
         let address = vip(0);
         let opened = bed.inside("client", || {
-            std::net::TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), Duration::from_secs(5)).map(drop)
+            std::net::TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), Duration::from_secs(5))
+                .map(drop)
         })?;
         opened.with_context(|| format!("{} serves nothing", self.title()))?;
         let neighbour = bed.shell("router", &format!("ip neigh show {address} dev eth0"))?;
         for (index, running) in hosts.iter().enumerate() {
             let file = format!("cat /sys/class/net/{}/address", running.host.interface());
-            let own = bed.shell(&running.host.netns(), &format!("unshare -m sh -ec 'mount -t sysfs sysfs /sys; {file}'"))?;
+            let own = bed.shell(
+                &running.host.netns(),
+                &format!("unshare -m sh -ec 'mount -t sysfs sysfs /sys; {file}'"),
+            )?;
             if neighbour.contains(own.trim()) {
                 return Ok(index);
             }

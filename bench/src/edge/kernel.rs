@@ -84,7 +84,9 @@ impl Statistics {
 fn program(processes: &[i32]) -> Result<ProgramTime> {
     let all: BTreeMap<_, _> = files(processes)
         .into_iter()
-        .filter_map(|text| Some((field(&text, "prog_id")?, (field(&text, "run_cnt")?, field(&text, "run_time_ns")?))))
+        .filter_map(|text| {
+            Some((field(&text, "prog_id")?, (field(&text, "run_cnt")?, field(&text, "run_time_ns")?)))
+        })
         .collect();
     ensure!(!all.is_empty(), "the process has no BPF program open");
     let sum = |of: fn(&(u64, u64)) -> u64| all.values().map(of).sum();
@@ -109,6 +111,9 @@ mod tests {
     #[test]
     fn fields_are_found_by_their_whole_name() {
         let text = "map_type:\t9\nmap_extra:\t0x0\nmemlock:\t123\nmap_id:\t7\n";
-        assert_eq!((field(text, "memlock"), field(text, "map_id"), field(text, "map")), (Some(123), Some(7), None));
+        assert_eq!(
+            (field(text, "memlock"), field(text, "map_id"), field(text, "map")),
+            (Some(123), Some(7), None)
+        );
     }
 }

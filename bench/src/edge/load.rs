@@ -96,7 +96,9 @@ pub fn exchange(to: SocketAddrV4, from: u8) -> Result<Duration> {
     // The port is chosen with the connection: as many as there are for each destination.
     setsockopt(&socket, IpBindAddressNoPort, &true)?;
     socket.bind(&SocketAddr::new(IpAddr::from([10, 1, 0, 2 + from % CLIENTS]), 0).into())?;
-    socket.connect_timeout(&SocketAddr::from(to).into(), TIMEOUT).with_context(|| format!("connecting to {to}"))?;
+    socket
+        .connect_timeout(&SocketAddr::from(to).into(), TIMEOUT)
+        .with_context(|| format!("connecting to {to}"))?;
     let mut stream: TcpStream = socket.into();
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -126,7 +128,11 @@ impl Round {
         let error = self.error.as_deref().unwrap_or("no error");
         ensure!(!self.times.is_empty(), "no request was answered: {error}");
         let failed = usize::try_from(self.failed)?;
-        ensure!(failed * 100 <= self.times.len(), "{failed} of {} requests failed: {error}", self.times.len() + failed);
+        ensure!(
+            failed * 100 <= self.times.len(),
+            "{failed} of {} requests failed: {error}",
+            self.times.len() + failed
+        );
         Ok(self)
     }
 }
@@ -144,7 +150,9 @@ pub fn requests(bed: &Bed, to: &[Ipv4Addr], threads: u8, time: Duration) -> Resu
                 #[allow(clippy::cast_possible_truncation, reason = "any of the addresses will do")]
                 match exchange(SocketAddrV4::new(*address, PORT), thread.wrapping_add(number as u8)) {
                     Ok(took) => round.times.push(took),
-                    Err(error) => (round.failed, round.error) = (round.failed + 1, Some(format!("{error:#}"))),
+                    Err(error) => {
+                        (round.failed, round.error) = (round.failed + 1, Some(format!("{error:#}")))
+                    }
                 }
             }
             round
@@ -180,7 +188,8 @@ pub fn datagrams(bed: &Bed, to: &[Ipv4Addr], time: Duration, rate: Option<u32>) 
     let (sent, took) = bed.inside("client", || -> Result<_> {
         let mut sockets = Vec::new();
         for (flow, address) in (0..FLOWS).zip(to.iter().cycle()) {
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).with_context(|| format!("flow {flow}"))?;
+            let socket =
+                UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).with_context(|| format!("flow {flow}"))?;
             socket.connect((*address, PORT))?;
             sockets.push(socket);
         }
@@ -206,7 +215,8 @@ pub fn datagrams(bed: &Bed, to: &[Ipv4Addr], time: Duration, rate: Option<u32>) 
 fn arrived(bed: &Bed) -> Result<u64> {
     let mut sum = 0;
     for node in 0..NODES {
-        let text = bed.inside(&node_netns(node), || std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
+        let text =
+            bed.inside(&node_netns(node), || std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
         sum += udp_arrivals(&text).context("the kernel counts no datagrams")?;
     }
     Ok(sum)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The results of all contenders: medians, spread, ratios to the edge, and the goals. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
@@ -10,6 +10,8 @@ use crate::report::{Better, Summary, number, summary};
 
 /// What the ratios are to.
 pub const OURS: &str = "steerage-edge";
+/// How the names of metrics of pairs of hosts begin.
+pub const FAILURE: &str = "active host";
 
 #[derive(Clone, Debug)]
 struct Metric {
@@ -49,35 +51,12 @@ impl Results {
         Some(summary(metric.values.get(who)?)?.median)
     }
 
-    /// A table for each set of columns: the value, its spread, and how many times worse than the edge it is.
+    /// A table of contenders and one of pairs of hosts: the value, its spread, and how many times worse than the edge it is.
     pub fn markdown(&self) -> String {
-        let mut text = String::new();
-        let mut heading = Vec::new();
-        for metric in &self.metrics {
-            let columns: Vec<_> = metric.values.keys().copied().collect();
-            if columns != heading {
-                let _ = write!(text, "{}| metric | unit |", if heading.is_empty() { "" } else { "\n" });
-                for column in &columns {
-                    let _ = write!(text, " {column} |");
-                }
-                let _ = writeln!(text, "\n| --- | --- |{}", " --- |".repeat(columns.len()));
-                heading = columns;
-            }
-            let _ = write!(text, "| {} | {} |", metric.name, metric.unit);
-            for (who, values) in &metric.values {
-                let Some(Summary { median, min, max }) = summary(values) else { continue };
-                let _ = write!(text, " {}", number(median));
-                if values.len() > 1 {
-                    let _ = write!(text, " ({} … {})", number(min), number(max));
-                }
-                if let Some(ratio) = metric.ratio(who) {
-                    let _ = write!(text, ", {} ×", number(ratio));
-                }
-                text.push_str(" |");
-            }
-            text.push('\n');
-        }
-        text
+        let (pairs, contenders): (Vec<_>, Vec<_>) =
+            self.metrics.iter().partition(|metric| metric.name.starts_with(FAILURE));
+        let tables = [contenders, pairs].into_iter().filter(|metrics| !metrics.is_empty());
+        tables.map(|metrics| table(&metrics)).collect::<Vec<_>>().join("\n")
     }
 
     /// `{metric: {unit, contender: {median, min, max, rounds, ratio}}}`. A ratio above 1 means that the edge is better.
@@ -103,7 +82,9 @@ impl Results {
         for (name, goal) in goals {
             let Some(ours) = self.median(name, OURS) else { continue };
             let (wanted, shown, met) = match goal {
-                Goal::AtMost(most) => (format!("{name}: at most {}", number(*most)), number(ours), ours <= *most),
+                Goal::AtMost(most) => {
+                    (format!("{name}: at most {}", number(*most)), number(ours), ours <= *most)
+                }
                 Goal::TimesPeer(times, peer) => {
                     let Some(theirs) = self.median(name, peer).filter(|value| *value > 0.0) else { continue };
                     let wanted = format!("{name}: at most {} of {peer}'s", number(*times));
@@ -116,7 +97,37 @@ impl Results {
     }
 }
 
+fn table(metrics: &[&Metric]) -> String {
+    let columns: BTreeSet<_> = metrics.iter().flat_map(|metric| metric.values.keys().copied()).collect();
+    let mut text = "| metric | unit |".to_owned();
+    for column in &columns {
+        let _ = write!(text, " {column} |");
+    }
+    let _ = writeln!(text, "\n| --- | --- |{}", " --- |".repeat(columns.len()));
+    for metric in metrics {
+        let _ = write!(text, "| {} | {} |", metric.name, metric.unit);
+        for who in &columns {
+            let _ = write!(text, " {} |", metric.cell(who));
+        }
+        text.push('\n');
+    }
+    text
+}
+
 impl Metric {
+    fn cell(&self, who: &str) -> String {
+        let Some(values) = self.values.get(who) else { return "–".to_owned() };
+        let Some(Summary { median, min, max }) = summary(values) else { return "–".to_owned() };
+        let mut text = number(median);
+        if values.len() > 1 {
+            let _ = write!(text, " ({} … {})", number(min), number(max));
+        }
+        if let Some(ratio) = self.ratio(who) {
+            let _ = write!(text, ", {} ×", number(ratio));
+        }
+        text
+    }
+
     /// How many times worse than the edge.
     fn ratio(&self, who: &str) -> Option<f64> {
         let median = |who: &str| Some(summary(self.values.get(who)?)?.median);
