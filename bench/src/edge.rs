@@ -19,7 +19,8 @@ use std::env;
 use std::fs;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
@@ -208,9 +209,17 @@ impl Run<'_> {
         let bed = self.bed;
         bed.set_threaded(true)?;
         let meter = Meter::new(running.host, running.processes())?;
+        let (took, rest) = meter.during(|| {
+            let begun = Instant::now();
+            thread::sleep(self.time);
+            Ok(begun.elapsed())
+        })?;
+        add("CPU time at rest", "ms/s", Better::Less, milliseconds(rest.total()) / took.as_secs_f64());
+        let rest = (rest, took);
         let is_edge = running.contender == Contender::Edge;
         let served = self.servers.served();
         let (round, cpu) = meter.during(|| load::requests(bed, targets, CLIENTS, self.time)?.checked())?;
+        let cpu = cpu.beyond(round.took, rest);
         let connections = round.times.len() as f64;
         add("CPU time of a connection", "µs", Better::Less, cpu.total().as_secs_f64() * 1e6 / connections);
         if running.contender.is_proxy() {
@@ -224,6 +233,7 @@ impl Run<'_> {
         if running.contender.has_udp() {
             let statistics = is_edge.then(|| kernel::Statistics::begin(&running.processes())).transpose()?;
             let (sent, cpu) = meter.during(|| load::datagrams(bed, targets, self.time, Some(RATE)))?;
+            let cpu = cpu.beyond(sent.took, rest);
             ensure!(sent.arrived > 0, "no datagram arrived");
             let each = cpu.total().as_secs_f64() * 1e9 / sent.arrived as f64;
             add("CPU time of a packet", "ns", Better::Less, each);

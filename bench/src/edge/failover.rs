@@ -107,6 +107,10 @@ impl Pair {
         let file = bed.folder.join(format!("{name}.conf"));
         fs::write(&file, configs::keepalived(&host.interface(), vip(0), 100 + host.0, interval))?;
         let pid = |kind: &str| bed.folder.join(format!("{name}-{kind}.pid")).display().to_string();
+        for kind in ["main", "vrrp"] {
+            // Of a killed one: keepalived would take a process that has its number by now for another keepalived.
+            let _ = fs::remove_file(pid(kind));
+        }
         let file = file.display().to_string();
         running.spawn(
             &bed.folder,

@@ -31,6 +31,14 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
+    /// Without what a host that does nothing uses in a period of this length, of which it used `at_rest` in another.
+    pub fn beyond(self, period: Duration, at_rest: (Self, Duration)) -> Self {
+        let (rest, length) = at_rest;
+        let part = period.as_secs_f64() / length.as_secs_f64().max(1e-9);
+        let beyond = |time: Duration, rest: Duration| time.saturating_sub(rest.mul_f64(part));
+        Self { programs: beyond(self.programs, rest.programs), receive: beyond(self.receive, rest.receive) }
+    }
+
     /// Both.
     pub fn total(self) -> Duration {
         self.programs + self.receive
@@ -117,6 +125,16 @@ fn parse_times(line: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_at_rest_is_taken_away_in_proportion() {
+        let time = |programs, receive| CpuTime {
+            programs: Duration::from_millis(programs),
+            receive: Duration::from_millis(receive),
+        };
+        let rest = (time(10, 2), Duration::from_secs(1));
+        assert_eq!(time(100, 5).beyond(Duration::from_secs(3), rest), time(70, 0));
+    }
 
     #[test]
     fn shell_times_are_parsed() {
