@@ -6,6 +6,8 @@
 //! Rates and times are measured without these threads, as the kernel works by default, and are those of the whole testbed: client,
 //! router and nodes are on the same cores.
 
+#![allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+
 pub mod bed;
 pub mod configs;
 pub mod contender;
@@ -149,7 +151,9 @@ impl Flags {
             host::load()
         );
         println!("{}\n{}", results.markdown(), results.goals(&goals()));
-        notes.iter().for_each(|note| println!("{note}"));
+        for note in &notes {
+            println!("{note}");
+        }
         drop(bed);
         // After a failure the logs are kept.
         let _ = fs::remove_dir_all(&folder);
@@ -162,14 +166,13 @@ impl Run<'_> {
     fn measure(&self, contender: Contender, services: u32, results: &mut Results) -> Result<()> {
         let Self { bed, programs, .. } = *self;
         let mut running = Running::start(bed, programs, contender, Host(1), services)?;
-        let busy = BUSY.min(services);
-        let targets = Running::targets(contender, (0..busy).map(|number| number * (services / busy)));
+        let targets = Running::targets(contender, busy_services(services).into_iter());
         let who = contender.title();
         let label = |what: &str| format!("{services} Services: {what}");
         let mut add = |what: &str, unit, better, value| results.add(&label(what), unit, better, who, value);
         if !matches!(contender, Contender::Direct | Contender::Routed) {
             add("start to first answer", "s", Better::Less, running.started_in.as_secs_f64());
-            self.memory(&running, &mut add)?;
+            Self::memory(&running, &mut add)?;
         }
         // Neighbours and caches.
         load::requests(bed, &targets, CLIENTS, self.time / 4)?;
@@ -184,7 +187,7 @@ impl Run<'_> {
         running.end(bed, programs)
     }
 
-    fn memory(&self, running: &Running, add: &mut impl FnMut(&str, &'static str, Better, f64)) -> Result<()> {
+    fn memory(running: &Running, add: &mut impl FnMut(&str, &'static str, Better, f64)) -> Result<()> {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         add("resident memory", "MiB", Better::Less, mib(running.group.resident_bytes()));
         add("kernel memory", "MiB", Better::Less, mib(running.group.kernel_bytes()?));
@@ -321,6 +324,14 @@ fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+/// The Services that have traffic: from all of them, and each node serves as many of these.
+fn busy_services(services: u32) -> Vec<u32> {
+    let nodes = u32::from(bed::NODES);
+    let step = (services / BUSY / nodes * nodes).max(1);
+    let number = |index| if step == 1 { index } else { index * step + index % nodes };
+    (0..BUSY.min(services)).map(number).collect()
+}
+
 /// How much more than the mean the busiest node got, in percent.
 fn imbalance(each: &[u64]) -> f64 {
     let (sum, most) = (each.iter().sum::<u64>(), each.iter().max().copied().unwrap_or(0));
@@ -330,6 +341,19 @@ fn imbalance(each: &[u64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn busy_services_need_each_node_equally() {
+        for services in [BUSY, 1000, 10_000] {
+            let busy = busy_services(services);
+            assert!(busy.iter().all(|service| *service < services), "{busy:?}");
+            let mut counts = [0; bed::NODES as usize];
+            for node in busy.iter().flat_map(|service| configs::nodes_of(*service)) {
+                counts[usize::from(node)] += 1;
+            }
+            assert_eq!(counts, [48; bed::NODES as usize], "{services}");
+        }
+    }
 
     #[test]
     fn imbalance_is_the_excess_of_the_busiest() {

@@ -92,8 +92,9 @@ impl Bed {
         }
         self.shell("switch", "ip link add br0 type bridge mcast_snooping 0; ip link set br0 up")?;
         self.plug("router", "eth0", Ipv4Addr::new(10, 0, 0, 1))?;
-        let addresses: String =
-            (2..2 + CLIENTS).map(|last| format!("ip addr add 10.1.0.{last}/16 dev eth0\n")).collect();
+        let addresses: Vec<_> =
+            (2..2 + CLIENTS).map(|last| format!("ip addr add 10.1.0.{last}/16 dev eth0")).collect();
+        let addresses = addresses.join("; ");
         self.shell(
             "client",
             &format!(

@@ -39,8 +39,8 @@ pub fn edge_load_balancer(service: u32) -> Value {
     })
 }
 
-/// HAProxy in TCP mode, a proxy for each Service. It has no UDP. Its checks are off with thousands of Services: they would be
-/// three connections a second for each.
+/// `HAProxy` in TCP mode, a proxy for each Service, without health checks: they would be thousands of connections a second. It has
+/// no UDP.
 pub fn haproxy(services: u32) -> String {
     let mut text = "global\n  maxconn 3000\n  log 127.0.0.1 local0 emerg\ndefaults\n  mode tcp\n  balance roundrobin\n  \
                     timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n"

@@ -23,6 +23,8 @@ use crate::usage::Group;
 
 /// How long a contender may take until it serves.
 const START_LIMIT: Duration = Duration::from_mins(10);
+/// More Services than these were not loaded within four minutes: 10,000.
+const MOST_NAT: u32 = 5000;
 /// The edge's administration server, in the host's namespace.
 const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10359);
 
@@ -35,7 +37,7 @@ pub enum Contender {
     Routed,
     /// steerage-edge
     Edge,
-    /// HAProxy in TCP mode
+    /// `HAProxy` in TCP mode
     Haproxy,
     /// Envoy's TCP and UDP proxies
     Envoy,
@@ -90,6 +92,9 @@ impl Contender {
 
 /// Why it cannot serve so many Services here: each of a proxy's listeners is an open file, Envoy's once for each core and protocol.
 pub fn too_many(contender: Contender, services: u32) -> Option<String> {
+    if contender == Contender::Nat && services > MOST_NAT {
+        return Some(format!("nft needs many minutes to load the chains of more than {MOST_NAT}"));
+    }
     let cores = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let needed = usize::try_from(services).ok()?
         * match contender {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The time without service when the active load-balancer host fails: a pair of edges, and HAProxy under keepalived.
+//! The time without service when the active load-balancer host fails: a pair of edges, and `HAProxy` under keepalived.
 //!
 //! A client begins a new connection every millisecond. The time without service is the longest time between the beginnings of two
 //! connections that opened.

@@ -26,14 +26,15 @@ const FLOWS: usize = 64;
 #[derive(Debug)]
 pub struct Servers {
     accepted: Vec<Arc<AtomicU64>>,
-    // Nobody reads them: the kernel drops what has no room, which costs least.
-    _datagrams: Vec<UdpSocket>,
+    /// Nobody reads them: the kernel drops what has no room, which costs least.
+    #[allow(dead_code, reason = "open as long as the servers run")]
+    datagrams: Vec<UdpSocket>,
 }
 
 impl Servers {
     /// Starts them.
     pub fn start(bed: &Bed) -> Result<Self> {
-        let mut servers = Self { accepted: Vec::new(), _datagrams: Vec::new() };
+        let mut servers = Self { accepted: Vec::new(), datagrams: Vec::new() };
         for node in 0..NODES {
             let accepted = Arc::<AtomicU64>::default();
             servers.accepted.push(Arc::clone(&accepted));
@@ -41,7 +42,7 @@ impl Servers {
                 let listeners: Result<Vec<_>> = (0..SERVERS).map(|_| listen(PORT)).collect();
                 Ok((listeners?, listen(CHECK)?, UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?))
             })??;
-            servers._datagrams.push(datagrams);
+            servers.datagrams.push(datagrams);
             for listener in listeners {
                 let accepted = Arc::clone(&accepted);
                 thread::spawn(move || serve(&listener, &accepted));
@@ -151,7 +152,7 @@ pub fn requests(bed: &Bed, to: &[Ipv4Addr], threads: u8, time: Duration) -> Resu
                 match exchange(SocketAddrV4::new(*address, PORT), thread.wrapping_add(number as u8)) {
                     Ok(took) => round.times.push(took),
                     Err(error) => {
-                        (round.failed, round.error) = (round.failed + 1, Some(format!("{error:#}")))
+                        (round.failed, round.error) = (round.failed + 1, Some(format!("{error:#}")));
                     }
                 }
             }

@@ -32,6 +32,7 @@ pub struct CpuTime {
 
 impl CpuTime {
     /// Without what a host that does nothing uses in a period of this length, of which it used `at_rest` in another.
+    #[must_use]
     pub fn beyond(self, period: Duration, at_rest: (Self, Duration)) -> Self {
         let (rest, length) = at_rest;
         let part = period.as_secs_f64() / length.as_secs_f64().max(1e-9);
