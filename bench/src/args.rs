@@ -12,6 +12,7 @@ use steerage_process::duration;
 
 use crate::clouds;
 use crate::controller;
+use crate::edge;
 use crate::host;
 use crate::measure::{self, Extent, Measure, Settings};
 use crate::objects::{ENDPOINTS, Shape};
@@ -36,6 +37,8 @@ enum Command {
     Controller(controller::Flags),
     /// The controller with a cloud's provider beside the vendor's, against one real API server and what stands for the cloud
     Clouds(clouds::Flags),
+    /// The edge beside other load balancers, one at a time on the same host in network namespaces
+    Edge(edge::Flags),
 }
 
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -100,6 +103,7 @@ impl Args {
             Command::Agent(proxies) => proxies.run(),
             Command::Controller(flags) => flags.run(),
             Command::Clouds(flags) => flags.run(),
+            Command::Edge(flags) => flags.run(),
         }
     }
 }

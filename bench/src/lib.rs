@@ -10,6 +10,7 @@ pub mod args;
 pub mod clouds;
 pub mod cluster;
 pub mod controller;
+pub mod edge;
 pub mod host;
 pub mod measure;
 pub mod objects;

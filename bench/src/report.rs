@@ -151,13 +151,15 @@ impl Metric {
     }
 }
 
-struct Summary {
-    median: f64,
-    min: f64,
-    max: f64,
+/// Median, least and most.
+pub(crate) struct Summary {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
-fn summary(values: &[f64]) -> Option<Summary> {
+/// Of the values of all runs.
+pub(crate) fn summary(values: &[f64]) -> Option<Summary> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let (min, max) = (*sorted.first()?, *sorted.last()?);
@@ -171,7 +173,7 @@ fn summary(values: &[f64]) -> Option<Summary> {
 }
 
 /// Formats with three significant digits.
-fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The configurations of all contenders for the same Services: a VIP with one TCP and UDP port, and three of the nodes. Pure.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use serde_json::{Value, json};
+
+use super::bed::{CHECK, NODES, PORT, node_address, vip};
+
+/// Targets of each Service.
+const TARGETS: u8 = 3;
+
+/// The nodes of a Service. Every node is left out by as many Services.
+pub fn nodes_of(service: u32) -> Vec<u8> {
+    let left_out = service % u32::from(NODES);
+    (0..NODES).filter(|node| u32::from(*node) != left_out).take(usize::from(TARGETS)).collect()
+}
+
+/// The EdgeLoadBalancer of a Service.
+pub fn edge_load_balancer(service: u32) -> Value {
+    let targets: Vec<_> = nodes_of(service)
+        .into_iter()
+        .map(|node| json!({ "node": format!("node{node}"), "weight": 1, "addresses": [node_address(node)] }))
+        .collect();
+    json!({
+        "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
+        "metadata": { "name": format!("lb-{service}"), "uid": format!("u-{service}"), "generation": 1 },
+        "spec": {
+            "service": { "namespace": "default", "name": format!("s-{service}"), "uid": format!("s-{service}") },
+            "addresses": [vip(service)],
+            "listeners": [{ "protocol": "TCP", "port": PORT }, { "protocol": "UDP", "port": PORT }],
+            "healthCheck": {
+                "protocol": "HTTP", "port": CHECK, "path": "/healthz", "intervalMilliseconds": 1000,
+                "timeoutMilliseconds": 1000, "healthyThreshold": 1, "unhealthyThreshold": 2,
+            },
+            "targets": targets,
+        },
+    })
+}
+
+/// `HAProxy` in TCP mode, a proxy for each Service, without health checks: they would be thousands of connections a second. It has
+/// no UDP.
+pub fn haproxy(services: u32) -> String {
+    let mut text = "global\n  maxconn 3000\n  log 127.0.0.1 local0 emerg\ndefaults\n  mode tcp\n  balance roundrobin\n  \
+                    timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n"
+        .to_owned();
+    for service in 0..services {
+        let _ = writeln!(text, "listen s{service}\n  bind {}:{PORT}", vip(service));
+        for node in nodes_of(service) {
+            let _ = writeln!(text, "  server n{node} {}:{PORT}", node_address(node));
+        }
+    }
+    text
+}
+
+/// Envoy with a TCP and a UDP proxy for each Service.
+pub fn envoy(services: u32) -> String {
+    let cluster = |service: u32| {
+        let endpoint = |node: u8| {
+            json!({ "endpoint": { "address": { "socket_address": {
+                "address": node_address(node), "port_value": PORT } } } })
+        };
+        let endpoints: Vec<_> = nodes_of(service).into_iter().map(endpoint).collect();
+        json!({
+            "name": format!("c{service}"), "type": "STATIC", "connect_timeout": "5s", "lb_policy": "ROUND_ROBIN",
+            "load_assignment": { "cluster_name": format!("c{service}"), "endpoints": [{ "lb_endpoints": endpoints }] },
+        })
+    };
+    let address = |service: u32, protocol: &str| json!({ "socket_address": { "protocol": protocol, "address": vip(service), "port_value": PORT } });
+    let tcp = |service: u32| {
+        json!({
+            "name": format!("t{service}"), "address": address(service, "TCP"),
+            "filter_chains": [{ "filters": [{ "name": "envoy.filters.network.tcp_proxy", "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
+                "stat_prefix": "t", "cluster": format!("c{service}"),
+            } }] }],
+        })
+    };
+    let udp = |service: u32| {
+        json!({
+            "name": format!("u{service}"), "address": address(service, "UDP"),
+            "listener_filters": [{ "name": "envoy.filters.udp_listener.udp_proxy", "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.udp.udp_proxy.v3.UdpProxyConfig",
+                "stat_prefix": "u",
+                "matcher": { "on_no_match": { "action": { "name": "route", "typed_config": {
+                    "@type": "type.googleapis.com/envoy.extensions.filters.udp.udp_proxy.v3.Route",
+                    "cluster": format!("c{service}"),
+                } } } },
+            } }],
+        })
+    };
+    let listeners: Vec<_> = (0..services).flat_map(|service| [tcp(service), udp(service)]).collect();
+    let clusters: Vec<_> = (0..services).map(cluster).collect();
+    json!({ "static_resources": { "listeners": listeners, "clusters": clusters } }).to_string()
+}
+
+/// A ruleset as kube-proxy's nftables mode makes it for Services with external addresses under policy Cluster: a map from address and
+/// port to a chain for each Service, a chain for each endpoint, and masquerading.
+pub fn nat(services: u32) -> String {
+    let mut text =
+        "table ip kube-proxy {\n  chain mark-for-masquerade { meta mark set meta mark or 0x4000; }\n"
+            .to_owned();
+    let mut elements = Vec::new();
+    for service in 0..services {
+        for protocol in ["tcp", "udp"] {
+            let name = format!("{protocol}-{service}");
+            let nodes = nodes_of(service);
+            for node in &nodes {
+                let address = node_address(*node);
+                let _ = writeln!(
+                    text,
+                    "  chain endpoint-{name}-{node} {{ ip saddr {address} jump mark-for-masquerade; \
+                     meta l4proto {protocol} dnat to {address}:{PORT}; }}"
+                );
+            }
+            let choices: Vec<_> = nodes
+                .iter()
+                .enumerate()
+                .map(|(index, node)| format!("{index} : goto endpoint-{name}-{node}"))
+                .collect();
+            let _ = writeln!(
+                text,
+                "  chain service-{name} {{ numgen random mod {} vmap {{ {} }}; }}\n  \
+                 chain external-{name} {{ jump mark-for-masquerade; goto service-{name}; }}",
+                nodes.len(),
+                choices.join(", ")
+            );
+            elements.push(format!("{} . {protocol} . {PORT} : goto external-{name}", vip(service)));
+        }
+    }
+    let _ = writeln!(
+        text,
+        "  map service-ips {{ type ipv4_addr . inet_proto . inet_service : verdict; elements = {{ {} }} }}
+  chain services {{ ip daddr . meta l4proto . th dport vmap @service-ips; }}
+  chain nat-prerouting {{ type nat hook prerouting priority dstnat; jump services; }}
+  chain masquerading {{ meta mark and 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade fully-random; }}
+  chain nat-postrouting {{ type nat hook postrouting priority srcnat; jump masquerading; }}
+}}",
+        elements.join(", ")
+    );
+    text
+}
+
+/// The input of `ipvsadm --restore`: direct routing, with the scheduler that is closest to the edge's.
+pub fn ipvs(services: u32) -> String {
+    let mut text = String::new();
+    for service in 0..services {
+        for option in ["-t", "-u"] {
+            let to = format!("{}:{PORT}", vip(service));
+            let _ = writeln!(text, "-A {option} {to} -s rr");
+            for node in nodes_of(service) {
+                let _ = writeln!(text, "-a {option} {to} -r {}:{PORT} -g", node_address(node));
+            }
+        }
+    }
+    text
+}
+
+/// A VRRP instance with one VIP.
+pub fn keepalived(interface: &str, vip: Ipv4Addr, priority: u8, interval: &str) -> String {
+    let version = if interval == "1" { 2 } else { 3 };
+    format!(
+        "global_defs {{\n  vrrp_version {version}\n}}\nvrrp_instance bench {{\n  state BACKUP\n  interface {interface}\n  \
+         virtual_router_id 51\n  priority {priority}\n  advert_int {interval}\n  virtual_ipaddress {{\n    {vip}/32\n  }}\n}}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn nodes_serve_as_many_services() {
+        let mut counts = BTreeMap::<u8, u32>::new();
+        for service in 0..100 {
+            assert_eq!(nodes_of(service).len(), usize::from(TARGETS));
+            for node in nodes_of(service) {
+                *counts.entry(node).or_default() += 1;
+            }
+        }
+        assert!(
+            counts.len() == usize::from(NODES) && counts.values().all(|count| *count == 75),
+            "{counts:?}"
+        );
+    }
+
+    #[test]
+    fn every_contender_has_every_service_and_target() {
+        let last = vip(9).to_string();
+        for text in [haproxy(10), envoy(10), nat(10), ipvs(10), edge_load_balancer(9).to_string()] {
+            assert!(text.contains(&last), "{text}");
+            for node in nodes_of(9) {
+                assert!(text.contains(&node_address(node).to_string()), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn fast_timers_need_the_third_version_of_vrrp() {
+        let vip = vip(0);
+        assert!(keepalived("eth0", vip, 100, "1").contains("vrrp_version 2"));
+        assert!(keepalived("eth0", vip, 100, "0.05").contains("vrrp_version 3"));
+    }
+}
