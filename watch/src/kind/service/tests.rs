@@ -85,6 +85,8 @@ fn service_is_projected_completely() {
     ]
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .into();
+    let labels = [("app", "web"), ("service.kubernetes.io/service-proxy-name", "steerage")];
+    want.labels = Arc::new(labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     want.proxy_name = Some("steerage".into());
     want.finalizers = vec!["steerage.dev/load-balancer".into()];
     want.deleting = true;
