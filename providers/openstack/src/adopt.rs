@@ -112,9 +112,10 @@ impl OpenStack {
         if let Some(id) = &wanted.adopts {
             known.extend(observe::balancer(calls, id).await?);
             if known.is_empty() && !was_served {
-                // A floating IP of Steerage shows the same after a restart.
+                // After a restart, a floating IP of Steerage shows the same, and so does a published address that no load balancer has.
                 let mark = self.floating_mark(&lb.owner, wanted.shared.as_deref());
-                if self.own_floating_ips(&mark).await?.is_empty() {
+                let is_gone = !lb.published.is_empty() && self.published_balancers(lb).await?.is_empty();
+                if !is_gone && self.own_floating_ips(&mark).await?.is_empty() {
                     return Err(names_nothing(id));
                 }
             }
@@ -380,6 +381,22 @@ mod tests {
             assert_eq!(after.progress, steerage_provider_api::Progress::Again(std::time::Duration::ZERO));
             assert_eq!(settle(&provider, &named).await.unwrap().ingress, before.ingress);
         }
+    }
+
+    /// The other controller wrote the annotation, which stays after the adoption. Nothing but the Service's status has the address.
+    #[tokio::test(start_paused = true)]
+    async fn internal_load_balancer_that_is_gone_is_replaced_after_a_restart() {
+        let cloud = Scripted::new();
+        let provider = || cloud.provider_with(|config| config.floating_network = None);
+        let plain = planned(&[(Protocol::Tcp, 80, 30080)], &[1]);
+        let before = settle(&provider(), &plain).await.unwrap();
+        let id = crate::scripted::ids(&cloud)[0].clone();
+        cloud.remove("loadbalancers", &id);
+        let annotations = BTreeMap::from([(LOAD_BALANCER_ID.to_owned(), id)]);
+        let published = before.ingress.iter().filter_map(|ingress| ingress.ip).collect();
+        let named = LoadBalancer { annotations, published, ..plain };
+        let after = settle(&provider(), &named).await.unwrap();
+        assert_eq!(after.ingress, before.ingress);
     }
 
     #[tokio::test(start_paused = true)]
