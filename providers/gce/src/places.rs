@@ -42,6 +42,8 @@ pub(crate) struct Places {
     started_at: Option<Instant>,
     /// The Services that this process looked at.
     looked_at: BTreeSet<Key>,
+    /// The Services that this process deletes: what is left of them wants no rules.
+    deleted: BTreeSet<Key>,
 }
 
 impl Places {
@@ -89,7 +91,8 @@ impl Places {
         let is_starting = is_within(self.started_at, START);
         let is_full = is_starting || is_within(self.refused_at, FULL);
         let is_claimed = || self.claims.iter().any(|(of, claim)| of != service && claim.until > now);
-        let is_unknown = || is_starting && unruled().iter().any(|of| !self.looked_at.contains(of));
+        let is_known = |of: &Key| self.looked_at.contains(of) || self.deleted.contains(of);
+        let is_unknown = || is_starting && unruled().iter().any(|of| !is_known(of));
         let is_new = |step: &Step| matches!(step, Step::Insert { id, .. } if id.kind == Kind::ForwardingRule);
         if !is_full || !steps.iter().any(is_new) || !(is_claimed() || is_unknown()) {
             return (steps, 0);
@@ -122,6 +125,12 @@ impl Places {
     /// The quota had no place for a rule.
     pub(crate) fn note_refused(&mut self) {
         self.refused_at = Some(Instant::now());
+    }
+
+    /// The Service is being deleted.
+    pub(crate) fn note_deletion(&mut self, service: &Key) {
+        self.deleted.insert(service.clone());
+        self.forget(service);
     }
 
     /// The Service lacks no rule, or wants none.

@@ -381,12 +381,12 @@ impl Provider for Gce {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
+        self.places().note_deletion(&owner.service);
         let result = self.delete_all(owner, &mut entry).await;
         let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
         let result = noted(result, &mut entry);
         if matches!(result, Ok(Progress::Done)) {
             self.address_owners.forget(owner);
-            self.places().forget(&owner.service);
         }
         if matches!(result, Ok(Progress::Done)) && entry.tree.is_none() && entry.pending.is_empty() {
             self.note_ended(&owner.service);

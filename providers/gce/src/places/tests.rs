@@ -95,6 +95,33 @@ async fn only_published_services_go_first_at_the_start() {
     }
 }
 
+/// What a deletion leaves for a moment looks like a Service that lost its rules.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_service_that_is_deleted() {
+    let cloud = Full::new();
+    let earlier = cloud.provider();
+    settle(&earlier, &good(&[(Protocol::Tcp, 80)])).await;
+    let rule = cloud.cloud.resources().into_iter().find(|(_, found)| found.kind == Kind::ForwardingRule);
+    assert!(cloud.cloud.change(&rule.unwrap().0, |_| None));
+    let gce = cloud.provider();
+    assert_eq!(gce.owned().await.unwrap(), [good(&[]).owner]);
+    let mut waits = false;
+    for _ in 0..50 {
+        let outcome = gce.apply(&evil(), Compare::Remembered).await.unwrap();
+        waits = outcome.incomplete.is_some_and(|(reason, _)| reason == "QuotaExceeded");
+        sleep(Duration::from_millis(200)).await;
+    }
+    assert!(waits, "the rule may be about to be replaced");
+    let owner = good(&[]).owner;
+    let began = tokio::time::Instant::now();
+    while !matches!(gce.delete(&owner).await.unwrap(), Progress::Done) {
+        drop(gce.apply(&evil(), Compare::Remembered).await.unwrap());
+        sleep(Duration::from_millis(200)).await;
+    }
+    settle(&gce, &evil()).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
 /// A cloud with a quota of one forwarding rule.
 #[derive(Clone)]
 struct Full {
