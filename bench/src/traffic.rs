@@ -100,7 +100,8 @@ impl Pods {
     }
 }
 
-fn listen(port: u16) -> Result<TcpListener> {
+/// Listens on a port of all IPv4 addresses, beside others that do so too.
+pub(crate) fn listen(port: u16) -> Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;

@@ -79,7 +79,6 @@ pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Starts all parts, and returns at shutdown.
-#[expect(clippy::too_many_lines, reason = "one line after the other: nothing is decided here")]
 pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) -> anyhow::Result<()> {
     let EdgeArgs {
         interface,
@@ -128,23 +127,10 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     process.spawn("heartbeats", heartbeats.run());
 
     let (secret_key, secret_key_rx) = watch::channel(None);
-    let key = match peers_key_file {
-        Some(file) => Some(KeySource::File(file)),
-        None => has_cluster.then_some(KeySource::Secret(secret_key_rx)),
-    };
-    let exchange = FlowExchange::start(
-        PeerOptions { port: peers_port, key },
-        PeerInputs {
-            interface: link.name.clone(),
-            index: link.index,
-            addresses: own_addresses.subscribe(),
-            membership: membership.clone(),
-            informed,
-            metrics: metrics.flows.clone(),
-        },
-        &dataplane,
-        &process,
-    )?;
+    let key = KeySource::choose(peers_key_file, has_cluster, secret_key_rx);
+    let options = PeerOptions { port: peers_port, key };
+    let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, &metrics);
+    let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone());

@@ -32,7 +32,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::link::mac::Mac;
 use crate::link::membership::Membership;
-use crate::metrics::FlowMetrics;
+use crate::link::route::Link;
+use crate::metrics::{FlowMetrics, Metrics};
 use exchange::Exchange;
 use items::Command;
 pub(crate) use key::{KeySource, read_secret};
@@ -53,14 +54,33 @@ pub(crate) struct PeerOptions {
 #[derive(Debug)]
 pub(crate) struct PeerInputs {
     /// The interface's name and index.
-    pub(crate) interface: String,
-    pub(crate) index: u32,
+    interface: String,
+    index: u32,
     /// The host's own addresses.
-    pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
-    pub(crate) membership: watch::Receiver<Membership>,
+    addresses: watch::Receiver<Vec<IpAddr>>,
+    membership: watch::Receiver<Membership>,
     /// Gets the hosts that have this host's complete list.
-    pub(crate) informed: watch::Sender<BTreeSet<Mac>>,
-    pub(crate) metrics: FlowMetrics,
+    informed: watch::Sender<BTreeSet<Mac>>,
+    metrics: FlowMetrics,
+}
+
+impl PeerInputs {
+    pub(crate) fn new(
+        link: &Link,
+        addresses: watch::Receiver<Vec<IpAddr>>,
+        membership: &watch::Receiver<Membership>,
+        informed: watch::Sender<BTreeSet<Mac>>,
+        metrics: &Metrics,
+    ) -> Self {
+        Self {
+            interface: link.name.clone(),
+            index: link.index,
+            addresses,
+            membership: membership.clone(),
+            informed,
+            metrics: metrics.flows.clone(),
+        }
+    }
 }
 
 /// The engine's side. The exchange ends with this value.
@@ -131,10 +151,10 @@ impl FlowExchange {
         let PeerOptions { port, key } = options;
         let PeerInputs { interface, index, addresses, membership, informed, metrics } = inputs;
         let Some(key_source) = key.filter(|_| port != 0) else {
+            let reason = if port == 0 { "--peers-port is 0" } else { "no cluster and no --peers-key-file" };
             tracing::warn!(
-                port,
-                "flow exceptions are not exchanged with other edge hosts, for lack of --peers-key-file or by --peers-port 0; connections \
-                 whose slots have moved break at a takeover"
+                reason,
+                "flow exceptions are not exchanged with other edge hosts; connections whose slots have moved break at a takeover"
             );
             return Ok(Self(None));
         };
@@ -209,6 +229,8 @@ async fn watch_key(shared: Shared) {
             let source = &shared.key_source;
             match &problem {
                 None => tracing::info!(key = %source, "flow exceptions are exchanged with other edge hosts"),
+                // Its reader says why.
+                Some(_) if source.is_secret() => {}
                 Some(error) => tracing::warn!(
                     key = %source,
                     error,

@@ -5,7 +5,7 @@
 //! the hash must never change: hosts of two versions would not agree.
 
 use std::net::IpAddr;
-use std::ops::{BitAnd, BitOr, BitOrAssign, Sub};
+use std::ops::{BitAnd, BitOr, Sub};
 
 use crate::hash::{self, mix64};
 
@@ -92,12 +92,6 @@ impl BitOr for Shards {
     type Output = Self;
     fn bitor(self, other: Self) -> Self {
         Self(self.0 | other.0)
-    }
-}
-
-impl BitOrAssign for Shards {
-    fn bitor_assign(&mut self, other: Self) {
-        *self = *self | other;
     }
 }
 

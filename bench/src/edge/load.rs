@@ -14,6 +14,7 @@ use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::bed::{Bed, CHECK, CLIENTS, NODES, PORT, node_netns};
+use crate::traffic::listen;
 
 /// A connection that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -56,15 +57,6 @@ impl Servers {
     pub fn served(&self) -> Vec<u64> {
         self.accepted.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
-}
-
-fn listen(port: u16) -> Result<TcpListener> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-    socket.set_reuse_address(true)?;
-    socket.set_reuse_port(true)?;
-    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
-    socket.listen(4096)?;
-    Ok(socket.into())
 }
 
 fn serve(listener: &TcpListener, served: &AtomicU64) {

@@ -24,7 +24,7 @@ use crate::shards::{Shard, Shards};
 mod offers;
 mod peer;
 
-use offers::Offers;
+use offers::{KnownPeer, Offers};
 pub(crate) use peer::Peer;
 
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
@@ -221,7 +221,7 @@ impl Election {
         self.highest_term = self.highest_term.max(beat.term);
         // The machine has another address now, and somebody else may have the old one.
         let timeout = self.timing.timeout();
-        self.peers.retain(|_, peer| peer.host != beat.host || now.duration_since(peer.last) < timeout);
+        self.peers.retain(|_, peer| peer.host != beat.host || peer.is_alive(now, timeout));
         self.peers.insert(from, Peer::new(beat, now));
     }
 
@@ -250,16 +250,15 @@ impl Election {
     /// `yields`: this host gives up its shards for better ones.
     fn next_active(&mut self, yields: bool, now: Instant) -> Shards {
         let own = (self.ability.can_serve, self.term, self.name.as_str(), self.mac);
-        let claim = |(mac, peer): (&Mac, &Peer)| {
-            (peer.keeps(), (peer.ability.can_serve, peer.term, peer.host.clone(), *mac))
-        };
-        let claims: Vec<_> = self.live_peers(now).map(claim).collect();
+        let claims: Vec<_> = self
+            .live_peers(now)
+            .map(|(mac, peer)| (peer.keeps(), (peer.ability.can_serve, peer.term, peer.host.as_str(), *mac)))
+            .collect();
         let mut quiet_since = self.quiet_since;
         let mut is_next = |shard: &Shard| {
             let is_active = self.active.contains(*shard);
             let of_shard = claims.iter().filter(|(shards, _)| shards.contains(*shard));
-            let strongest =
-                of_shard.map(|(_, (able, term, host, mac))| (*able, *term, host.as_str(), *mac)).max();
+            let strongest = of_shard.map(|(_, strength)| *strength).max();
             let is_quiet = !is_active && strongest.is_none();
             let quiet = &mut quiet_since[shard.index()];
             *quiet = is_quiet.then(|| quiet.unwrap_or(now));
@@ -287,11 +286,12 @@ impl Election {
         let may_offer = !self.leaving && self.ability.can_serve;
         let own = may_offer.then_some((self.name.as_str(), self.ability, self.active));
         let timeout = self.timing.timeout();
-        let peers = self.peers.values().map(|peer| (peer, now.duration_since(peer.last) < timeout));
-        let (all, informed) = (&self.peers, &self.informed);
-        let knows_flows =
-            |peer: &Peer| all.iter().any(|(mac, other)| other.host == peer.host && informed.contains(mac));
-        self.offers.update(own, peers, knows_flows, now);
+        let peers = self.peers.iter().map(|(mac, peer)| KnownPeer {
+            peer,
+            is_alive: peer.is_alive(now, timeout),
+            knows_flows: self.informed.contains(mac),
+        });
+        self.offers.update(own, peers, now);
     }
 
     /// Why this host, which has been active beside a much better one for long, should yield.
@@ -338,7 +338,7 @@ impl Election {
     /// The other hosts that are alive.
     fn live_peers(&self, now: Instant) -> impl Iterator<Item = (&Mac, &Peer)> {
         let timeout = self.timing.timeout();
-        self.peers.iter().filter(move |(_, peer)| now.duration_since(peer.last) < timeout)
+        self.peers.iter().filter(move |(_, peer)| peer.is_alive(now, timeout))
     }
 }
 

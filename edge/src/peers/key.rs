@@ -30,6 +30,19 @@ pub(crate) enum KeySource {
 }
 
 impl KeySource {
+    /// The file comes first. Without it, and without a cluster that has the Secret, there is no key.
+    pub(crate) fn choose(
+        file: Option<PathBuf>,
+        has_cluster: bool,
+        secret: watch::Receiver<Option<SharedKey>>,
+    ) -> Option<Self> {
+        file.map(Self::File).or_else(|| has_cluster.then_some(Self::Secret(secret)))
+    }
+
+    pub(super) fn is_secret(&self) -> bool {
+        matches!(self, Self::Secret(_))
+    }
+
     pub(super) fn key(&self) -> io::Result<SharedKey> {
         match self {
             Self::File(path) => SharedKey::read(path),

@@ -28,6 +28,15 @@ struct Standing {
     damping: Damping,
 }
 
+/// Another host, as offers need to know it.
+#[derive(Clone, Copy)]
+pub(super) struct KnownPeer<'a> {
+    pub(super) peer: &'a Peer,
+    pub(super) is_alive: bool,
+    /// Whether it has this host's flow exceptions.
+    pub(super) knows_flows: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Offers {
     current: Shards,
@@ -42,28 +51,29 @@ impl Offers {
         self.current
     }
 
-    /// `peers`: all that were heard since the start, and whether each is alive; `active`: the shards of this host, which can serve.
-    /// `None` if this host has nothing to offer: it is leaving, or cannot serve.
+    /// `peers`: all that were heard since the start; `own`: this host's name, its ability and its shards, `None` if it has nothing to
+    /// offer: it is leaving, or cannot serve.
     pub(super) fn update<'a>(
         &mut self,
         own: Option<(&str, Ability, Shards)>,
-        peers: impl Iterator<Item = (&'a Peer, bool)> + Clone,
-        knows_flows: impl Fn(&Peer) -> bool,
+        peers: impl Iterator<Item = KnownPeer<'a>> + Clone,
         now: Instant,
     ) {
-        self.standings.retain(|host, _| peers.clone().any(|(peer, _)| peer.host == *host));
-        for (peer, is_alive) in peers.clone() {
+        self.standings.retain(|host, _| peers.clone().any(|known| known.peer.host == *host));
+        for KnownPeer { peer, is_alive, .. } in peers.clone() {
             self.note(peer, is_alive, now);
         }
         let Some((name, ability, active)) = own else {
             self.current = Shards::NONE;
             return;
         };
-        let live = peers.filter(|(_, is_alive)| *is_alive).map(|(peer, _)| peer);
-        let is_eligible = |peer: &&Peer| {
-            self.is_settled(peer, now) && knows_flows(peer) && !ability.is_much_healthier_than(peer.ability)
+        let is_eligible = |known: &KnownPeer<'_>| {
+            known.is_alive
+                && known.knows_flows
+                && self.is_settled(known.peer, now)
+                && !ability.is_much_healthier_than(known.peer.ability)
         };
-        let others: Vec<&Peer> = live.filter(is_eligible).collect();
+        let others: Vec<&Peer> = peers.filter(is_eligible).map(|known| known.peer).collect();
         let is_preferred_elsewhere = |shard: &Shard| {
             let own = (shard.preference(name), name);
             others.iter().any(|peer| (shard.preference(&peer.host), peer.host.as_str()) > own)

@@ -2,7 +2,7 @@
 //! What this host knows of another one. Pure; `election` has one for each.
 
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::link::ability::Ability;
 use crate::link::heartbeat::Heartbeat;
@@ -36,6 +36,11 @@ impl Peer {
             shards.map_or((undivided, Shards::NONE), |shards| (shards.active, shards.offered));
         let ability = ability.unwrap_or(Ability::UNSTATED);
         Self { host, addresses, active, offered, leaving, term, cluster, ability, is_undivided, last: now }
+    }
+
+    /// Whether it was heard within this time.
+    pub(super) fn is_alive(&self, now: Instant, timeout: Duration) -> bool {
+        now.duration_since(self.last) < timeout
     }
 
     /// The shards that it answers for and keeps.
