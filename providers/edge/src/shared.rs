@@ -12,9 +12,7 @@ use steerage_edge_api::{
     EdgeTargetHealth, ReleasedAddress,
 };
 use steerage_model::{Family, Key};
-use steerage_provider_api::{
-    Error, LoadBalancer, NoticeSubject, Owner, ProviderNotice, SharedSet, TargetSet,
-};
+use steerage_provider_api::{Error, LoadBalancer, Owner, ProviderNotice};
 use steerage_watch::Event;
 use tokio::sync::{Notify, OnceCell};
 
@@ -22,24 +20,19 @@ use crate::allocation::{Allocation, Held};
 use crate::calls::Failure;
 use crate::entry::{Change, Entry};
 use crate::index::Index;
-use crate::kept::{Kept, Tenant};
 use crate::namespaces::{Namespace, Namespaces};
 use crate::notifier::Notifier;
-use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent, addresses};
+use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
 use crate::pools::PoolUsage;
-use crate::{AddressSet, Pool, kept, pools, spec};
-
-/// Shortest time between two writes of the pools' statuses.
-const PACE: Duration = Duration::from_secs(1);
-
-/// Wait before a failed write of a pool's status is tried again.
-const RETRY: Duration = Duration::from_secs(10);
-
-/// Event of an AddressPool that has hardly any free address of a family.
-pub const ADDRESS_POOL_NEARLY_FULL: &str = "AddressPoolNearlyFull";
+use crate::{Pool, kept, pools, spec};
 
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
+
+mod pool_reports;
+mod shared_sets;
+
+pub use pool_reports::ADDRESS_POOL_NEARLY_FULL;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -265,147 +258,6 @@ impl Shared {
         self.stale_pools.notify_one();
     }
 
-    /// Writes the statuses of pools that differ, at most once in [`PACE`]: thousands of load balancers change one status. Does nothing
-    /// before the first provider call.
-    pub(crate) async fn keep_pool_statuses(&self) {
-        loop {
-            let next_free = self.next_free();
-            let wait = async {
-                match next_free {
-                    Some(left) => tokio::time::sleep(left).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = self.stale_pools.notified() => {}
-                () = wait => self.end_delays(),
-            }
-            if self.activated.initialized() {
-                let wait = if self.write_pools().await { PACE } else { RETRY };
-                tokio::time::sleep(wait).await;
-            }
-        }
-    }
-
-    /// The addresses that load balancers keep although no pool would give them; users are told of new ones.
-    fn find_kept(&self) -> BTreeSet<Kept> {
-        let pools = self.known_pools();
-        let mut known = AddressSet::default();
-        for range in pools.iter().flat_map(|pool| &pool.ranges) {
-            known.insert_range(range.first(), range.last());
-        }
-        let is_all_known = self.balancers.cache.index(|index| index.used().is_subset(&known));
-        let found = if is_all_known && !pools.iter().any(kept::is_restricted) {
-            BTreeSet::new()
-        } else {
-            self.look_for_kept(&pools)
-        };
-        let mut known = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let (notices, is_all) = kept::news(&found, &mut known);
-        drop(known);
-        for notice in notices {
-            self.notices.send(&notice);
-        }
-        if !is_all {
-            self.pools_are_stale();
-        }
-        found
-    }
-
-    fn look_for_kept(&self, pools: &[Pool]) -> BTreeSet<Kept> {
-        let allocation = self.allocation();
-        let kept = |entry: &Entry<LoadBalancerContent>| {
-            let holder = match &entry.owner {
-                Some(owner) => format!("Service {}", owner.service),
-                None => format!("EdgeLoadBalancer {}", entry.name),
-            };
-            let namespace = entry.owner.as_ref().map(|owner| owner.service.namespace()).unwrap_or_default();
-            let namespace_labels = self.namespaces.labels(namespace);
-            let labels = allocation.labels(&entry.name);
-            let tenant = Tenant { namespace, namespace_labels: namespace_labels.as_ref(), labels };
-            let why = |address| Some((address, tenant.why_kept(address, pools)?));
-            let kept =
-                |(address, why)| Kept { holder: holder.clone(), address, why, owner: entry.owner.clone() };
-            addresses(entry).into_iter().filter_map(why).map(kept).collect::<Vec<_>>()
-        };
-        self.balancers.cache.read(|rows| rows.flat_map(kept).collect())
-    }
-
-    /// Tells users of pools that are nearly full since a moment ago.
-    fn tell_of_full_pools(&self) {
-        let usages = self.pool_usages();
-        let full: BTreeMap<(String, String), String> = usages
-            .iter()
-            .filter(|(_, usage)| usage.is_nearly_full())
-            .map(|(pool, usage)| ((pool.clone(), usage.family.to_string()), usage.report()))
-            .collect();
-        let mut told = self.full_pools.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|one| full.contains_key(one));
-        for (key, report) in full {
-            let pool = self.pools.cache.get(&key.0);
-            if let Some(pool) = pool.filter(|_| !told.contains(&key)) {
-                let subject = NoticeSubject::Object {
-                    api_version: "steerage.dev/v1alpha1",
-                    kind: "AddressPool",
-                    namespace: self.namespace.clone(),
-                    name: pool.name,
-                    uid: pool.uid,
-                };
-                let note = format!("The AddressPool is nearly full: {report}");
-                self.notices.send(&ProviderNotice { subject, reason: ADDRESS_POOL_NEARLY_FULL, note });
-                told.insert(key);
-            }
-        }
-    }
-
-    /// The addresses that each pool keeps for the Services that had them, by the pool's name.
-    fn held_addresses(&self) -> BTreeMap<String, Vec<ReleasedAddress>> {
-        let pools = self.known_pools();
-        let allocation = self.allocation();
-        self.balancers.cache.index(|index| {
-            pools.iter().map(|pool| (pool.name.clone(), allocation.held_by(pool, index))).collect()
-        })
-    }
-
-    /// Writes the status of every pool for which it differs. Returns whether all were written; no load balancer depends on it.
-    pub(crate) async fn write_pools(&self) -> bool {
-        let mut all_written = true;
-        let used = self.balancers.cache.index(|index| index.used().clone());
-        let kept = self.find_kept();
-        self.tell_of_full_pools();
-        let mut held = self.held_addresses();
-        let is_missing = self.namespaces.is_missing();
-        let stale: Vec<_> = self.pools.cache.read(|rows| {
-            rows.filter_map(|entry| {
-                let content = entry.content.as_ref().ok()?;
-                let released = held.remove(&entry.name).unwrap_or_default();
-                let mut status = pools::status(&entry.name, &content.spec, &used, &kept, released);
-                if content.spec.namespace_selector.is_some() && is_missing {
-                    pools::add_problem(&mut status, pools::NAMESPACES_MISSING);
-                }
-                (content.status.as_ref() != Some(&status)).then(|| (entry.name.clone(), status))
-            })
-            .collect()
-        });
-        for (pool, status) in stale {
-            match self.pools.patch_status(&pool, &pools::status_patch(&status)).await {
-                // The watch will not report an edit that came with the response.
-                Ok(changes) => {
-                    for change in changes.iter().filter(|change| is_edited(change)) {
-                        self.on_pool(change);
-                    }
-                }
-                Err(failure) => {
-                    let error = Error::from(failure);
-                    tracing::warn!(%pool, %error, "AddressPool status not written; retrying");
-                    all_written = false;
-                    self.pools_are_stale();
-                }
-            }
-        }
-        all_written
-    }
-
     /// Protects a shared set from deletion while the load balancer of this name may use it: a write without an answer may have
     /// succeeded.
     pub(crate) fn about_to_use(&self, name: String, set: &'static str) {
@@ -436,89 +288,6 @@ impl Shared {
     /// How long a write of this name that was given up may still have an effect.
     pub(crate) fn unsettled(&self, name: &str) -> Option<Duration> {
         self.allocation().unsettled(name)
-    }
-
-    /// Whether a load balancer uses a shared set, or may.
-    pub(crate) fn is_used(&self, set: &str) -> bool {
-        self.users().values().any(|used| *used == set) || self.balancers.cache.index(|index| index.uses(set))
-    }
-
-    /// The newest value of a shared set: this one, or a newer one that came before.
-    pub(crate) fn offer_set(&self, which: SharedSet, set: &TargetSet) -> Arc<EdgeNodeSetSpec> {
-        let mut offered = self.offered_sets.lock().unwrap_or_else(PoisonError::into_inner);
-        let newest = offered.get(which.as_str()).filter(|newest| newest.generation >= set.generation);
-        if let Some(newest) = newest {
-            return Arc::clone(&newest.spec);
-        }
-        let spec = Arc::new(spec::shared_set(set));
-        let new =
-            OfferedSet { generation: set.generation, spec: Arc::clone(&spec), refused: BTreeMap::new() };
-        offered.insert(which.as_str(), new);
-        spec
-    }
-
-    /// [`spec::refused`] for a shared set. Thousands of load balancers ask it of thousands of targets, so it is found once.
-    pub(crate) fn refused(
-        &self,
-        which: SharedSet,
-        families: &[Family],
-        set: &TargetSet,
-    ) -> Vec<(String, String)> {
-        let mut offered = self.offered_sets.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = offered.get_mut(which.as_str()).filter(|offered| offered.generation == set.generation);
-        match same {
-            Some(same) => {
-                let find = || spec::refused(families, set);
-                same.refused.entry(families.to_vec()).or_insert_with(find).clone()
-            }
-            None => spec::refused(families, set),
-        }
-    }
-
-    /// Whether this version of a shared set was found equal to this value.
-    pub(crate) fn is_known_set(&self, set: &str, version: &str, wanted: &Arc<EdgeNodeSetSpec>) -> bool {
-        let known = self.known_sets.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(set).is_some_and(|(known, spec)| known == version && Arc::ptr_eq(spec, wanted))
-    }
-
-    /// Records that this version of a shared set equals this value.
-    pub(crate) fn set_known(&self, set: &'static str, version: String, wanted: Arc<EdgeNodeSetSpec>) {
-        self.known_sets.lock().unwrap_or_else(PoisonError::into_inner).insert(set, (version, wanted));
-    }
-
-    /// Records what a shared set must contain; `None` if it is not needed any more.
-    pub(crate) fn want_set(&self, set: &str, wanted: Option<Arc<EdgeNodeSetSpec>>) {
-        let mut sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
-        match wanted {
-            Some(wanted) => drop(sets.insert(set.to_owned(), wanted)),
-            None => drop(sets.remove(set)),
-        }
-    }
-
-    /// Another program changed or deleted a node set. Its load balancers would have other targets, or none.
-    pub(crate) fn on_node_set(&self, change: &Change<NodeSetContent>) {
-        let Some(entry) = change.new.as_ref().or(change.old.as_ref()) else { return };
-        let content = change.new.as_ref().filter(|new| new.managed).and_then(|new| new.content.as_ref().ok());
-        {
-            let sets = self.wanted_sets.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(wanted) = sets.get(entry.name.as_str()) else { return };
-            // The watch may deliver a write of the provider before its response arrives.
-            if content.is_some_and(|content| content.spec == **wanted) {
-                return;
-            }
-        }
-        let is_foreign = |entry: Option<&Entry<NodeSetContent>>| entry.is_some_and(|entry| !entry.managed);
-        if is_foreign(change.old.as_ref()) && is_foreign(change.new.as_ref()) {
-            return;
-        }
-        tracing::warn!(
-            node_set = entry.name,
-            "another program changed or deleted the EdgeNodeSet; reconciling all load balancers"
-        );
-        // All: one whose targets were refused does not name the set yet.
-        let owners: Vec<Owner> =
-            self.balancers.cache.read(|rows| rows.filter_map(|entry| entry.owner.clone()).collect());
-        self.notify(&owners);
     }
 
     fn users(&self) -> MutexGuard<'_, BTreeMap<String, &'static str>> {

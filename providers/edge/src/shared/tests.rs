@@ -10,6 +10,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use kube::client::Body;
 use serde_json::Value;
 use serde_json::json;
+use steerage_provider_api::NoticeSubject;
 use steerage_watch::{Event, Kind as _};
 
 use super::*;
