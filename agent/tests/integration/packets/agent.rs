@@ -188,7 +188,7 @@ impl<'a> Running<'a> {
         Some((status, weight.parse().ok()?))
     }
 
-    fn healthy(&self, port: u16, expected: Option<(u16, usize)>) {
+    pub(crate) fn healthy(&self, port: u16, expected: Option<(u16, usize)>) {
         for family in FAMILIES {
             soon(&format!("{expected:?} from {port}, {family}"), || self.health(port, family) == expected);
         }
@@ -222,7 +222,7 @@ pub(crate) fn soon(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-fn running(world: &World) -> Running<'_> {
+pub(crate) fn running(world: &World) -> Running<'_> {
     Running::new(world, NodePortAddresses::Primary)
 }
 

@@ -17,6 +17,7 @@ mod long_lists;
 mod peers;
 mod policies;
 mod sctp;
+mod shared_address;
 mod tenants;
 mod trace;
 mod unserved;
