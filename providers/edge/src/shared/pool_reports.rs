@@ -26,7 +26,7 @@ pub const ADDRESS_POOL_NEARLY_FULL: &str = "AddressPoolNearlyFull";
 
 impl Shared {
     /// Writes the statuses of pools that differ, at most once in [`PACE`]: thousands of load balancers change one status. Does nothing
-    /// before the first provider call.
+    /// before the first provider call. Also ends reuse delays.
     pub(crate) async fn keep_pool_statuses(&self) {
         loop {
             let next_free = self.next_free();
@@ -38,8 +38,10 @@ impl Shared {
             };
             tokio::select! {
                 () = self.stale_pools.notified() => {}
-                () = wait => self.end_delays(),
+                () = wait => {}
             }
+            // In each turn: a delay may have ended while this task wrote or slept.
+            self.end_delays();
             if self.activated.initialized() {
                 let wait = if self.write_pools().await { PACE } else { RETRY };
                 tokio::time::sleep(wait).await;

@@ -17,6 +17,8 @@ use super::*;
 use crate::allocation::tests::{ip, load_balancer, owner, unreachable_client};
 use crate::namespaces::NamespaceKind;
 
+const PACE_OF_CHANGES: Duration = Duration::from_millis(100);
+
 fn pool(version: &str, range: &str) -> Value {
     json!({"apiVersion": "steerage.dev/v1alpha1", "kind": "AddressPool", "spec": {"addresses": [range]},
         "metadata": {"name": "default", "namespace": "system", "uid": "u", "resourceVersion": version}})
@@ -359,4 +361,34 @@ async fn released_addresses_are_in_the_status_for_the_next_process() {
     assert_eq!(notified.next().now_or_never().flatten(), Some(owner("late")));
     assert_eq!(next.allocate(&load_balancer("late", &[])).expect("free"), [ip("10.9.0.7")]);
     assert_eq!(next.next_free(), None);
+}
+
+/// While statuses are written again and again, no wait for the end of a delay is reached.
+#[tokio::test(start_paused = true)]
+async fn reuse_delay_that_ends_while_statuses_are_written_wakes_who_waits() {
+    let mut world = PoolWorld::new();
+    world.set("p", &json!({"addresses": ["10.9.0.7"], "reuseDelaySeconds": 60}));
+    let before = world.shared.balancers.cache.get(&spec::object_name(&owner("web"))).expect("listed");
+    let gone = Event::Delete { key: before.name.clone(), version: "2".to_owned() };
+    for change in world.shared.balancers.cache.apply(gone) {
+        world.shared.on_balancer(&change);
+    }
+    let refused = world.shared.allocate(&load_balancer("late", &[])).expect_err("kept");
+    assert_eq!(refused.reason(), crate::NO_FREE_ADDRESS);
+    let mut notified = world.shared.notifier.subscribe();
+    let shared = &world.shared;
+    let changes = async {
+        loop {
+            shared.pools_are_stale();
+            tokio::time::sleep(PACE_OF_CHANGES).await;
+        }
+    };
+    let woken = async { while notified.next().await != Some(owner("late")) {} };
+    tokio::select! {
+        () = woken => {}
+        () = changes => {}
+        () = shared.keep_pool_statuses() => {}
+        () = tokio::time::sleep(Duration::from_secs(90)) => panic!("still waits"),
+    }
+    assert_eq!(shared.allocate(&load_balancer("late", &[])).expect("free"), [ip("10.9.0.7")]);
 }
