@@ -9,7 +9,7 @@
 //! that Azure takes. `shared` writes a resource for all Services at once, with what `document` knows of its kind and whom
 //! `named_in_refusal` finds in a refusal; `operation` follows a change that Azure has accepted. `provider` combines them: `public_ips`
 //! brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, `release` gives up those that a refused
-//! one requested, `kept` publishes the address of a refused one, `state` has what is remembered of a Service, and `delete` removes
+//! one requested, `kept_address` publishes the address of a refused one, `state` has what is remembered of a Service, and `delete` removes
 //! everything. No other crate sees a type of Azure, and this crate uses nothing of Kubernetes.
 
 mod admission;
@@ -22,7 +22,7 @@ mod delete;
 mod desired;
 mod document;
 mod error;
-mod kept;
+mod kept_address;
 mod limits;
 mod marks;
 mod merge;

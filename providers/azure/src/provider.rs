@@ -27,7 +27,7 @@ use crate::marks::{self, Mark};
 use crate::merge::{Intent, Layout};
 use crate::options::Sources;
 use crate::paced::Paced;
-use crate::public_ips::{Extent, PublicIps};
+use crate::public_ips::{FailureExtent, PublicIps};
 use crate::shared::{Shared, Written};
 use crate::state::ServiceState;
 use crate::types::{Balancer, Frontend, Part};
@@ -185,9 +185,9 @@ impl Azure {
         let mut is_lasting = false;
         for path in balancer.not_ready().await.into_keys() {
             match self.public_ips.repair(&*self.calls, &path).await {
-                Ok(Extent::Short) => {}
-                Ok(Extent::Lasting) => is_lasting = true,
-                Ok(Extent::GivenUp) => balancer.document.give_up(&path),
+                Ok(FailureExtent::Short) => {}
+                Ok(FailureExtent::Lasting) => is_lasting = true,
+                Ok(FailureExtent::GivenUp) => balancer.document.give_up(&path),
                 // What Azure said of the Service's own change matters more.
                 Err(error) => return written.and(Err(error)),
             }

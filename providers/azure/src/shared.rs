@@ -2,9 +2,9 @@
 //! Writes a resource that many Services share. Each call says what its Service wants, and whoever has the lock writes what all of them
 //! want, in one request for the version that was read. All wait for its requests, so these take turns as a namespace of their own. What
 //! Azure refuses because of one Service is written without it. Nothing waits: calls come again until what their Service wants is in place.
-//! `turns` says whose changes a write has, `requests` sends it, `refused` says what follows from a refusal.
+//! `turns` says whose changes a write has, `requests` sends it, `refusals` says what follows from a refusal.
 
-mod refused;
+mod refusals;
 mod requests;
 mod turns;
 

@@ -2,7 +2,7 @@
 //! The provider on an Azure in memory.
 
 mod failed_public_ip;
-mod late;
+mod late_failures;
 mod moves;
 mod security_group;
 mod services;

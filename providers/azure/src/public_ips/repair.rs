@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of public IPs that Azure accepts and that fail then: while a load balancer refers to such a public IP, Azure takes no change of
-//! it. The public IP is written again without what failed: with what it had before, else without a DNS label. `ensure` and the writes of
-//! the load balancer call it. It never writes a public IP that is not Steerage's.
+//! Repairs public IPs of Steerage's whose last change failed after Azure had accepted it: while a load balancer refers to such a public IP,
+//! Azure takes no change of it. The public IP is written again without what failed: with what it had before, else without a DNS label.
+//! `ensure` and the writes of the load balancer call it. It never writes a public IP that is not Steerage's.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -63,9 +63,9 @@ struct History {
 
 /// What is known of changes of public IPs, by name, until they are as they should be.
 #[derive(Debug, Default)]
-pub(super) struct FailedChanges(Mutex<BTreeMap<String, History>>);
+pub(super) struct ChangeHistories(Mutex<BTreeMap<String, History>>);
 
-impl FailedChanges {
+impl ChangeHistories {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, History>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,13 +131,15 @@ impl FailedChanges {
         Some(count)
     }
 
-    fn extent(&self, name: &str) -> Extent {
+    fn extent(&self, name: &str) -> FailureExtent {
         let all = self.lock();
-        let Some(repairs) = all.get(name).and_then(|history| history.repairs) else { return Extent::Short };
+        let Some(repairs) = all.get(name).and_then(|history| history.repairs) else {
+            return FailureExtent::Short;
+        };
         match repairs.count {
-            count if count >= REPAIRS && repairs.since.elapsed() >= GIVE_UP => Extent::GivenUp,
-            0 | 1 => Extent::Short,
-            _ => Extent::Lasting,
+            count if count >= REPAIRS && repairs.since.elapsed() >= GIVE_UP => FailureExtent::GivenUp,
+            0 | 1 => FailureExtent::Short,
+            _ => FailureExtent::Lasting,
         }
     }
 
@@ -158,7 +160,7 @@ impl FailedChanges {
 
 /// For how long a public IP has been `Failed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum FailureExtent {
     /// It is usable, or written again for the first time.
     Short,
     Lasting,
@@ -168,19 +170,21 @@ pub(crate) enum Extent {
 
 impl PublicIps {
     /// Writes a public IP of Steerage's without what failed, if its last change failed: that ends this state.
-    pub(crate) async fn repair(&self, calls: &dyn Calls, path: &str) -> Result<Extent, Error> {
-        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok(Extent::Short) };
-        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else { return Ok(Extent::Short) };
+    pub(crate) async fn repair(&self, calls: &dyn Calls, path: &str) -> Result<FailureExtent, Error> {
+        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok(FailureExtent::Short) };
+        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else {
+            return Ok(FailureExtent::Short);
+        };
         let state = ip.properties.provisioning_state.unwrap_or_default();
         if !state.is_failed() {
             if !state.is_busy() {
-                self.failed.note_usable(&ip.name);
+                self.histories.note_usable(&ip.name);
             }
-            return Ok(Extent::Short);
+            return Ok(FailureExtent::Short);
         }
         let name = ip.name.clone();
-        if let Some(repairs) = self.failed.begin_repair(&name) {
-            self.failed.take_back(&mut ip, &marks::of_public_ip(&self.config.cluster, &owner), repairs);
+        if let Some(repairs) = self.histories.begin_repair(&name) {
+            self.histories.take_back(&mut ip, &marks::of_public_ip(&self.config.cluster, &owner), repairs);
             let etag = ip.etag.clone();
             let body = serde_json::to_value(ip).unwrap_or_default();
             tracing::warn!(service = %owner.service, name, repairs, "last change of the public IP failed; writing it without what failed");
@@ -191,7 +195,7 @@ impl PublicIps {
                 tracing::warn!(service = %owner.service, name, %error, "public IP whose last change failed not written; retrying");
             }
         }
-        Ok(self.failed.extent(&name))
+        Ok(self.histories.extent(&name))
     }
 
     /// A change that Azure had accepted failed. Whether the Service goes on with what was there before.
@@ -206,9 +210,9 @@ impl PublicIps {
         tracing::warn!(service = %owner.service, name, %error, "change of the public IP failed");
         let all = self.all(calls, age).await?;
         let is_in_use = all.get(name).is_some_and(|ip| ip.properties.ip_configuration.is_some());
-        let goes_on = is_in_use || self.failed.is_being_repaired(name);
+        let goes_on = is_in_use || self.histories.is_being_repaired(name);
         if goes_on {
-            self.failed.note_failure(name, wanted, error);
+            self.histories.note_failure(name, wanted, error);
         }
         Ok(goes_on)
     }
