@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_model::{Family, Key};
-use steerage_provider_api::{Error, SharedSet, TargetSet};
+use steerage_provider_api::{Error, Owner, SharedSet, TargetSet};
+use steerage_provider_cloud::ToReconcile;
 
 use crate::admission::{Admission, SecurityGroupDocument, Source};
 use crate::desired::{WantedPool, nodes};
@@ -63,6 +64,15 @@ pub(crate) trait Document: Send + Sync + 'static {
     fn take_back(&self, body: &mut Self::Body, before: Option<&Self::Body>, wanted: &Self::Wanted);
     /// Brings what no single Service owns in place. Whether that changed anything.
     fn tidy(&self, body: &mut Option<Self::Body>, is_refused: IsRefused<'_>) -> bool;
+    /// Takes out what is given up, unless it has nothing else.
+    fn leave_out(&self, body: &mut Self::Body);
+    /// Whether all that it has is given up.
+    fn is_given_up(&self, body: &Self::Body) -> bool;
+    /// Takes out the Services that these words of Azure name, and returns them. At first only what serves, so that they keep their
+    /// addresses; those that a later word names again as a whole.
+    fn leave_out_named(&self, body: &mut Self::Body, words: &[String]) -> BTreeSet<Mark>;
+    /// These Services are left out: their own calls may bring them back.
+    fn note_left_out(&self, services: &BTreeSet<Mark>);
     /// Whether it has nothing left, and was made by Steerage.
     fn is_empty(&self, body: &Self::Body) -> bool;
     /// The request that writes it.
@@ -86,20 +96,30 @@ pub(crate) struct BalancerDocument {
     known: Mutex<BTreeMap<Mark, Key>>,
     /// Public IPs with which Azure takes no change for long, by path in lower case: it is written without them.
     given_up: Mutex<BTreeSet<String>>,
+    /// Services that others left out, and that the controller need not look at for their own sake.
+    pub(crate) to_reconcile: ToReconcile,
 }
 
 impl BalancerDocument {
     pub(crate) fn new(layout: Layout) -> Self {
-        Self { layout, sets: Mutex::default(), known: Mutex::default(), given_up: Mutex::default() }
+        Self {
+            layout,
+            sets: Mutex::default(),
+            known: Mutex::default(),
+            given_up: Mutex::default(),
+            to_reconcile: ToReconcile::default(),
+        }
     }
 
     fn given_up(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is to be written without this public IP of Steerage's.
-    pub(crate) fn give_up(&self, path: &str) {
+    /// It is to be written without this public IP of Steerage's, which is this owner's.
+    pub(crate) fn give_up(&self, path: &str, owner: &Owner) {
         if self.given_up().insert(path.to_ascii_lowercase()) {
+            // Nothing of its own makes the controller look at it. Its call fails as long as the public IP does, and is repeated until then.
+            self.to_reconcile.add(owner.clone());
             tracing::warn!(
                 resource = self.layout.name(),
                 path,
@@ -254,6 +274,39 @@ impl Document for BalancerDocument {
         })
     }
 
+    fn leave_out(&self, body: &mut Balancer) {
+        self.layout.leave_out(body, &self.given_up());
+    }
+
+    fn is_given_up(&self, body: &Balancer) -> bool {
+        self.layout.is_given_up(body, &self.given_up())
+    }
+
+    fn leave_out_named(&self, body: &mut Balancer, words: &[String]) -> BTreeSet<Mark> {
+        let before = body.clone();
+        let services = self.layout.leave_out_named(body, words);
+        if *body != before {
+            // What only they used.
+            self.layout.tidy(body, &Sets::new(), &|_| false);
+        }
+        services
+    }
+
+    fn note_left_out(&self, services: &BTreeSet<Mark>) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for service in services.iter().filter_map(|mark| Some((mark, known.get(mark)?))) {
+            let (mark, service) = service;
+            tracing::warn!(
+                %service,
+                resource = self.layout.name(),
+                "Azure refuses the load balancer as it is because of this Service; writing it without this Service"
+            );
+            if let Some(owner) = mark.owner(&self.layout.config.cluster, service) {
+                self.to_reconcile.add(owner);
+            }
+        }
+    }
+
     fn is_empty(&self, body: &Balancer) -> bool {
         Layout::is_empty(body)
     }
@@ -269,18 +322,7 @@ impl Document for BalancerDocument {
         };
         let mut names = Names { mark: Some(mark.part("").to_ascii_lowercase()), ..Names::default() };
         for front in fragment.into_iter().flat_map(|fragment| &fragment.frontends) {
-            match &front.address {
-                FrontendAddress::Public(id) => {
-                    names.own.add(id.rsplit('/').next().unwrap_or_default());
-                    names.chosen.add(id);
-                }
-                FrontendAddress::Private { subnet, address } => {
-                    let address = address.map(|address| address.to_string()).unwrap_or_default();
-                    names.own.add(&address);
-                    names.chosen.add(&address);
-                    names.chosen.add(subnet);
-                }
-            }
+            names.add_address(&front.address);
         }
         names.chosen.add(fragment.and_then(|fragment| fragment.probe.path.as_deref()).unwrap_or_default());
         names
@@ -386,6 +428,19 @@ impl Document for SecurityGroupDocument {
     fn tidy(&self, _: &mut Option<SecurityGroup>, _: IsRefused<'_>) -> bool {
         false
     }
+
+    fn leave_out(&self, _: &mut SecurityGroup) {}
+
+    fn is_given_up(&self, _: &SecurityGroup) -> bool {
+        false
+    }
+
+    /// A rule is several Services'.
+    fn leave_out_named(&self, _: &mut SecurityGroup, _: &[String]) -> BTreeSet<Mark> {
+        BTreeSet::new()
+    }
+
+    fn note_left_out(&self, _: &BTreeSet<Mark>) {}
 
     fn is_empty(&self, _: &SecurityGroup) -> bool {
         false

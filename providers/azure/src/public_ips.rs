@@ -238,7 +238,7 @@ impl PublicIps {
         name: &str,
         address: Option<IpAddr>,
     ) -> Result<Prepared, Error> {
-        let extent = self.repair(calls, &self.path(name)).await?;
+        let (extent, _) = self.repair(calls, &self.path(name)).await?;
         let why = self.histories.last_error(name).map_or(String::new(), |error| format!(" {error}"));
         if let Some(address) = address.filter(|_| extent != FailureExtent::GivenUp) {
             let message = format!(

@@ -169,18 +169,21 @@ pub(crate) enum FailureExtent {
 }
 
 impl PublicIps {
-    /// Writes a public IP of Steerage's without what failed, if its last change failed: that ends this state.
-    pub(crate) async fn repair(&self, calls: &dyn Calls, path: &str) -> Result<FailureExtent, Error> {
-        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok(FailureExtent::Short) };
-        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else {
-            return Ok(FailureExtent::Short);
-        };
+    /// Writes a public IP of Steerage's without what failed, if its last change failed: that ends this state. Also returns whose it is.
+    pub(crate) async fn repair(
+        &self,
+        calls: &dyn Calls,
+        path: &str,
+    ) -> Result<(FailureExtent, Option<Owner>), Error> {
+        let short = FailureExtent::Short;
+        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok((short, None)) };
+        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else { return Ok((short, None)) };
         let state = ip.properties.provisioning_state.unwrap_or_default();
         if !state.is_failed() {
             if !state.is_busy() {
                 self.histories.note_usable(&ip.name);
             }
-            return Ok(FailureExtent::Short);
+            return Ok((short, Some(owner)));
         }
         let name = ip.name.clone();
         if let Some(repairs) = self.histories.begin_repair(&name) {
@@ -195,7 +198,7 @@ impl PublicIps {
                 tracing::warn!(service = %owner.service, name, %error, "public IP whose last change failed not written; retrying");
             }
         }
-        Ok(self.histories.extent(&name))
+        Ok((self.histories.extent(&name), Some(owner)))
     }
 
     /// A change that Azure had accepted failed. Whether the Service goes on with what was there before.

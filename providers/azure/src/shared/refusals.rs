@@ -9,57 +9,17 @@ use steerage_model::Key;
 use steerage_provider_api::Error;
 use tokio::time::Instant;
 
+use super::repair::Broken;
 use super::{
-    DocumentState, FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent,
+    DocumentState, FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection,
     Shared, UNREADY,
 };
-use crate::client::Calls;
 use crate::document::Document;
 use crate::error::{CallError, NOT_READY};
 use crate::named_in_refusal::{RefusedItems, Words, has_path, refused_items};
 use crate::reasons;
 
 impl<D: Document> Shared<D> {
-    /// Writes the resource as it is: that ends its state `Failed`, unless something in it is wrong of which nobody here knows.
-    pub(super) async fn repair(
-        &self,
-        calls: &dyn Calls,
-        state: &mut DocumentState<D>,
-        present: Option<D::Body>,
-        stale: &mut u32,
-    ) -> Result<Option<Duration>, Error> {
-        state.sent = Sent::AsItIs;
-        let sent = self.send(calls, state, (present.clone(), present), Vec::new(), stale).await;
-        if let Err(error @ (Error::Invalid { .. } | Error::Denied(_))) = &sent {
-            state.broken = Some((Instant::now(), error.to_string()));
-            return Ok(None);
-        }
-        let is_failed = |body: &D::Body| self.document.provisioning(body).is_failed();
-        if sent.as_ref().is_ok_and(Option::is_none)
-            && state.known.as_ref().is_some_and(|(body, _)| body.as_ref().is_some_and(is_failed))
-        {
-            // It was refused because of a node, which the next change leaves out.
-            state.broken = Some((Instant::now(), String::new()));
-        }
-        sent
-    }
-
-    /// What to tell a Service that Azure names in its words about the resource as it is.
-    pub(super) fn check_named(
-        &self,
-        state: &DocumentState<D>,
-        own: Option<(&Key, &D::Wanted)>,
-    ) -> Result<(), Error> {
-        let (Some((_, words)), Some((service, wanted))) = (&state.broken, own) else { return Ok(()) };
-        let names = BTreeMap::from([(service.clone(), self.document.names(wanted))]);
-        if refused_items(words, &names, &[]) == RefusedItems::Unknown {
-            return Ok(());
-        }
-        let title = self.document.title();
-        let message = format!("The {title} is in the state Failed, and Azure names this Service. {words}");
-        Err(Error::invalid(reasons::REJECTED_BY_PROVIDER, message))
-    }
-
     /// Azure changes something else meanwhile: when to call again. `None` if a Service is left out instead.
     pub(super) fn rest(
         &self,
@@ -206,7 +166,7 @@ impl<D: Document> Shared<D> {
             if failure.is_stale() {
                 error = Error::invalid(reasons::REJECTED_BY_PROVIDER, error.to_string());
             }
-            if let Some((_, words)) = &state.broken {
+            if let Some(words) = state.broken.as_ref().map(Broken::last_words) {
                 let told = format!(
                     "The {} is in the state Failed, and Azure refuses it as it is: correct that there first. {words} It refused this \
                      Service's change, too. {error}",
