@@ -357,7 +357,7 @@ impl PublicIps {
         let mut written = self.written();
         if missing.is_empty() {
             written.remove(name);
-            self.histories.forget(name);
+            self.histories.note_complete(name, wanted);
             return Some(missing);
         }
         (written.get(name) == Some(wanted)).then_some(missing)

@@ -20,6 +20,8 @@ use crate::types::PublicIp;
 /// What failed is tried again after this time, and after each further failure twice as late.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
+/// Most failed changes of a public IP that are remembered.
+const MOST_FAILED: usize = 8;
 /// Between two writes that shall end the state `Failed`.
 pub(super) const REPAIR_REST: Duration = Duration::from_secs(20);
 /// One that is `Failed` for so long after that, and so many such writes, is taken out of the load balancer: one Service loses its address
@@ -45,6 +47,13 @@ struct FailedChange {
     wait: Duration,
 }
 
+impl FailedChange {
+    /// Whether somebody may want it again before long.
+    fn is_recent(&self) -> bool {
+        Instant::now() < self.until + LONGEST_WAIT
+    }
+}
+
 /// The writes that shall end the state `Failed`.
 #[derive(Clone, Copy, Debug)]
 struct Repairs {
@@ -57,11 +66,14 @@ struct Repairs {
 struct History {
     /// What it had before its last change.
     before: Option<Settings>,
-    failed: Option<FailedChange>,
+    /// The last one last. Who takes back what failed, and wants it again, has it tried no sooner.
+    failed: Vec<FailedChange>,
+    /// The last failure, if no change succeeded since.
+    last_error: Option<Error>,
     repairs: Option<Repairs>,
 }
 
-/// What is known of changes of public IPs, by name, until they are as they should be.
+/// What is known of changes of public IPs, by name.
 #[derive(Debug, Default)]
 pub(super) struct ChangeHistories(Mutex<BTreeMap<String, History>>);
 
@@ -82,23 +94,29 @@ impl ChangeHistories {
     pub(super) fn note_failure(&self, name: &str, wanted: NewPublicIp, error: &Error) {
         let mut all = self.lock();
         let history = all.entry(name.to_owned()).or_default();
-        let last = history.failed.as_ref().filter(|last| last.wanted == wanted);
-        let wait = last.map_or(FIRST_WAIT, |last| last.wait.saturating_mul(2).min(LONGEST_WAIT));
+        history.last_error = Some(error.clone());
+        let failed = &mut history.failed;
+        failed.retain(FailedChange::is_recent);
+        let before = failed.iter().position(|before| before.wanted == wanted).map(|at| failed.remove(at));
+        let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(LONGEST_WAIT));
         let until = Instant::now() + wait;
-        history.failed = Some(FailedChange { wanted, error: error.clone(), until, wait });
+        if failed.len() >= MOST_FAILED {
+            failed.remove(0);
+        }
+        failed.push(FailedChange { wanted, error: error.clone(), until, wait });
     }
 
     /// Why the change to this is not made, and for how long.
     pub(super) fn refusal(&self, name: &str, wanted: &NewPublicIp) -> Option<(Error, Duration)> {
         let all = self.lock();
-        let failed = all.get(name)?.failed.as_ref().filter(|failed| failed.wanted == *wanted)?;
+        let failed = all.get(name)?.failed.iter().find(|failed| failed.wanted == *wanted)?;
         let wait = failed.until.saturating_duration_since(Instant::now());
         (!wait.is_zero()).then(|| (failed.error.clone(), wait))
     }
 
     /// The last failure, whatever was wanted.
     pub(super) fn last_error(&self, name: &str) -> Option<Error> {
-        Some(self.lock().get(name)?.failed.as_ref()?.error.clone())
+        self.lock().get(name)?.last_error.clone()
     }
 
     /// Its last change succeeded.
@@ -108,7 +126,18 @@ impl ChangeHistories {
         }
     }
 
-    /// It is as it should be, or gone.
+    /// It is as this wants it.
+    pub(super) fn note_complete(&self, name: &str, wanted: &NewPublicIp) {
+        let mut all = self.lock();
+        let Some(history) = all.get_mut(name) else { return };
+        history.failed.retain(|failed| failed.wanted != *wanted && failed.is_recent());
+        (history.before, history.last_error, history.repairs) = (None, None, None);
+        if history.failed.is_empty() {
+            all.remove(name);
+        }
+    }
+
+    /// It is gone.
     pub(super) fn forget(&self, name: &str) {
         self.lock().remove(name);
     }
