@@ -39,11 +39,12 @@ const LONGEST_REST: Duration = Duration::from_mins(1);
 const LONGEST_UNREADY: Duration = Duration::from_secs(5);
 /// So often may Azure say that what a change refers to is not ready, until the Service is left out that it names.
 const UNREADY: u32 = 3;
-/// Of the Services whose change was refused, until each may try again.
+/// Of the Services whose change was refused, until each may try again. It doubles after each further refusal, up to this.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
-const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// The longest where a permission is missing: who grants it waits for the effect.
-const LONGEST_DENIED: Duration = Duration::from_mins(5);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
+/// Each such try holds up the changes of all Services: where many are refused, they wait so long for each of them, up to the most.
+const WAIT_FOR_EACH: Duration = Duration::from_secs(30);
+const MOST_WAIT: Duration = Duration::from_hours(1);
 /// What Azure forbids to use is told so long after its last refusal: nobody may change anything after that.
 const FORBIDDEN: Duration = Duration::from_mins(10);
 
@@ -178,7 +179,7 @@ impl<D: Document> DocumentState<D> {
 
     /// Forgets refusals that nobody met for long, such as those of Services that are gone.
     fn forget_old(&mut self) {
-        let is_recent = |until: Instant| Instant::now() < until + LONGEST_WAIT;
+        let is_recent = |until: Instant| Instant::now() < until + MOST_WAIT;
         self.rejections.retain(|_, rejection| is_recent(rejection.until));
         self.waiting.retain(|_, (_, until)| is_recent(*until));
     }

@@ -11,13 +11,22 @@ use tokio::time::Instant;
 
 use super::repair::Broken;
 use super::{
-    DocumentState, FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection,
-    Shared, UNREADY,
+    DocumentState, FIRST_WAIT, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, MOST_WAIT, Rejection, Shared,
+    UNREADY, WAIT_FOR_EACH,
 };
 use crate::document::Document;
 use crate::error::{CallError, NOT_READY};
 use crate::named_in_refusal::{RefusedItems, Words, has_path, refused_items};
 use crate::reasons;
+
+/// The longest wait where so many Services are refused. Who grants a right waits for the effect.
+fn longest_wait(refused: usize, error: &Error) -> Duration {
+    if matches!(error, Error::Denied(_)) {
+        return LONGEST_WAIT;
+    }
+    let refused = u32::try_from(refused).unwrap_or(u32::MAX);
+    WAIT_FOR_EACH.saturating_mul(refused).clamp(LONGEST_WAIT, MOST_WAIT)
+}
 
 impl<D: Document> Shared<D> {
     /// Azure changes something else meanwhile: when to call again. `None` if a Service is left out instead.
@@ -156,7 +165,7 @@ impl<D: Document> Shared<D> {
         failure: &CallError,
     ) {
         let error = Error::from(failure.clone());
-        let longest = if matches!(error, Error::Denied(_)) { LONGEST_DENIED } else { LONGEST_WAIT };
+        let longest = longest_wait(state.rejections.len(), &error);
         for (service, wanted) in changed.iter().filter(|(service, _)| refused.contains(service)) {
             let before = state.rejections.get(service);
             let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(longest));
@@ -176,6 +185,20 @@ impl<D: Document> Shared<D> {
             }
             let rejection = Rejection { wanted: wanted.clone(), error, until, wait };
             state.rejections.insert(service.clone(), rejection);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_wait_is_short_where_few_are_refused() {
+        let wrong = Error::invalid("Wrong", "wrong");
+        for (refused, mins) in [(0, 5), (1, 5), (10, 5), (20, 10), (1000, 60)] {
+            assert_eq!(longest_wait(refused, &wrong), Duration::from_mins(mins), "{refused}");
+            assert_eq!(longest_wait(refused, &Error::denied("no")), Duration::from_mins(5));
         }
     }
 }
