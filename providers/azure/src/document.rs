@@ -19,7 +19,7 @@ use crate::marks::Mark;
 use crate::merge::{FrontendAddress, Intent, Layout, Sets, writable};
 use crate::named_in_refusal::Names;
 use crate::reasons;
-use crate::types::{Balancer, Provisioning, SecurityGroup};
+use crate::types::{Balancer, Frontend, Part, Provisioning, Ref, SecurityGroup};
 
 /// What is asked of Azure for a kind.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +71,8 @@ pub(crate) trait Document: Send + Sync + 'static {
     /// Takes out the Services that these words of Azure name, and returns them. At first only what serves, so that they keep their
     /// addresses; those that a later word names again as a whole.
     fn leave_out_named(&self, body: &mut Self::Body, words: &[String]) -> BTreeSet<Mark>;
+    /// The public IPs with these paths hold up all Services: those that use them say so.
+    fn note_not_ready(&self, body: &Self::Body, paths: &[String]);
     /// These Services are left out: their own calls may bring them back.
     fn note_left_out(&self, services: &BTreeSet<Mark>);
     /// Whether it has nothing left, and was made by Steerage.
@@ -96,7 +98,7 @@ pub(crate) struct BalancerDocument {
     known: Mutex<BTreeMap<Mark, Key>>,
     /// Public IPs with which Azure takes no change for long, by path in lower case: it is written without them.
     given_up: Mutex<BTreeSet<String>>,
-    /// Services that others left out, and that the controller need not look at for their own sake.
+    /// Services that the calls of others left out, or that hold the others up. Nothing of their own makes the controller look at them.
     pub(crate) to_reconcile: ToReconcile,
 }
 
@@ -118,7 +120,7 @@ impl BalancerDocument {
     /// It is to be written without this public IP of Steerage's, which is this owner's.
     pub(crate) fn give_up(&self, path: &str, owner: &Owner) {
         if self.given_up().insert(path.to_ascii_lowercase()) {
-            // Nothing of its own makes the controller look at it. Its call fails as long as the public IP does, and is repeated until then.
+            // Its call fails as long as the public IP does, and is repeated until then.
             self.to_reconcile.add(owner.clone());
             tracing::warn!(
                 resource = self.layout.name(),
@@ -136,6 +138,12 @@ impl BalancerDocument {
     /// Whether one of these public IPs, by path in lower case, is left out.
     pub(crate) fn has_given_up(&self, paths: &BTreeSet<String>) -> bool {
         !self.given_up().is_disjoint(paths)
+    }
+
+    /// Whose parts these are, if its Service was seen.
+    fn owner(&self, mark: &Mark) -> Option<Owner> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(mark).and_then(|service| mark.owner(&self.layout.config.cluster, service))
     }
 
     /// Remembers a shared set, if it is newer than the one that is known.
@@ -292,18 +300,23 @@ impl Document for BalancerDocument {
         services
     }
 
+    fn note_not_ready(&self, body: &Balancer, paths: &[String]) {
+        let is_such = |part: &&Part<Frontend>| {
+            part.properties.public_ip.as_ref().is_some_and(|ip| paths.iter().any(|path| Ref::to(path) == *ip))
+        };
+        let parts = body.properties.frontends.iter().filter(is_such);
+        let marks = parts.filter_map(|part| Mark::read(&self.layout.config.cluster, &part.name));
+        marks.filter_map(|mark| self.owner(&mark)).for_each(|owner| self.to_reconcile.add(owner));
+    }
+
     fn note_left_out(&self, services: &BTreeSet<Mark>) {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for service in services.iter().filter_map(|mark| Some((mark, known.get(mark)?))) {
-            let (mark, service) = service;
+        for owner in services.iter().filter_map(|mark| self.owner(mark)) {
             tracing::warn!(
-                %service,
+                service = %owner.service,
                 resource = self.layout.name(),
                 "Azure refuses the load balancer as it is because of this Service; writing it without this Service"
             );
-            if let Some(owner) = mark.owner(&self.layout.config.cluster, service) {
-                self.to_reconcile.add(owner);
-            }
+            self.to_reconcile.add(owner);
         }
     }
 
@@ -439,6 +452,8 @@ impl Document for SecurityGroupDocument {
     fn leave_out_named(&self, _: &mut SecurityGroup, _: &[String]) -> BTreeSet<Mark> {
         BTreeSet::new()
     }
+
+    fn note_not_ready(&self, _: &SecurityGroup, _: &[String]) {}
 
     fn note_left_out(&self, _: &BTreeSet<Mark>) {}
 

@@ -476,7 +476,7 @@ impl Provider for Azure {
         desired(lb, &self.config).map(|_| None)
     }
 
-    /// Azure notifies nobody: these are Services that the calls of others left out.
+    /// Azure notifies nobody: these are Services that the calls of others left out, or that hold them up.
     fn changes(&self) -> BoxStream<'static, Owner> {
         let all = self.balancers.iter().map(|balancer| balancer.document.to_reconcile.stream());
         stream::select_all(all).boxed()

@@ -47,6 +47,12 @@ impl<D: Document> Shared<D> {
             let told = Error::from(failure.clone()).to_string();
             // Where it is in place already, the others cannot be written without it either.
             let is_in_place = !named.is_empty();
+            // The Service that has it may not have changed: nothing else makes the controller look at it.
+            if state.unready == UNREADY
+                && let Some(before) = before
+            {
+                self.document.note_not_ready(before, &named);
+            }
             state.not_ready.extend(named.into_iter().map(|path| (path.to_ascii_lowercase(), told.clone())));
             let names =
                 changed.iter().map(|(key, wanted)| (key.clone(), self.document.names(wanted))).collect();

@@ -15,6 +15,7 @@ use crate::marks::Mark;
 use crate::merge::Layout;
 use crate::provider::Azure;
 use crate::scripted::{Scripted, parts, settle};
+use crate::tests::together::put_theirs;
 
 /// Azure's code for a rule that it refuses.
 const WRONG: &str = "\"idleTimeoutInMinutes\":99";
@@ -102,14 +103,17 @@ async fn service_that_is_left_out_is_looked_at_again() {
     assert!(changes.next().now_or_never().is_none());
     until_done(&azure, &[&named("a", &[80], &[2])]).await;
     assert_eq!(has(&cloud, &bad), [0, 0]);
-    assert_eq!(changes.next().now_or_never().flatten(), Some(bad.owner.clone()));
+    // While the public IP is written again, and when it is given up.
+    for _ in 0..2 {
+        assert_eq!(changes.next().now_or_never().flatten(), Some(bad.owner.clone()));
+    }
     // It waits for Azure, and is tried again as anything that may pass.
     for _ in 0..5 {
         let error = settle(&azure, &bad).await.unwrap_err();
         assert_eq!(error.reason(), "ProviderUnavailable", "{error}");
         tokio::time::sleep(Duration::from_mins(1)).await;
     }
-    assert!(changes.next().now_or_never().is_none(), "it is told once");
+    assert!(changes.next().now_or_never().is_none(), "it is told at once only");
     // Somebody writes the public IP.
     cloud.refuse(true, |_| None);
     cloud.change(&ip, |_| {});
@@ -180,5 +184,35 @@ async fn service_that_azure_names_in_a_failed_load_balancer_is_left_out_for_the_
         let outcome = settle(&azure, &bad).await.unwrap();
         assert_eq!(outcome.ingress, address, "{case}");
         assert_eq!(cloud.get(&path(is_internal)).unwrap()["properties"]["provisioningState"], "Succeeded");
+    }
+}
+
+/// A public IP of the user's holds up all Services: the controller looks at its Service at once, whose condition says what to do.
+#[tokio::test(start_paused = true)]
+async fn service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
+    let cloud = Scripted::new();
+    let ip = put_theirs(&cloud);
+    let azure = provider(&cloud);
+    let mut changes = azure.changes();
+    let a = named("a", &[80], &[1]);
+    let bad = annotated(named("bad", &[80], &[1]), annotations::PIP_NAME, "theirs");
+    for lb in [&a, &bad] {
+        settle(&azure, lb).await.unwrap();
+    }
+    for round in 2..4 {
+        cloud.fail_state(&ip);
+        let moved = named("a", &[80], &[round]);
+        for _ in 0..60 {
+            let outcome = azure.apply(&moved, Compare::Remembered).await.unwrap();
+            assert_ne!(outcome.progress, Progress::Done);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(changes.next().now_or_never().flatten(), Some(bad.owner.clone()), "round {round}");
+        assert!(changes.next().now_or_never().is_none(), "it is told once");
+        let error = azure.apply(&bad, Compare::InPlace).await.unwrap_err();
+        assert_eq!(error.reason(), "PublicIPNotReady", "{error}");
+        cloud.change(&ip, |_| {});
+        let took = until_done(&azure, &[&moved]).await;
+        assert!(took < Duration::from_secs(20), "{took:?}");
     }
 }
