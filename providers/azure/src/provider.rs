@@ -28,8 +28,8 @@ use crate::merge::{Intent, Layout};
 use crate::options::Sources;
 use crate::paced::Paced;
 use crate::public_ips::{FailureExtent, PublicIps};
+use crate::service_state::ServiceState;
 use crate::shared::{Shared, Written};
-use crate::state::ServiceState;
 use crate::types::{Balancer, Frontend, Part};
 
 /// A comparison takes what was read at most so long ago: one read serves all Services of a resync.

@@ -8,4 +8,4 @@ mod moves;
 mod security_group;
 mod services;
 mod together;
-mod trouble;
+mod unusable;

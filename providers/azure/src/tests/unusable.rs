@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One of the shared resources cannot be read.
+//! Shared resources that cannot be read or changed, and public IPs that fail, or that others change.
 
 use std::time::Duration;
 
