@@ -69,7 +69,7 @@ fn broken_words<D: Document>(state: &DocumentState<D>) -> usize {
 }
 
 impl<D: Document> Shared<D> {
-    /// Writes the resource as it is, without what is given up: that ends its state `Failed`, unless something in it is wrong of which nobody
+    /// Writes the resource as it is, without what is given up: that ends its state `Failed`, unless something in it is wrong that nobody
     /// here knows.
     pub(super) async fn repair(
         &self,
