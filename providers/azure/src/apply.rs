@@ -18,8 +18,8 @@ use crate::provider::{Azure, KNOWN, RECENT};
 use crate::public_ips::{Prepared, Usable};
 use crate::reasons;
 use crate::retire::{Place, Retired};
+use crate::service_state::{Complete, Left, ServiceState};
 use crate::shared::{Shared, Written};
-use crate::state::{Complete, Left, ServiceState};
 use crate::types::{Balancer, Frontend, Part};
 
 /// Until the other load balancer, which could not be read, is asked again, and what Azure said of a public IP.

@@ -12,8 +12,8 @@ use crate::admission::{Admission, SecurityGroupDocument};
 use crate::document::BalancerDocument;
 use crate::merge::Intent;
 use crate::provider::{Azure, RECENT};
+use crate::service_state::ServiceState;
 use crate::shared::{Shared, Written};
-use crate::state::ServiceState;
 
 impl Azure {
     pub(crate) async fn delete_all(

@@ -9,7 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use steerage_model::{Family, Key};
-use steerage_provider_api::{Error, SharedSet, TargetSet};
+use steerage_provider_api::{Error, Owner, SharedSet, TargetSet};
+use steerage_provider_cloud::ToReconcile;
 
 use crate::admission::{Admission, SecurityGroupDocument, Source};
 use crate::desired::{WantedPool, nodes};
@@ -18,7 +19,7 @@ use crate::marks::Mark;
 use crate::merge::{FrontendAddress, Intent, Layout, Sets, writable};
 use crate::named_in_refusal::Names;
 use crate::reasons;
-use crate::types::{Balancer, Provisioning, SecurityGroup};
+use crate::types::{Balancer, Frontend, Part, Provisioning, Ref, SecurityGroup};
 
 /// What is asked of Azure for a kind.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,17 @@ pub(crate) trait Document: Send + Sync + 'static {
     fn take_back(&self, body: &mut Self::Body, before: Option<&Self::Body>, wanted: &Self::Wanted);
     /// Brings what no single Service owns in place. Whether that changed anything.
     fn tidy(&self, body: &mut Option<Self::Body>, is_refused: IsRefused<'_>) -> bool;
+    /// Takes out what is given up, unless it has nothing else.
+    fn leave_out(&self, body: &mut Self::Body);
+    /// Whether all that it has is given up.
+    fn is_given_up(&self, body: &Self::Body) -> bool;
+    /// Takes out the Services that these words of Azure name, and returns them. At first only what serves, so that they keep their
+    /// addresses; those that a later word names again as a whole.
+    fn leave_out_named(&self, body: &mut Self::Body, words: &[String]) -> BTreeSet<Mark>;
+    /// The public IPs with these paths hold up all Services: those that use them say so.
+    fn note_not_ready(&self, body: &Self::Body, paths: &[String]);
+    /// These Services are left out: their own calls may bring them back.
+    fn note_left_out(&self, services: &BTreeSet<Mark>);
     /// Whether it has nothing left, and was made by Steerage.
     fn is_empty(&self, body: &Self::Body) -> bool;
     /// The request that writes it.
@@ -86,20 +98,30 @@ pub(crate) struct BalancerDocument {
     known: Mutex<BTreeMap<Mark, Key>>,
     /// Public IPs with which Azure takes no change for long, by path in lower case: it is written without them.
     given_up: Mutex<BTreeSet<String>>,
+    /// Services that the calls of others left out, or that hold the others up. Nothing of their own makes the controller look at them.
+    pub(crate) to_reconcile: ToReconcile,
 }
 
 impl BalancerDocument {
     pub(crate) fn new(layout: Layout) -> Self {
-        Self { layout, sets: Mutex::default(), known: Mutex::default(), given_up: Mutex::default() }
+        Self {
+            layout,
+            sets: Mutex::default(),
+            known: Mutex::default(),
+            given_up: Mutex::default(),
+            to_reconcile: ToReconcile::default(),
+        }
     }
 
     fn given_up(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It is to be written without this public IP of Steerage's.
-    pub(crate) fn give_up(&self, path: &str) {
+    /// It is to be written without this public IP of Steerage's, which is this owner's.
+    pub(crate) fn give_up(&self, path: &str, owner: &Owner) {
         if self.given_up().insert(path.to_ascii_lowercase()) {
+            // Its call fails as long as the public IP does, and is repeated until then.
+            self.to_reconcile.add(owner.clone());
             tracing::warn!(
                 resource = self.layout.name(),
                 path,
@@ -116,6 +138,12 @@ impl BalancerDocument {
     /// Whether one of these public IPs, by path in lower case, is left out.
     pub(crate) fn has_given_up(&self, paths: &BTreeSet<String>) -> bool {
         !self.given_up().is_disjoint(paths)
+    }
+
+    /// Whose parts these are, if its Service was seen.
+    fn owner(&self, mark: &Mark) -> Option<Owner> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(mark).and_then(|service| mark.owner(&self.layout.config.cluster, service))
     }
 
     /// Remembers a shared set, if it is newer than the one that is known.
@@ -254,6 +282,44 @@ impl Document for BalancerDocument {
         })
     }
 
+    fn leave_out(&self, body: &mut Balancer) {
+        self.layout.leave_out(body, &self.given_up());
+    }
+
+    fn is_given_up(&self, body: &Balancer) -> bool {
+        self.layout.is_given_up(body, &self.given_up())
+    }
+
+    fn leave_out_named(&self, body: &mut Balancer, words: &[String]) -> BTreeSet<Mark> {
+        let before = body.clone();
+        let services = self.layout.leave_out_named(body, words);
+        if *body != before {
+            // What only they used.
+            self.layout.tidy(body, &Sets::new(), &|_| false);
+        }
+        services
+    }
+
+    fn note_not_ready(&self, body: &Balancer, paths: &[String]) {
+        let is_such = |part: &&Part<Frontend>| {
+            part.properties.public_ip.as_ref().is_some_and(|ip| paths.iter().any(|path| Ref::to(path) == *ip))
+        };
+        let parts = body.properties.frontends.iter().filter(is_such);
+        let marks = parts.filter_map(|part| Mark::read(&self.layout.config.cluster, &part.name));
+        marks.filter_map(|mark| self.owner(&mark)).for_each(|owner| self.to_reconcile.add(owner));
+    }
+
+    fn note_left_out(&self, services: &BTreeSet<Mark>) {
+        for owner in services.iter().filter_map(|mark| self.owner(mark)) {
+            tracing::warn!(
+                service = %owner.service,
+                resource = self.layout.name(),
+                "Azure refuses the load balancer as it is because of this Service; writing it without this Service"
+            );
+            self.to_reconcile.add(owner);
+        }
+    }
+
     fn is_empty(&self, body: &Balancer) -> bool {
         Layout::is_empty(body)
     }
@@ -269,18 +335,7 @@ impl Document for BalancerDocument {
         };
         let mut names = Names { mark: Some(mark.part("").to_ascii_lowercase()), ..Names::default() };
         for front in fragment.into_iter().flat_map(|fragment| &fragment.frontends) {
-            match &front.address {
-                FrontendAddress::Public(id) => {
-                    names.own.add(id.rsplit('/').next().unwrap_or_default());
-                    names.chosen.add(id);
-                }
-                FrontendAddress::Private { subnet, address } => {
-                    let address = address.map(|address| address.to_string()).unwrap_or_default();
-                    names.own.add(&address);
-                    names.chosen.add(&address);
-                    names.chosen.add(subnet);
-                }
-            }
+            names.add_address(&front.address);
         }
         names.chosen.add(fragment.and_then(|fragment| fragment.probe.path.as_deref()).unwrap_or_default());
         names
@@ -386,6 +441,21 @@ impl Document for SecurityGroupDocument {
     fn tidy(&self, _: &mut Option<SecurityGroup>, _: IsRefused<'_>) -> bool {
         false
     }
+
+    fn leave_out(&self, _: &mut SecurityGroup) {}
+
+    fn is_given_up(&self, _: &SecurityGroup) -> bool {
+        false
+    }
+
+    /// A rule is several Services'.
+    fn leave_out_named(&self, _: &mut SecurityGroup, _: &[String]) -> BTreeSet<Mark> {
+        BTreeSet::new()
+    }
+
+    fn note_not_ready(&self, _: &SecurityGroup, _: &[String]) {}
+
+    fn note_left_out(&self, _: &BTreeSet<Mark>) {}
 
     fn is_empty(&self, _: &SecurityGroup) -> bool {
         false

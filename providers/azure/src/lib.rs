@@ -9,7 +9,7 @@
 //! that Azure takes. `shared` writes a resource for all Services at once, with what `document` knows of its kind and whom
 //! `named_in_refusal` finds in a refusal; `operation` follows a change that Azure has accepted. `provider` combines them: `public_ips`
 //! brings addresses in place, `apply` a Service, `retire` removes the addresses that it had before, `release` gives up those that a refused
-//! one requested, `kept` publishes the address of a refused one, `state` has what is remembered of a Service, and `delete` removes
+//! one requested, `kept_address` publishes the address of a refused one, `service_state` has what is remembered of a Service, and `delete` removes
 //! everything. No other crate sees a type of Azure, and this crate uses nothing of Kubernetes.
 
 mod admission;
@@ -22,7 +22,7 @@ mod delete;
 mod desired;
 mod document;
 mod error;
-mod kept;
+mod kept_address;
 mod limits;
 mod marks;
 mod merge;
@@ -42,10 +42,10 @@ mod retire;
 #[allow(clippy::unwrap_used, clippy::panic, reason = "only tests use it")]
 #[cfg_attr(not(test), allow(dead_code, reason = "this crate's own tests use all of it"))]
 mod scripted;
+mod service_state;
 mod shared;
 #[cfg(any(test, feature = "stand-in"))]
 mod simulated;
-mod state;
 #[cfg(test)]
 mod tests;
 mod token;

@@ -3,6 +3,7 @@
 //! Everything that is not the Service's stays. Pure.
 
 mod frontends;
+mod left_out;
 mod pools;
 
 use std::collections::{BTreeMap, BTreeSet};

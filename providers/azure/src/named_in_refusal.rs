@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use steerage_model::Key;
+use crate::merge::FrontendAddress;
 
 /// Words of a text: addresses, names, and the segments of paths, all in lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,17 +50,39 @@ pub(crate) struct Names {
     pub(crate) chosen: Words,
 }
 
+impl Names {
+    /// The address of a frontend names its Service.
+    pub(crate) fn add_address(&mut self, address: &FrontendAddress) {
+        match address {
+            FrontendAddress::Public(id) => {
+                self.own.add(id.rsplit('/').next().unwrap_or_default());
+                self.chosen.add(id);
+            }
+            FrontendAddress::Private { subnet, address } => {
+                let address = address.map(|address| address.to_string()).unwrap_or_default();
+                self.own.add(&address);
+                self.chosen.add(&address);
+                self.chosen.add(subnet);
+            }
+        }
+    }
+}
+
 /// What a refusal is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RefusedItems {
-    Services(BTreeSet<Key>),
+pub(crate) enum RefusedItems<K> {
+    Services(BTreeSet<K>),
     Nodes(BTreeSet<IpAddr>),
     /// Azure names none that is known here.
     Unknown,
 }
 
 /// Whom Azure's words name, of the Services that a change is of and the nodes in its pools.
-pub(crate) fn refused_items(text: &str, services: &BTreeMap<Key, Names>, nodes: &[IpAddr]) -> RefusedItems {
+pub(crate) fn refused_items<K: Clone + Ord>(
+    text: &str,
+    services: &BTreeMap<K, Names>,
+    nodes: &[IpAddr],
+) -> RefusedItems<K> {
     let Words(words) = Words::of(text);
     let mut choosers: BTreeMap<&str, usize> = BTreeMap::new();
     for word in services.values().flat_map(|names| &names.chosen.0) {
@@ -90,6 +112,8 @@ pub(crate) fn refused_items(text: &str, services: &BTreeMap<Key, Names>, nodes: 
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::Key;
+
     use super::*;
 
     fn names(mark: &str, own: &str, chosen: &str) -> (Key, Names) {
@@ -97,7 +121,7 @@ mod tests {
         (Key::new("shop", mark), names)
     }
 
-    fn services(named: &[&str]) -> RefusedItems {
+    fn services(named: &[&str]) -> RefusedItems<Key> {
         RefusedItems::Services(named.iter().map(|name| Key::new("shop", *name)).collect())
     }
 

@@ -27,9 +27,9 @@ use crate::marks::{self, Mark};
 use crate::merge::{Intent, Layout};
 use crate::options::Sources;
 use crate::paced::Paced;
-use crate::public_ips::{Extent, PublicIps};
+use crate::public_ips::{FailureExtent, PublicIps};
+use crate::service_state::ServiceState;
 use crate::shared::{Shared, Written};
-use crate::state::ServiceState;
 use crate::types::{Balancer, Frontend, Part};
 
 /// A comparison takes what was read at most so long ago: one read serves all Services of a resync.
@@ -185,9 +185,9 @@ impl Azure {
         let mut is_lasting = false;
         for path in balancer.not_ready().await.into_keys() {
             match self.public_ips.repair(&*self.calls, &path).await {
-                Ok(Extent::Short) => {}
-                Ok(Extent::Lasting) => is_lasting = true,
-                Ok(Extent::GivenUp) => balancer.document.give_up(&path),
+                Ok((FailureExtent::GivenUp, Some(owner))) => balancer.document.give_up(&path, &owner),
+                Ok((FailureExtent::Lasting, _)) => is_lasting = true,
+                Ok(_) => {}
                 // What Azure said of the Service's own change matters more.
                 Err(error) => return written.and(Err(error)),
             }
@@ -476,8 +476,9 @@ impl Provider for Azure {
         desired(lb, &self.config).map(|_| None)
     }
 
-    /// Azure notifies nobody.
+    /// Azure notifies nobody: these are Services that the calls of others left out, or that hold them up.
     fn changes(&self) -> BoxStream<'static, Owner> {
-        stream::pending().boxed()
+        let all = self.balancers.iter().map(|balancer| balancer.document.to_reconcile.stream());
+        stream::select_all(all).boxed()
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Public IPs: those that Steerage creates for a Service, and those of users. One list of a resource group serves all Services.
 
-mod failed;
-mod given;
 mod known;
+mod of_users;
+mod repair;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,9 +15,9 @@ use steerage_model::Family;
 use steerage_provider_api::{Error, Owner};
 use tokio::time::Instant;
 
-pub(crate) use self::failed::Extent;
-use self::failed::{FailedChanges, REPAIR_REST};
 use self::known::KnownPublicIps;
+pub(crate) use self::repair::FailureExtent;
+use self::repair::{ChangeHistories, REPAIR_REST};
 use crate::client::{Call, Calls, list, object, read};
 use crate::config::Config;
 use crate::desired::NewPublicIp;
@@ -84,7 +84,7 @@ pub(crate) struct PublicIps {
     written: std::sync::Mutex<BTreeMap<String, NewPublicIp>>,
     /// When those in use were written last, by name.
     changed: std::sync::Mutex<BTreeMap<String, Instant>>,
-    failed: FailedChanges,
+    histories: ChangeHistories,
     /// Since when Azure does not delete them, because they are in use, by name.
     in_use: std::sync::Mutex<BTreeMap<String, Instant>>,
     /// The names of public IPs of other resource groups, by group and address.
@@ -98,7 +98,7 @@ impl PublicIps {
             known: KnownPublicIps::default(),
             written: std::sync::Mutex::default(),
             changed: std::sync::Mutex::default(),
-            failed: FailedChanges::default(),
+            histories: ChangeHistories::default(),
             in_use: std::sync::Mutex::default(),
             names: std::sync::Mutex::default(),
         }
@@ -185,11 +185,11 @@ impl PublicIps {
                 return Ok(Prepared::Again(self.begin_unknown(&name, operations)));
             }
             let is_in_use = ip.properties.ip_configuration.is_some();
-            if state.is_failed() && (is_in_use || self.failed.is_being_repaired(&name)) {
+            if state.is_failed() && (is_in_use || self.histories.is_being_repaired(&name)) {
                 return self.ensure_repaired(calls, &name, ip.properties.ip_address).await;
             }
             if !state.is_failed() {
-                self.failed.note_usable(&name);
+                self.histories.note_usable(&name);
             }
             if !state.is_failed()
                 && let Some(address) = ip.properties.ip_address
@@ -198,7 +198,7 @@ impl PublicIps {
                 if let Some(lost) = self.lost(owner, (&name, ip), wanted) {
                     return Ok(Prepared::Ready(Usable { lost, ..usable }));
                 }
-                if let Some((error, retry)) = self.failed.refusal(&name, wanted) {
+                if let Some((error, retry)) = self.histories.refusal(&name, wanted) {
                     let failed = Some(not_taken(&name, &error, retry));
                     return Ok(Prepared::Ready(Usable { failed, ..usable }));
                 }
@@ -207,7 +207,7 @@ impl PublicIps {
                     return Ok(Prepared::Ready(Usable { rest: Some(rest), ..usable }));
                 }
             }
-            self.failed.note_before(ip);
+            self.histories.note_before(ip);
         }
         let etag = present.as_ref().and_then(|ip| ip.etag.clone());
         let is_new = present.is_none();
@@ -238,9 +238,9 @@ impl PublicIps {
         name: &str,
         address: Option<IpAddr>,
     ) -> Result<Prepared, Error> {
-        let extent = self.repair(calls, &self.path(name)).await?;
-        let why = self.failed.last_error(name).map_or(String::new(), |error| format!(" {error}"));
-        if let Some(address) = address.filter(|_| extent != Extent::GivenUp) {
+        let (extent, _) = self.repair(calls, &self.path(name)).await?;
+        let why = self.histories.last_error(name).map_or(String::new(), |error| format!(" {error}"));
+        if let Some(address) = address.filter(|_| extent != FailureExtent::GivenUp) {
             let message = format!(
                 "The Service is served. Azure's last change of its public IP {name} failed, and Azure takes no change of the load balancer \
                  until it is written again. Steerage writes it without the tags and the DNS label that failed. Check the Service's \
@@ -357,7 +357,7 @@ impl PublicIps {
         let mut written = self.written();
         if missing.is_empty() {
             written.remove(name);
-            self.failed.forget(name);
+            self.histories.note_complete(name, wanted);
             return Some(missing);
         }
         (written.get(name) == Some(wanted)).then_some(missing)
@@ -416,7 +416,7 @@ impl PublicIps {
         let mut again: Option<Duration> = None;
         for name in names {
             self.written().remove(name);
-            self.failed.forget(name);
+            self.histories.forget(name);
             match self.finish(calls, name, operations).await {
                 Ok(None) => {}
                 Ok(Some(wait)) => {

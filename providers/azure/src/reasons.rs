@@ -18,7 +18,7 @@ pub(crate) const NAMESPACE_LIMIT_EXCEEDED: &str = "NamespaceLimitExceeded";
 
 /// A load balancer or network security group in the state `Failed` that Azure refuses as it is.
 pub(crate) const LOAD_BALANCER_FAILED: &str = "LoadBalancerFailed";
-/// A public IP that is in use and not ready: Azure takes no change of the load balancer.
+/// A public IP that is in use, and whose last change failed or runs: Azure takes no change of the load balancer.
 pub(crate) const PUBLIC_IP_NOT_READY: &str = "PublicIPNotReady";
 
 /// Every reason that this provider's errors carry besides those of all providers: name, meaning, what to do.
@@ -37,8 +37,11 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         PUBLIC_IP_NOT_READY,
-        "The public IP of the Service is in use, and Azure's last change of it failed or has not ended. Until that is corrected, Azure refuses every change of the load balancer, for all Services.",
-        "Write a public IP of yours again: `az network public-ip update --ids ID`. Steerage writes its own ones again.",
+        "Azure's last change of the public IP that the message names failed, or has not ended, while the load balancer uses the public IP. Until \
+         that is corrected, Azure refuses every change of the load balancer, for all Services.",
+        "If you created the public IP, write it again by the command in the message: `az network public-ip update --ids ID`. If Steerage \
+         created it, Steerage writes it again. Where the message names a DNS label or tags, correct the Service's annotations \
+         `azure-dns-label-name` or `azure-pip-tags`.",
     ),
     (
         INTERNAL_IPV6_NOT_SUPPORTED,

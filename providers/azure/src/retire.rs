@@ -12,8 +12,8 @@ use crate::admission::Admission;
 use crate::desired::Desired;
 use crate::merge::{Fragment, Intent, Others};
 use crate::provider::{Azure, KNOWN};
+use crate::service_state::ServiceState;
 use crate::shared::Written;
-use crate::state::ServiceState;
 use crate::types::{Frontend, Part};
 
 /// A Service whose new addresses serve.

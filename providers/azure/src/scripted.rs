@@ -287,7 +287,8 @@ impl Resources {
             let of = &front["properties"];
             if let Some(id) = of["publicIPAddress"]["id"].as_str() {
                 let Some(ip) = self.all.get(&id.to_ascii_lowercase()) else { return missing(id) };
-                if ip["properties"]["provisioningState"] == "Failed" {
+                if ["Failed", "Updating"].iter().any(|state| ip["properties"]["provisioningState"] == *state)
+                {
                     return Some(not_ready(id, path));
                 }
                 let user = ip["properties"]["ipConfiguration"]["id"].as_str().unwrap_or_default();

@@ -2,9 +2,11 @@
 //! Writes a resource that many Services share. Each call says what its Service wants, and whoever has the lock writes what all of them
 //! want, in one request for the version that was read. All wait for its requests, so these take turns as a namespace of their own. What
 //! Azure refuses because of one Service is written without it. Nothing waits: calls come again until what their Service wants is in place.
-//! `turns` says whose changes a write has, `requests` sends it, `refused` says what follows from a refusal.
+//! `turns` says whose changes a write has, `requests` sends it, `refusals` says what follows from a refusal, `repair`
+//! ends the state `Failed`.
 
-mod refused;
+mod refusals;
+mod repair;
 mod requests;
 mod turns;
 
@@ -18,6 +20,7 @@ use steerage_provider_api::Error;
 use steerage_provider_cloud::Refusals;
 use tokio::time::Instant;
 
+use self::repair::Broken;
 use crate::client::Calls;
 use crate::document::Document;
 use crate::operation::Operation;
@@ -36,13 +39,12 @@ const LONGEST_REST: Duration = Duration::from_mins(1);
 const LONGEST_UNREADY: Duration = Duration::from_secs(5);
 /// So often may Azure say that what a change refers to is not ready, until the Service is left out that it names.
 const UNREADY: u32 = 3;
-/// Until a resource that Azure refuses as it is, is written so again.
-const BROKEN: Duration = Duration::from_mins(5);
-/// Of the Services whose change was refused, until each may try again.
+/// Of the Services whose change was refused, until each may try again. It doubles after each further refusal, up to this.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
-const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// The longest where a permission is missing: who grants it waits for the effect.
-const LONGEST_DENIED: Duration = Duration::from_mins(5);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
+/// Each such try holds up the changes of all Services: where many are refused, they wait so long for each of them, up to the most.
+const WAIT_FOR_EACH: Duration = Duration::from_secs(30);
+const MOST_WAIT: Duration = Duration::from_hours(1);
 /// What Azure forbids to use is told so long after its last refusal: nobody may change anything after that.
 const FORBIDDEN: Duration = Duration::from_mins(10);
 
@@ -101,6 +103,15 @@ enum Sent {
     Alone,
     /// No change.
     AsItIs,
+    /// No change but that Services are left out, whom Azure names in its refusal of the resource as it is.
+    LeavingOut,
+}
+
+impl Sent {
+    /// Whether it was to end the state `Failed`, for no Service.
+    fn is_repair(self) -> bool {
+        matches!(self, Self::AsItIs | Self::LeavingOut)
+    }
 }
 
 /// What is known of the resource.
@@ -114,8 +125,8 @@ struct DocumentState<D: Document> {
     failed: Option<Change<D>>,
     /// Since when somebody else changes it.
     busy: Option<Instant>,
-    /// Azure refuses it as it is, because of something that nobody here wants: since when, and its words.
-    broken: Option<(Instant, String)>,
+    /// Azure refuses it as it is, because of something that nobody here wants.
+    broken: Option<Broken>,
     /// What the last request was for.
     sent: Sent,
     /// Answers in a row that something else is being changed, and until when nothing is sent because of them.
@@ -150,7 +161,7 @@ impl<D: Document> DocumentState<D> {
         match self.sent {
             Sent::All => Some(&mut self.limit),
             Sent::Minor => Some(&mut self.minor_limit),
-            Sent::Alone | Sent::AsItIs => None,
+            Sent::Alone | Sent::AsItIs | Sent::LeavingOut => None,
         }
     }
 
@@ -168,7 +179,7 @@ impl<D: Document> DocumentState<D> {
 
     /// Forgets refusals that nobody met for long, such as those of Services that are gone.
     fn forget_old(&mut self) {
-        let is_recent = |until: Instant| Instant::now() < until + LONGEST_WAIT;
+        let is_recent = |until: Instant| Instant::now() < until + MOST_WAIT;
         self.rejections.retain(|_, rejection| is_recent(rejection.until));
         self.waiting.retain(|_, (_, until)| is_recent(*until));
     }
@@ -177,11 +188,6 @@ impl<D: Document> DocumentState<D> {
     fn forget_troubles(&mut self) {
         self.not_ready.clear();
         self.forbidden.clear();
-    }
-
-    /// Whether it is time to write the resource as it is.
-    fn is_repair_due(&self) -> bool {
-        self.broken.as_ref().is_none_or(|(since, _)| since.elapsed() >= BROKEN)
     }
 }
 
@@ -388,7 +394,9 @@ impl<D: Document> Shared<D> {
                 state.failed = None;
                 state.broken = None;
             }
-            if is_failed && state.failed.is_none() && state.is_repair_due() {
+            // Azure refuses it as it is, and there is nothing to write without what is given up.
+            let is_given_up = present.as_ref().is_some_and(|body| self.document.is_given_up(body));
+            if is_failed && !is_given_up && state.failed.is_none() && state.is_repair_due() {
                 match self.repair(calls, state, present, &mut stale).await? {
                     Some(wait) => return Ok(Written::Again(wait)),
                     None => continue,
@@ -415,7 +423,7 @@ impl<D: Document> Shared<D> {
             changes |= self.document.tidy(&mut with_own, &is_refused);
             // What one adds, the other may remove.
             changes &= with_own != present;
-            if !changes && (!is_failed || is_broken) {
+            if !changes && (!is_failed || is_broken || is_given_up) {
                 if let (Some((service, _)), true) = (own, is_over) {
                     state.rejections.remove(service);
                 }
@@ -424,13 +432,22 @@ impl<D: Document> Shared<D> {
                 }
                 return Ok(Written::Done(present));
             }
+            if is_broken
+                && let Some(wait) =
+                    self.leave_out_named(calls, state, present.as_ref(), own, &mut stale).await?
+            {
+                match wait {
+                    Some(wait) => return Ok(Written::Again(wait)),
+                    None => continue,
+                }
+            }
             // What was refused goes alone, and what its Service wants instead: nobody else waits for another refusal. So it goes where each
             // change is likely to be refused.
             let is_alone =
                 is_tried_again || is_doubtful && !self.document.is_minor(present.as_ref(), with_own.as_ref());
             let alone = own.filter(|_| is_alone || is_broken);
             let (mut body, changed, sent) = self.gather(state, present.as_ref(), alone);
-            self.document.tidy(&mut body, &is_refused);
+            self.document.tidy(&mut body, &|address| state.refused.must_wait(address));
             if let Some((last, _)) = changed.last() {
                 last.namespace().clone_into(&mut state.last);
             }

@@ -60,9 +60,14 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         ADOPTION_REFUSED,
-        "The Service publishes a load balancer of cloud-provider-openstack, or its annotation `loadbalancer.openstack.org/load-balancer-id` names one, that Steerage does not take over, and no second one is created; or the annotation names none. A Service that Steerage serves keeps its load balancer.",
-        "As the message says. For a new load balancer, remove the annotation and clear the Service's status: `kubectl patch service -n NAMESPACE \
-         NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`.",
+        "The Service has a load balancer that Steerage did not create for it: the address in its status says so, or its annotation \
+         `loadbalancer.openstack.org/load-balancer-id`. Steerage does not take that over, nor changes it, and creates no second one. Or no \
+         load balancer has the ID of the annotation. A Service that Steerage serves already keeps its load balancer, and the annotation has \
+         no effect.",
+        "The message says why. To keep the address, correct what the message names, such as `--openstack-adopt` or the annotation. For a new \
+         load balancer with another address, remove the annotation and clear the Service's status: `kubectl patch service -n NAMESPACE \
+         NAME --subresource=status --type=merge -p '{\"status\":{\"loadBalancer\":null}}'`. If Steerage serves the Service already, \
+         remove the annotation.",
     ),
     (
         SHARED_LOAD_BALANCER_NOT_PERMITTED,

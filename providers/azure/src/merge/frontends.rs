@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The addresses of a Service in a load balancer. Pure.
 
-use std::collections::BTreeSet;
-
 use steerage_model::Family;
 use steerage_provider_api::Error;
 
@@ -145,24 +143,6 @@ impl Layout {
             }
         }
         assign(&mut part.properties, wanted)
-    }
-
-    /// Removes the Services' frontends with these public IPs, by path in lower case, and their rules. The last frontends stay: nobody waits
-    /// for them. Whether that changed anything.
-    pub(crate) fn leave_out(&self, balancer: &mut Balancer, given_up: &BTreeSet<String>) -> bool {
-        let all = &mut balancer.properties;
-        let is_out = |part: &Part<Frontend>| {
-            let ip = part.properties.public_ip.as_ref().map(|ip| ip.id.0.to_ascii_lowercase());
-            self.is_ours(&part.name) && ip.is_some_and(|ip| given_up.contains(&ip))
-        };
-        let out: Vec<String> =
-            all.frontends.iter().filter(|part| is_out(part)).map(|part| part.name.clone()).collect();
-        if out.is_empty() || out.len() == all.frontends.len() {
-            return false;
-        }
-        all.frontends.retain(|part| !out.contains(&part.name));
-        all.rules.retain(|rule| !out.iter().any(|name| rule.properties.frontend.id.name() == name));
-        true
     }
 
     /// The names of the frontends of a Service.

@@ -9,7 +9,7 @@ use steerage_model::Key;
 use steerage_provider_api::{Error, call_namespace};
 use tokio::time::Instant;
 
-use super::{Change, DocumentState, LastRead, MOST_STALE, Sent, Shared, Written, shown};
+use super::{Change, DocumentState, LastRead, MOST_STALE, Shared, Written, shown};
 use crate::client::{Call, Calls, object, read};
 use crate::document::Document;
 use crate::operation::{Operation, Running, STUCK};
@@ -46,13 +46,13 @@ impl<D: Document> Shared<D> {
                 let services = change.as_ref().map(|change| change.services.clone()).unwrap_or_default();
                 let before = change.as_ref().and_then(|change| change.before.clone());
                 if failure.is_stale() {
-                    if state.sent != Sent::AsItIs {
+                    if !state.sent.is_repair() {
                         state.failed = change;
                     }
                     return Ok(self.rest(state, &services, before.as_ref(), &failure));
                 }
-                if state.sent == Sent::AsItIs {
-                    state.broken = Some((Instant::now(), Error::from(failure).to_string()));
+                if state.sent.is_repair() {
+                    state.note_broken(Some(&Error::from(failure)));
                     return Ok(None);
                 }
                 state.failed = change;

@@ -186,3 +186,69 @@ async fn second_change_of_tags_holds_up_nothing_else() {
     assert_eq!(cloud.get(&path).unwrap()["tags"]["round"], "2");
     assert_eq!(settle(&azure, &last).await.unwrap().incomplete, None);
 }
+
+/// Whoever sets a label that fails and takes it away again, again and again, stops the writes of all no more often than who leaves it.
+#[tokio::test(start_paused = true)]
+async fn label_that_fails_is_not_tried_sooner_because_others_are_set_in_between() {
+    let cloud = Scripted::new();
+    let azure = provider(&cloud);
+    let [a, bad] = ["a", "bad"].map(|name| named(name, &[80], &[1]));
+    for lb in [&a, &bad] {
+        settle(&azure, lb).await.unwrap();
+    }
+    let failures = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = std::sync::Arc::clone(&failures);
+    cloud.refuse(true, move |body| {
+        label(body).is_some_and(|label| label.starts_with(LABEL)).then(|| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            ("DnsRecordInUse", "DNS record taken is already used by another public IP.".to_owned())
+        })
+    });
+    let wishes = [
+        annotated(bad.clone(), annotations::DNS_LABEL, LABEL),
+        annotated(bad.clone(), annotations::PIP_TAGS, "round=1"),
+        annotated(bad.clone(), annotations::DNS_LABEL, &format!("{LABEL}-2")),
+        bad.clone(),
+    ];
+    let (began, mut slowest) = (Instant::now(), Duration::ZERO);
+    for round in 0..60_u8 {
+        let (wish, since) = (&wishes[usize::from(round) % 4], Instant::now());
+        // Its annotations change twice a minute, and then less often than its public IP may be written.
+        let moved = named("a", &[80], &[1 + round % 5]);
+        slowest = slowest.max(until_done(&azure, &[wish, &moved]).await);
+        while since.elapsed() < Duration::from_secs(if round % 20 < 10 { 30 } else { 75 }) {
+            azure.apply(wish, Compare::Remembered).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+    assert!(slowest < Duration::from_secs(30), "{slowest:?}");
+    // Two labels for an hour: after 1, 2, 4, 8, 16 and 32 minutes each.
+    let failures = failures.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(began.elapsed() > Duration::from_mins(50) && (4..=14).contains(&failures), "{failures}");
+}
+
+/// The second change comes while the first one runs.
+#[tokio::test(start_paused = true)]
+async fn second_change_of_tags_is_written_after_the_first_one_that_runs() {
+    for is_last_the_first in [false, true] {
+        let cloud = Scripted::new();
+        let azure = provider(&cloud);
+        let tagged = |round| annotated(named("a", &[80], &[1]), annotations::PIP_TAGS, round);
+        let path = config().public_ip_path(None, &ip_name(&tagged("round=0")));
+        let tag = |cloud: &Scripted| cloud.get(&path).unwrap()["tags"]["round"].clone();
+        settle(&azure, &tagged("round=0")).await.unwrap();
+        azure.apply(&tagged("round=1"), Compare::Remembered).await.unwrap();
+        assert_eq!(cloud.get(&path).unwrap()["properties"]["provisioningState"], "Updating");
+        let mut last = "2";
+        azure.apply(&tagged("round=2"), Compare::Remembered).await.unwrap();
+        if is_last_the_first {
+            last = "0";
+        }
+        let wish = tagged(&format!("round={last}"));
+        // Others wait for the change that runs, and not for the next one.
+        let took = until_done(&azure, &[&wish, &named("b", &[80], &[1])]).await;
+        assert!(took < Duration::from_secs(15), "{took:?}");
+        let took = until_done(&azure, &[&wish]).await;
+        assert!(took < Duration::from_secs(70) && tag(&cloud) == last, "{took:?} {}", tag(&cloud));
+    }
+}

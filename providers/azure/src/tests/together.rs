@@ -528,3 +528,26 @@ async fn edited_service_that_was_refused_goes_alone() {
     }
     settle_all(&provider, &[named("web-07", &[80, 81], &[3])]).await.pop().unwrap().unwrap();
 }
+
+/// What was wrong for hours is tried again within minutes.
+#[tokio::test(start_paused = true)]
+async fn refused_service_is_tried_again_after_five_minutes_at_the_latest() {
+    let cloud = Scripted::new();
+    let provider = slow(&cloud);
+    let bad = annotated(named("bad", &[80], &[1]), annotations::IDLE_TIMEOUT, "99");
+    cloud.refuse(false, |body: &Value| {
+        let is_wrong = body["properties"].to_string().contains("\"idleTimeoutInMinutes\":99");
+        is_wrong.then(|| ("InvalidTimeout", "something is wrong".to_owned()))
+    });
+    let began = tokio::time::Instant::now();
+    while began.elapsed() < Duration::from_hours(2) {
+        assert!(settle_all(&provider, std::slice::from_ref(&bad)).await[0].is_err());
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    // A minute, two, four, and five minutes from then on.
+    let writes = count(&cloud.calls(), "PUT loadBalancers");
+    assert!((20..=28).contains(&writes), "{writes}");
+    cloud.refuse(false, |_| None);
+    tokio::time::sleep(Duration::from_mins(5)).await;
+    settle_all(&provider, std::slice::from_ref(&bad)).await[0].as_ref().unwrap();
+}

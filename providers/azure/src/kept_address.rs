@@ -8,7 +8,7 @@ use steerage_provider_api::{Error, Outcome, Owner, Progress};
 
 use crate::merge::Layout;
 use crate::provider::{Azure, KNOWN};
-use crate::state::ServiceState;
+use crate::service_state::ServiceState;
 use crate::types::{Balancer, Frontend, Part};
 
 /// Until an address that could not be read is read again.

@@ -9,57 +9,26 @@ use steerage_model::Key;
 use steerage_provider_api::Error;
 use tokio::time::Instant;
 
+use super::repair::Broken;
 use super::{
-    DocumentState, FIRST_WAIT, LONGEST_DENIED, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, Rejection, Sent,
-    Shared, UNREADY,
+    DocumentState, FIRST_WAIT, LONGEST_REST, LONGEST_UNREADY, LONGEST_WAIT, MOST_WAIT, Rejection, Shared,
+    UNREADY, WAIT_FOR_EACH,
 };
-use crate::client::Calls;
 use crate::document::Document;
 use crate::error::{CallError, NOT_READY};
 use crate::named_in_refusal::{RefusedItems, Words, has_path, refused_items};
 use crate::reasons;
 
+/// The longest wait where so many Services are refused. Who grants a right waits for the effect.
+fn longest_wait(refused: usize, error: &Error) -> Duration {
+    if matches!(error, Error::Denied(_)) {
+        return LONGEST_WAIT;
+    }
+    let refused = u32::try_from(refused).unwrap_or(u32::MAX);
+    WAIT_FOR_EACH.saturating_mul(refused).clamp(LONGEST_WAIT, MOST_WAIT)
+}
+
 impl<D: Document> Shared<D> {
-    /// Writes the resource as it is: that ends its state `Failed`, unless something in it is wrong of which nobody here knows.
-    pub(super) async fn repair(
-        &self,
-        calls: &dyn Calls,
-        state: &mut DocumentState<D>,
-        present: Option<D::Body>,
-        stale: &mut u32,
-    ) -> Result<Option<Duration>, Error> {
-        state.sent = Sent::AsItIs;
-        let sent = self.send(calls, state, (present.clone(), present), Vec::new(), stale).await;
-        if let Err(error @ (Error::Invalid { .. } | Error::Denied(_))) = &sent {
-            state.broken = Some((Instant::now(), error.to_string()));
-            return Ok(None);
-        }
-        let is_failed = |body: &D::Body| self.document.provisioning(body).is_failed();
-        if sent.as_ref().is_ok_and(Option::is_none)
-            && state.known.as_ref().is_some_and(|(body, _)| body.as_ref().is_some_and(is_failed))
-        {
-            // It was refused because of a node, which the next change leaves out.
-            state.broken = Some((Instant::now(), String::new()));
-        }
-        sent
-    }
-
-    /// What to tell a Service that Azure names in its words about the resource as it is.
-    pub(super) fn check_named(
-        &self,
-        state: &DocumentState<D>,
-        own: Option<(&Key, &D::Wanted)>,
-    ) -> Result<(), Error> {
-        let (Some((_, words)), Some((service, wanted))) = (&state.broken, own) else { return Ok(()) };
-        let names = BTreeMap::from([(service.clone(), self.document.names(wanted))]);
-        if refused_items(words, &names, &[]) == RefusedItems::Unknown {
-            return Ok(());
-        }
-        let title = self.document.title();
-        let message = format!("The {title} is in the state Failed, and Azure names this Service. {words}");
-        Err(Error::invalid(reasons::REJECTED_BY_PROVIDER, message))
-    }
-
     /// Azure changes something else meanwhile: when to call again. `None` if a Service is left out instead.
     pub(super) fn rest(
         &self,
@@ -78,6 +47,12 @@ impl<D: Document> Shared<D> {
             let told = Error::from(failure.clone()).to_string();
             // Where it is in place already, the others cannot be written without it either.
             let is_in_place = !named.is_empty();
+            // The Service that has it may not have changed: nothing else makes the controller look at it.
+            if state.unready == UNREADY
+                && let Some(before) = before
+            {
+                self.document.note_not_ready(before, &named);
+            }
             state.not_ready.extend(named.into_iter().map(|path| (path.to_ascii_lowercase(), told.clone())));
             let names =
                 changed.iter().map(|(key, wanted)| (key.clone(), self.document.names(wanted))).collect();
@@ -196,7 +171,7 @@ impl<D: Document> Shared<D> {
         failure: &CallError,
     ) {
         let error = Error::from(failure.clone());
-        let longest = if matches!(error, Error::Denied(_)) { LONGEST_DENIED } else { LONGEST_WAIT };
+        let longest = longest_wait(state.rejections.len(), &error);
         for (service, wanted) in changed.iter().filter(|(service, _)| refused.contains(service)) {
             let before = state.rejections.get(service);
             let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(longest));
@@ -206,7 +181,7 @@ impl<D: Document> Shared<D> {
             if failure.is_stale() {
                 error = Error::invalid(reasons::REJECTED_BY_PROVIDER, error.to_string());
             }
-            if let Some((_, words)) = &state.broken {
+            if let Some(words) = state.broken.as_ref().map(Broken::last_words) {
                 let told = format!(
                     "The {} is in the state Failed, and Azure refuses it as it is: correct that there first. {words} It refused this \
                      Service's change, too. {error}",
@@ -216,6 +191,20 @@ impl<D: Document> Shared<D> {
             }
             let rejection = Rejection { wanted: wanted.clone(), error, until, wait };
             state.rejections.insert(service.clone(), rejection);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn longest_wait_is_short_where_few_are_refused() {
+        let wrong = Error::invalid("Wrong", "wrong");
+        for (refused, mins) in [(0, 5), (1, 5), (10, 5), (20, 10), (1000, 60)] {
+            assert_eq!(longest_wait(refused, &wrong), Duration::from_mins(mins), "{refused}");
+            assert_eq!(longest_wait(refused, &Error::denied("no")), Duration::from_mins(5));
         }
     }
 }

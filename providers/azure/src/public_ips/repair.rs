@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of public IPs that Azure accepts and that fail then: while a load balancer refers to such a public IP, Azure takes no change of
-//! it. The public IP is written again without what failed: with what it had before, else without a DNS label. `ensure` and the writes of
-//! the load balancer call it. It never writes a public IP that is not Steerage's.
+//! Repairs public IPs of Steerage's whose last change failed after Azure had accepted it: while a load balancer refers to such a public IP,
+//! Azure takes no change of it. The public IP is written again without what failed: with what it had before, else without a DNS label.
+//! `ensure` and the writes of the load balancer call it. It never writes a public IP that is not Steerage's.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,8 @@ use crate::types::PublicIp;
 /// What failed is tried again after this time, and after each further failure twice as late.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
+/// Most failed changes of a public IP that are remembered.
+const MOST_FAILED: usize = 8;
 /// Between two writes that shall end the state `Failed`.
 pub(super) const REPAIR_REST: Duration = Duration::from_secs(20);
 /// One that is `Failed` for so long after that, and so many such writes, is taken out of the load balancer: one Service loses its address
@@ -45,6 +47,13 @@ struct FailedChange {
     wait: Duration,
 }
 
+impl FailedChange {
+    /// Whether somebody may want it again before long.
+    fn is_recent(&self) -> bool {
+        Instant::now() < self.until + LONGEST_WAIT
+    }
+}
+
 /// The writes that shall end the state `Failed`.
 #[derive(Clone, Copy, Debug)]
 struct Repairs {
@@ -57,15 +66,18 @@ struct Repairs {
 struct History {
     /// What it had before its last change.
     before: Option<Settings>,
-    failed: Option<FailedChange>,
+    /// The last one last. Who takes back what failed, and wants it again, has it tried no sooner.
+    failed: Vec<FailedChange>,
+    /// The last failure, if no change succeeded since.
+    last_error: Option<Error>,
     repairs: Option<Repairs>,
 }
 
-/// What is known of changes of public IPs, by name, until they are as they should be.
+/// What is known of changes of public IPs, by name.
 #[derive(Debug, Default)]
-pub(super) struct FailedChanges(Mutex<BTreeMap<String, History>>);
+pub(super) struct ChangeHistories(Mutex<BTreeMap<String, History>>);
 
-impl FailedChanges {
+impl ChangeHistories {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, History>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,23 +94,29 @@ impl FailedChanges {
     pub(super) fn note_failure(&self, name: &str, wanted: NewPublicIp, error: &Error) {
         let mut all = self.lock();
         let history = all.entry(name.to_owned()).or_default();
-        let last = history.failed.as_ref().filter(|last| last.wanted == wanted);
-        let wait = last.map_or(FIRST_WAIT, |last| last.wait.saturating_mul(2).min(LONGEST_WAIT));
+        history.last_error = Some(error.clone());
+        let failed = &mut history.failed;
+        failed.retain(FailedChange::is_recent);
+        let before = failed.iter().position(|before| before.wanted == wanted).map(|at| failed.remove(at));
+        let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(LONGEST_WAIT));
         let until = Instant::now() + wait;
-        history.failed = Some(FailedChange { wanted, error: error.clone(), until, wait });
+        if failed.len() >= MOST_FAILED {
+            failed.remove(0);
+        }
+        failed.push(FailedChange { wanted, error: error.clone(), until, wait });
     }
 
     /// Why the change to this is not made, and for how long.
     pub(super) fn refusal(&self, name: &str, wanted: &NewPublicIp) -> Option<(Error, Duration)> {
         let all = self.lock();
-        let failed = all.get(name)?.failed.as_ref().filter(|failed| failed.wanted == *wanted)?;
+        let failed = all.get(name)?.failed.iter().find(|failed| failed.wanted == *wanted)?;
         let wait = failed.until.saturating_duration_since(Instant::now());
         (!wait.is_zero()).then(|| (failed.error.clone(), wait))
     }
 
     /// The last failure, whatever was wanted.
     pub(super) fn last_error(&self, name: &str) -> Option<Error> {
-        Some(self.lock().get(name)?.failed.as_ref()?.error.clone())
+        self.lock().get(name)?.last_error.clone()
     }
 
     /// Its last change succeeded.
@@ -108,7 +126,18 @@ impl FailedChanges {
         }
     }
 
-    /// It is as it should be, or gone.
+    /// It is as this wants it.
+    pub(super) fn note_complete(&self, name: &str, wanted: &NewPublicIp) {
+        let mut all = self.lock();
+        let Some(history) = all.get_mut(name) else { return };
+        history.failed.retain(|failed| failed.wanted != *wanted && failed.is_recent());
+        (history.before, history.last_error, history.repairs) = (None, None, None);
+        if history.failed.is_empty() {
+            all.remove(name);
+        }
+    }
+
+    /// It is gone.
     pub(super) fn forget(&self, name: &str) {
         self.lock().remove(name);
     }
@@ -131,13 +160,15 @@ impl FailedChanges {
         Some(count)
     }
 
-    fn extent(&self, name: &str) -> Extent {
+    fn extent(&self, name: &str) -> FailureExtent {
         let all = self.lock();
-        let Some(repairs) = all.get(name).and_then(|history| history.repairs) else { return Extent::Short };
+        let Some(repairs) = all.get(name).and_then(|history| history.repairs) else {
+            return FailureExtent::Short;
+        };
         match repairs.count {
-            count if count >= REPAIRS && repairs.since.elapsed() >= GIVE_UP => Extent::GivenUp,
-            0 | 1 => Extent::Short,
-            _ => Extent::Lasting,
+            count if count >= REPAIRS && repairs.since.elapsed() >= GIVE_UP => FailureExtent::GivenUp,
+            0 | 1 => FailureExtent::Short,
+            _ => FailureExtent::Lasting,
         }
     }
 
@@ -158,7 +189,7 @@ impl FailedChanges {
 
 /// For how long a public IP has been `Failed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum FailureExtent {
     /// It is usable, or written again for the first time.
     Short,
     Lasting,
@@ -167,20 +198,25 @@ pub(crate) enum Extent {
 }
 
 impl PublicIps {
-    /// Writes a public IP of Steerage's without what failed, if its last change failed: that ends this state.
-    pub(crate) async fn repair(&self, calls: &dyn Calls, path: &str) -> Result<Extent, Error> {
-        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok(Extent::Short) };
-        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else { return Ok(Extent::Short) };
+    /// Writes a public IP of Steerage's without what failed, if its last change failed: that ends this state. Also returns whose it is.
+    pub(crate) async fn repair(
+        &self,
+        calls: &dyn Calls,
+        path: &str,
+    ) -> Result<(FailureExtent, Option<Owner>), Error> {
+        let short = FailureExtent::Short;
+        let Some(mut ip) = read::<PublicIp>(calls, GET, path).await? else { return Ok((short, None)) };
+        let Some(owner) = marks::owner(&self.config.cluster, &ip.tags) else { return Ok((short, None)) };
         let state = ip.properties.provisioning_state.unwrap_or_default();
         if !state.is_failed() {
             if !state.is_busy() {
-                self.failed.note_usable(&ip.name);
+                self.histories.note_usable(&ip.name);
             }
-            return Ok(Extent::Short);
+            return Ok((short, Some(owner)));
         }
         let name = ip.name.clone();
-        if let Some(repairs) = self.failed.begin_repair(&name) {
-            self.failed.take_back(&mut ip, &marks::of_public_ip(&self.config.cluster, &owner), repairs);
+        if let Some(repairs) = self.histories.begin_repair(&name) {
+            self.histories.take_back(&mut ip, &marks::of_public_ip(&self.config.cluster, &owner), repairs);
             let etag = ip.etag.clone();
             let body = serde_json::to_value(ip).unwrap_or_default();
             tracing::warn!(service = %owner.service, name, repairs, "last change of the public IP failed; writing it without what failed");
@@ -191,7 +227,7 @@ impl PublicIps {
                 tracing::warn!(service = %owner.service, name, %error, "public IP whose last change failed not written; retrying");
             }
         }
-        Ok(self.failed.extent(&name))
+        Ok((self.histories.extent(&name), Some(owner)))
     }
 
     /// A change that Azure had accepted failed. Whether the Service goes on with what was there before.
@@ -206,9 +242,9 @@ impl PublicIps {
         tracing::warn!(service = %owner.service, name, %error, "change of the public IP failed");
         let all = self.all(calls, age).await?;
         let is_in_use = all.get(name).is_some_and(|ip| ip.properties.ip_configuration.is_some());
-        let goes_on = is_in_use || self.failed.is_being_repaired(name);
+        let goes_on = is_in_use || self.histories.is_being_repaired(name);
         if goes_on {
-            self.failed.note_failure(name, wanted, error);
+            self.histories.note_failure(name, wanted, error);
         }
         Ok(goes_on)
     }
