@@ -36,7 +36,7 @@ struct Claim {
 
 /// The places that Services freed to fill them again.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct RuleQuota {
     claims: BTreeMap<Key, Claim>,
     refused_at: Option<Instant>,
     started_at: Option<Instant>,
@@ -46,7 +46,7 @@ pub(crate) struct Places {
     deleted: BTreeSet<Key>,
 }
 
-impl Places {
+impl RuleQuota {
     /// The Service is looked at. A Service that clients know and that lacks rules had them when an earlier process ended.
     pub(crate) fn look(&mut self, service: &Key, is_published: bool, wanted: &Desired, tree: &Tree) {
         let now = Instant::now();

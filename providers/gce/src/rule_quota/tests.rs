@@ -29,55 +29,55 @@ fn insert(name: &str) -> Step {
 }
 
 /// How many of these new rules of `service` are held.
-fn held(places: &Places, service: &str, rules: &[&str]) -> usize {
+fn held(quota: &RuleQuota, service: &str, rules: &[&str]) -> usize {
     let steps = rules.iter().map(|name| insert(name)).collect();
-    places.split(&key(service), steps, BTreeSet::new).1
+    quota.split(&key(service), steps, BTreeSet::new).1
 }
 
 /// `good` replaces the rule `a`.
-fn replacing() -> Places {
-    let mut places = Places::default();
-    places.claim(&key("good"), BTreeSet::from([Id::new(Kind::ForwardingRule, "a")]));
-    places
+fn replacing() -> RuleQuota {
+    let mut quota = RuleQuota::default();
+    quota.claim(&key("good"), BTreeSet::from([Id::new(Kind::ForwardingRule, "a")]));
+    quota
 }
 
 #[tokio::test(start_paused = true)]
 async fn freed_place_waits_for_who_freed_it() {
     advance(FULL * 2).await;
-    let mut places = replacing();
-    assert_eq!(held(&places, "evil", &["x"]), 0, "nothing says that the quota is full");
-    places.note_refused();
+    let mut quota = replacing();
+    assert_eq!(held(&quota, "evil", &["x"]), 0, "nothing says that the quota is full");
+    quota.note_refused();
     for (service, rules, expected) in [
         ("evil", &["x"][..], 1),
         ("good", &["a"], 0),
         // Others may take what it frees; it does not take theirs.
         ("good", &["a", "b"], 0),
     ] {
-        assert_eq!(held(&places, service, rules), expected, "{service} {rules:?}");
+        assert_eq!(held(&quota, service, rules), expected, "{service} {rules:?}");
     }
     // Two that replace at the same time get one each.
-    places.claim(&key("other"), BTreeSet::from([Id::new(Kind::ForwardingRule, "x")]));
-    assert_eq!((held(&places, "good", &["a", "b"]), held(&places, "other", &["x"])), (1, 0));
-    places.note_inserted(&key("other"), &Id::new(Kind::ForwardingRule, "x"));
-    assert_eq!(held(&places, "evil", &["x"]), 1);
-    assert_eq!(places.retry_in(&key("good")), Some(SOON));
+    quota.claim(&key("other"), BTreeSet::from([Id::new(Kind::ForwardingRule, "x")]));
+    assert_eq!((held(&quota, "good", &["a", "b"]), held(&quota, "other", &["x"])), (1, 0));
+    quota.note_inserted(&key("other"), &Id::new(Kind::ForwardingRule, "x"));
+    assert_eq!(held(&quota, "evil", &["x"]), 1);
+    assert_eq!(quota.retry_in(&key("good")), Some(SOON));
     // Nobody waits for one that cannot finish, which asks on.
     advance(CLAIM).await;
-    assert_eq!(held(&places, "evil", &["x"]), 0);
-    assert_eq!(places.retry_in(&key("good")), Some(LATER));
-    places.note_inserted(&key("good"), &Id::new(Kind::ForwardingRule, "a"));
-    assert_eq!(places.retry_in(&key("good")), None);
+    assert_eq!(held(&quota, "evil", &["x"]), 0);
+    assert_eq!(quota.retry_in(&key("good")), Some(LATER));
+    quota.note_inserted(&key("good"), &Id::new(Kind::ForwardingRule, "a"));
+    assert_eq!(quota.retry_in(&key("good")), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn other_changes_do_not_wait() {
-    let mut places = replacing();
-    places.note_refused();
+    let mut quota = replacing();
+    quota.note_refused();
     let others = vec![
         Step::Insert { id: Id::new(Kind::Address, "x"), body: json!({}) },
         Step::Delete { id: Id::new(Kind::ForwardingRule, "x") },
     ];
-    let (sent, held) = places.split(&key("evil"), others.clone(), BTreeSet::new);
+    let (sent, held) = quota.split(&key("evil"), others.clone(), BTreeSet::new);
     assert_eq!((sent, held), (others, 0));
 }
 
@@ -85,13 +85,13 @@ async fn other_changes_do_not_wait() {
 async fn only_published_services_go_first_at_the_start() {
     let wanted = desired(&web(), &config()).unwrap();
     for (is_published, expected) in [(true, 1), (false, 0)] {
-        let mut places = Places::default();
-        places.look(&key("good"), is_published, &wanted, &Tree::default());
-        assert_eq!(held(&places, "evil", &["x"]), expected);
+        let mut quota = RuleQuota::default();
+        quota.look(&key("good"), is_published, &wanted, &Tree::default());
+        assert_eq!(held(&quota, "evil", &["x"]), expected);
         let unruled = || BTreeSet::from([key("unseen")]);
-        assert_eq!(places.split(&key("evil"), vec![insert("x")], unruled).1, 1);
+        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 1);
         advance(START).await;
-        assert_eq!(places.split(&key("evil"), vec![insert("x")], unruled).1, 0);
+        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 0);
     }
 }
 
