@@ -197,12 +197,15 @@ impl Gce {
 
     /// The outcome while new rules wait.
     fn waits_for_rule_quota(&self, entry: &ServiceState) -> Outcome {
-        let message = "The quota of forwarding rules is used up, or may be, and another Service needs a new rule for one that it had. New rules \
-                       of this Service wait for that, for a minute at most. Steerage tries again every second. If this lasts, raise the \
-                       quota.";
-        let outcome = self.again(entry);
-        let incomplete = Some((reasons::QUOTA_EXCEEDED, message.to_owned()));
-        Outcome { progress: Progress::Again(SOON), incomplete, ..outcome }
+        let message = "The quota of forwarding rules is used up, or may be, and Steerage is replacing a rule of another Service. New rules of \
+                       this Service wait until that one is made, for a minute at most after the old one is gone. Steerage tries again \
+                       every second. If this lasts, raise the quota.";
+        let outcome = Outcome { progress: Progress::Again(SOON), ..self.again(entry) };
+        if !self.rule_quota().is_full() {
+            // It waits for some seconds, and nothing is wrong.
+            return outcome;
+        }
+        Outcome { incomplete: Some((reasons::QUOTA_EXCEEDED, message.to_owned())), ..outcome }
     }
 
     /// A Service whose rule was deleted to be replaced is not served: it is tried again at once, and told what is missing.
@@ -218,10 +221,17 @@ impl Gce {
         };
         let Some(wait) = self.rule_quota().retry_in(&lb.owner.service) else { return Err(error) };
         let wanted = desired(lb, &self.config)?;
+        let missing = match entry.known(&lb.owner) {
+            Some(tree) => unserved(&wanted, tree),
+            None => "some ports".to_owned(),
+        };
+        if missing.is_empty() {
+            return Err(error);
+        }
+        // The rule itself may be refused, or what it needs, such as a firewall rule.
         let message = format!(
-            "The forwarding rule of {} is missing: Steerage deleted it to replace it, and GCE refuses the new one. No client reaches these \
-             ports. Steerage tries again every {}s. {error}",
-            unserved(&wanted, entry.known(&lb.owner)),
+            "The forwarding rule of {missing} is missing: Steerage deleted it to replace it, and a quota stops the change. No client reaches \
+             these ports. Steerage tries again every {}s. {error}",
             wait.as_secs()
         );
         let incomplete = Some((reasons::QUOTA_EXCEEDED, message));

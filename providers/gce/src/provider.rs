@@ -349,6 +349,9 @@ impl Provider for Gce {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
         let result = self.told_of_lost_rule(lb, result, &entry);
+        if matches!(result, Err(Error::Invalid { .. })) {
+            self.rule_quota().note_invalid(&lb.owner.service);
+        }
         if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
             self.release_claims(&lb.owner, &entry);
         }

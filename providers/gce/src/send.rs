@@ -143,10 +143,12 @@ impl Gce {
     ) -> Result<(), Error> {
         tracing::info!(service = %owner.service, change = %step, "load balancer changed");
         entry.denied.forget(step.id());
-        if let Step::Insert { id, .. } = step
-            && id.kind == Kind::ForwardingRule
-        {
-            self.rule_quota().note_inserted(&owner.service, id);
+        match step {
+            Step::Insert { id, .. } if id.kind == Kind::ForwardingRule => {
+                self.rule_quota().note_inserted(&owner.service, id);
+            }
+            Step::Delete { id } => self.rule_quota().note_gone(&owner.service, id),
+            _ => {}
         }
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));

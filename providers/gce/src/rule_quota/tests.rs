@@ -29,15 +29,28 @@ fn insert(name: &str) -> Step {
 }
 
 /// How many of these new rules of `service` are held.
-fn held(quota: &RuleQuota, service: &str, rules: &[&str]) -> usize {
+fn held(quota: &mut RuleQuota, service: &str, rules: &[&str]) -> usize {
     let steps = rules.iter().map(|name| insert(name)).collect();
     quota.split(&key(service), steps, BTreeSet::new).1
+}
+
+/// A load balancer without its rules.
+fn unruled_tree() -> Tree {
+    let mut tree = Tree::default();
+    tree.own.insert(Id::new(Kind::BackendService, "b"), json!({}));
+    tree
+}
+
+/// The rule is gone, to be replaced.
+fn claim(quota: &mut RuleQuota, service: &str, rule: &str) {
+    let claim = Claim { is_gone: true, until: Instant::now() + CLAIM };
+    quota.claims.entry(key(service)).or_default().insert(Id::new(Kind::ForwardingRule, rule), claim);
 }
 
 /// `good` replaces the rule `a`.
 fn replacing() -> RuleQuota {
     let mut quota = RuleQuota::default();
-    quota.claim(&key("good"), BTreeSet::from([Id::new(Kind::ForwardingRule, "a")]));
+    claim(&mut quota, "good", "a");
     quota
 }
 
@@ -45,7 +58,15 @@ fn replacing() -> RuleQuota {
 async fn freed_place_waits_for_who_freed_it() {
     advance(FULL * 2).await;
     let mut quota = replacing();
-    assert_eq!(held(&quota, "evil", &["x"]), 0, "nothing says that the quota is full");
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1);
+    advance(UNSURE).await;
+    assert_eq!(held(&mut quota, "evil", &["x"]), 0, "nothing says that the quota is full");
+    claim(&mut quota, "good", "a");
+    assert_eq!(
+        held(&mut quota, "evil", &["x"]),
+        0,
+        "whoever replaces rules all the time keeps nobody waiting"
+    );
     quota.note_refused();
     for (service, rules, expected) in [
         ("evil", &["x"][..], 1),
@@ -53,17 +74,17 @@ async fn freed_place_waits_for_who_freed_it() {
         // Others may take what it frees; it does not take theirs.
         ("good", &["a", "b"], 0),
     ] {
-        assert_eq!(held(&quota, service, rules), expected, "{service} {rules:?}");
+        assert_eq!(held(&mut quota, service, rules), expected, "{service} {rules:?}");
     }
     // Two that replace at the same time get one each.
-    quota.claim(&key("other"), BTreeSet::from([Id::new(Kind::ForwardingRule, "x")]));
-    assert_eq!((held(&quota, "good", &["a", "b"]), held(&quota, "other", &["x"])), (1, 0));
+    claim(&mut quota, "other", "x");
+    assert_eq!((held(&mut quota, "good", &["a", "b"]), held(&mut quota, "other", &["x"])), (1, 0));
     quota.note_inserted(&key("other"), &Id::new(Kind::ForwardingRule, "x"));
-    assert_eq!(held(&quota, "evil", &["x"]), 1);
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1);
     assert_eq!(quota.retry_in(&key("good")), Some(SOON));
     // Nobody waits for one that cannot finish, which asks on.
     advance(CLAIM).await;
-    assert_eq!(held(&quota, "evil", &["x"]), 0);
+    assert_eq!(held(&mut quota, "evil", &["x"]), 0);
     assert_eq!(quota.retry_in(&key("good")), Some(LATER));
     quota.note_inserted(&key("good"), &Id::new(Kind::ForwardingRule, "a"));
     assert_eq!(quota.retry_in(&key("good")), None);
@@ -87,12 +108,43 @@ async fn only_published_services_go_first_at_the_start() {
     for (is_published, expected) in [(true, 1), (false, 0)] {
         let mut quota = RuleQuota::default();
         quota.look(&key("good"), is_published, &wanted, &Tree::default());
-        assert_eq!(held(&quota, "evil", &["x"]), expected);
+        assert_eq!(held(&mut quota, "evil", &["x"]), expected);
         let unruled = || BTreeSet::from([key("unseen")]);
         assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 1);
         advance(START).await;
         assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 0);
     }
+}
+
+/// The first looks at thousands of Services take minutes, and the one that lost its rules may be the last.
+#[tokio::test(start_paused = true)]
+async fn start_lasts_while_services_get_their_first_look() {
+    let wanted = desired(&web(), &config()).unwrap();
+    let unruled = || BTreeSet::from([key("unseen")]);
+    let is_held = |quota: &mut RuleQuota| quota.split(&key("evil"), vec![insert("x")], unruled).1 == 1;
+    let mut quota = RuleQuota::default();
+    for number in 0..20 {
+        quota.look(&key(&format!("other-{number}")), true, &wanted, &unruled_tree());
+        quota.forget(&key(&format!("other-{number}")));
+        advance(START - Duration::from_secs(1)).await;
+        assert!(is_held(&mut quota), "{number}");
+    }
+    quota.look(&key("good"), true, &wanted, &unruled_tree());
+    advance(Duration::from_secs(10)).await;
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1, "good has its claim");
+    quota.forget(&key("good"));
+    // Nobody waits for a Service that gets no look, whatever else is new.
+    advance(START / 2).await;
+    quota.look(&key("new"), false, &wanted, &Tree::default());
+    advance(START / 2).await;
+    assert!(!is_held(&mut quota));
+
+    let mut quota = RuleQuota::default();
+    for number in 0..100 {
+        quota.look(&key(&format!("other-{number}")), false, &wanted, &unruled_tree());
+        advance(Duration::from_secs(10)).await;
+    }
+    assert!(!is_held(&mut quota), "no start is so long");
 }
 
 /// What a deletion leaves for a moment looks like a Service that lost its rules.
@@ -198,19 +250,30 @@ async fn full(cloud: &Full, gce: &Gce) -> LoadBalancer {
 
 #[tokio::test(start_paused = true)]
 async fn tenant_takes_no_rule_that_is_being_replaced() {
-    for is_killed in [false, true] {
+    // Where the first request to be refused would be the one that takes the rule, nothing says that the quota is full.
+    for (is_killed, quiet, deletion) in [
+        (false, Duration::ZERO, Duration::ZERO),
+        (true, Duration::ZERO, Duration::ZERO),
+        (false, Duration::ZERO, CLAIM * 3 / 2),
+        (false, FULL, Duration::ZERO),
+    ] {
         let cloud = Full::new();
         let mut gce = cloud.provider();
         let changed = full(&cloud, &gce).await;
+        sleep(quiet).await;
+        cloud.cloud.slow_rules(deletion);
         while *cloud.deleted.lock().unwrap() == 0 {
             drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
         }
-        if is_killed {
+        if is_killed || !quiet.is_zero() {
             sleep(Duration::from_secs(5)).await;
             assert!(cloud.rules().is_empty());
+        }
+        if is_killed {
             gce = cloud.provider();
         }
-        for _ in 0..40 {
+        let end = Instant::now() + Duration::from_secs(15) + deletion * 2;
+        while Instant::now() < end {
             // It asks first, and as often as it can.
             for _ in 0..3 {
                 drop(gce.apply(&evil(), Compare::Remembered).await);
@@ -218,7 +281,11 @@ async fn tenant_takes_no_rule_that_is_being_replaced() {
             }
             drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
         }
-        assert!(cloud.is_served("shop", &json!(["80", "81"])), "{is_killed}: {:?}", cloud.rules());
+        assert!(
+            cloud.is_served("shop", &json!(["80", "81"])),
+            "{is_killed} {quiet:?} {deletion:?}: {:?}",
+            cloud.rules()
+        );
         assert!(settle(&gce, &changed).await.incomplete.is_none());
     }
 }
