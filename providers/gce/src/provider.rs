@@ -37,7 +37,7 @@ use crate::paced::Paced;
 use crate::restrict::Restricted;
 use crate::rule_quota::RuleQuota;
 use crate::shared::Shared;
-use crate::state::ServiceState;
+use crate::state::{Pending, ServiceState};
 use crate::step::Step;
 use crate::unended::check_unended;
 use crate::unknown::Unknown;
@@ -264,7 +264,8 @@ impl Gce {
         // No packet comes, and `apply` puts the endpoints in place before one does. It may want others: then each try of a Service that is
         // refused would attach them, and this one detach them.
         if tree.of_kind(Kind::ForwardingRule).next().is_none() {
-            return Ok(Outcome::done());
+            let is_rule = |pending: &Pending| pending.step.id().kind == Kind::ForwardingRule;
+            return Ok(if entry.pending.iter().any(is_rule) { self.again(entry) } else { Outcome::done() });
         }
         let is_internal = service.get("loadBalancingScheme").and_then(Value::as_str) == Some("INTERNAL");
         let limit = Limit { is_internal, needs_all: false, uid: &owner.uid };

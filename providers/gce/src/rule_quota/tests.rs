@@ -6,7 +6,9 @@ use async_trait::async_trait;
 use http::Response;
 use serde_json::json;
 use steerage_model::Protocol;
-use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use steerage_provider_api::{
+    Compare, GroupTargets, LoadBalancer, Progress, Provider as _, Target, TargetSet,
+};
 use tokio::time::{advance, sleep};
 
 use super::*;
@@ -316,21 +318,45 @@ async fn lost_rule_is_told_and_tried_again_soon() {
     assert!(cloud.is_served("shop", &json!(["80", "81"])));
 }
 
-/// Each try would attach and detach the nodes without an endpoint.
-#[tokio::test(start_paused = true)]
-async fn refused_service_without_a_rule_is_not_followed() {
-    use steerage_provider_api::{GroupTargets, TargetSet};
+/// Other quotas refuse too, before the old rule is gone or after.
+#[tokio::test]
+async fn lost_rule_is_told_only_if_it_is_missing() {
+    let message = "firewalls.insert: 403 quotaExceeded: Quota 'FIREWALLS' exceeded";
+    let refused = || Err(steerage_provider_api::Error::invalid(crate::reasons::QUOTA_EXCEEDED, message));
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    let wanted = desired(&lb, &config()).unwrap();
+    let rule = wanted.frontends[0].rules.keys().next().unwrap().clone();
+    let with_rule = Tree { own: BTreeMap::from([(rule.clone(), json!({}))]), ..Tree::default() };
+    let deletion = [Step::Delete { id: rule.clone() }];
+    for (is_gone, tree, told) in [
+        (false, Some(with_rule.clone()), None),
+        (true, Some(with_rule.clone()), None),
+        (true, Some(unruled_tree()), Some("The forwarding rule of the TCP port 80 is missing")),
+        (true, None, Some("The forwarding rule of some ports is missing")),
+    ] {
+        let gce = Full::new().provider();
+        let mut entry = crate::state::ServiceState::default();
+        if let Some(tree) = tree {
+            entry.note_read(&lb.owner, tree, Vec::new());
+        }
+        gce.rule_quota().begin(&lb.owner.service, &deletion, &wanted, &with_rule);
+        if is_gone {
+            gce.rule_quota().note_gone(&lb.owner.service, &rule);
+        }
+        let result = gce.told_of_lost_rule(&lb, refused(), &entry);
+        match told {
+            Some(told) => {
+                let (_, text) = result.unwrap().incomplete.unwrap();
+                assert!(text.starts_with(told) && text.ends_with(message), "{text}");
+                assert!(!text.contains("refuses the new one"), "{text}");
+            }
+            None => assert_eq!(result.unwrap_err().to_string(), message),
+        }
+    }
+}
 
-    let cloud = Full::new();
-    let gce = cloud.provider();
-    full(&cloud, &gce).await;
-    cloud.cloud.set_machine("r-a", "node-0", true);
-    let group = |cloud: &Full| -> Vec<Value> {
-        let all = cloud.cloud.resources().into_values().filter(|found| found.kind == Kind::Group);
-        all.map(|found| json!(found.endpoints)).collect()
-    };
-    let before = group(&cloud);
-    let target = steerage_provider_api::Target {
+fn node() -> GroupTargets {
+    let node = Target {
         node: "node-0".to_owned(),
         addresses: Vec::new(),
         provider_id: Some("gce://p/r-a/node-0".to_owned()),
@@ -338,11 +364,47 @@ async fn refused_service_without_a_rule_is_not_followed() {
         pod_cidrs: Vec::new(),
         weight: 1,
     };
-    let targets = GroupTargets { nodes: Some(TargetSet::own([target])), ..GroupTargets::default() };
+    GroupTargets { nodes: Some(TargetSet::own([node])), ..GroupTargets::default() }
+}
+
+/// The endpoints of the groups.
+fn endpoints(cloud: &Full) -> Vec<Value> {
+    let all = cloud.cloud.resources().into_values().filter(|found| found.kind == Kind::Group);
+    all.map(|found| json!(found.endpoints)).collect()
+}
+
+/// Its rule serves when the operation ends, and nothing else would follow the nodes then.
+#[tokio::test(start_paused = true)]
+async fn refused_service_is_followed_while_its_rule_is_made() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    cloud.cloud.set_machine("r-a", "node-0", true);
+    cloud.cloud.slow_rules(Duration::from_mins(20));
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    while cloud.rules().is_empty() {
+        drop(gce.apply(&lb, Compare::Remembered).await.unwrap());
+        sleep(Duration::from_millis(200)).await;
+    }
+    let began = Instant::now();
+    while gce.set_targets(&lb.owner, &node()).await.unwrap().progress != Progress::Done {
+        sleep(Duration::from_secs(5)).await;
+        assert!(began.elapsed() < Duration::from_mins(30));
+    }
+    assert!(endpoints(&cloud).iter().any(|group| group.to_string().contains("node-0")));
+}
+
+/// Each try would attach and detach the nodes without an endpoint.
+#[tokio::test(start_paused = true)]
+async fn refused_service_without_a_rule_is_not_followed() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    full(&cloud, &gce).await;
+    cloud.cloud.set_machine("r-a", "node-0", true);
+    let before = endpoints(&cloud);
     for _ in 0..3 {
-        let outcome = gce.set_targets(&evil().owner, &targets).await.unwrap();
+        let outcome = gce.set_targets(&evil().owner, &node()).await.unwrap();
         assert_eq!(outcome.progress, Progress::Done);
     }
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(group(&cloud), before);
+    assert_eq!(endpoints(&cloud), before);
 }
