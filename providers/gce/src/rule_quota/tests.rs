@@ -147,6 +147,12 @@ async fn start_lasts_while_services_get_their_first_look() {
         advance(Duration::from_secs(10)).await;
     }
     assert!(!is_held(&mut quota), "no start is so long");
+
+    let mut quota = RuleQuota::default();
+    quota.look(&key("other"), false, &wanted, &unruled_tree());
+    assert!(is_held(&mut quota));
+    quota.note_invalid(&key("unseen"));
+    assert!(!is_held(&mut quota), "it is refused, and makes no rules");
 }
 
 /// What a deletion leaves for a moment looks like a Service that lost its rules.
