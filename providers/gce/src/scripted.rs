@@ -208,6 +208,7 @@ impl Scripted {
     }
 
     /// From now on operations on forwarding rules take so much longer.
+    #[cfg(test)]
     pub(crate) fn slow_rules(&self, by: Duration) {
         self.store().rules_take = by;
     }
