@@ -48,13 +48,12 @@ pub const SERVING: &str = "steerage.dev/Serving";
 pub const DEGRADED: &str = "steerage.dev/Degraded";
 
 /// Prefixes of the annotations that projections keep in any case.
-const KEPT_PREFIXES: [&str; 7] = [
+const KEPT_PREFIXES: [&str; 6] = [
     "service.alpha.kubernetes.io/",
     "service.beta.kubernetes.io/",
     "loadbalancer.openstack.org/",
     "networking.gke.io/",
     "cloud.google.com/",
-    "alpha.cloud.google.com/",
     TRIGGER_TIME,
 ];
 
@@ -69,9 +68,15 @@ pub fn name_at_kubernetes(annotation: &str) -> Option<&str> {
     (domain == "kubernetes.io" || domain.ends_with(".kubernetes.io")).then_some(name)
 }
 
+/// An annotation without the stage of an API before its domain, such as that of `alpha.cloud.google.com`.
+pub fn without_stage(annotation: &str) -> &str {
+    let stages = ["alpha.", "beta."];
+    stages.iter().find_map(|stage| annotation.strip_prefix(stage)).unwrap_or(annotation)
+}
+
 /// Whether projections keep an annotation: those that something reads, and those that look as if something did.
 pub fn is_kept(annotation: &str) -> bool {
-    KEPT_PREFIXES.iter().any(|prefix| annotation.starts_with(prefix))
+    KEPT_PREFIXES.iter().any(|prefix| without_stage(annotation).starts_with(prefix))
         || is_of_steerage(annotation)
         || name_at_kubernetes(annotation).is_some_and(|name| name.contains("load-balancer"))
 }

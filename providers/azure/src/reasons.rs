@@ -87,7 +87,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         UNKNOWN_ANNOTATION,
         "An annotation `service.beta.kubernetes.io/azure-…` has a name that no controller knows, or the name of one under \
          `service.beta.kubernetes.io/` is almost one that Steerage knows.",
-        "Correct the name; the message has the nearest known one.",
+        "Correct the name; the message has the nearest known one, if one is close.",
     ),
     (
         OBJECT_NOT_OWNED,

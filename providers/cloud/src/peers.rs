@@ -42,17 +42,31 @@ fn letters(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase()).collect()
 }
 
-/// The known name that is nearest, if it is worth a mention.
-pub(crate) fn nearest<T: AsRef<str>>(name: &str, known: impl Iterator<Item = T>) -> Option<T> {
-    let nearest = known.min_by_key(|known| strsim::levenshtein(&letters(name), &letters(known.as_ref())));
-    nearest.filter(|known| is_close(name, known.as_ref()))
+/// What follows the domain.
+fn last(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or_default()
 }
 
-/// Whether a known name is worth a mention: what follows the prefix differs in a third of its letters at most.
+/// The known name that is nearest, if it is worth a mention.
+pub(crate) fn nearest<T: AsRef<str>>(name: &str, known: impl Iterator<Item = T>) -> Option<T> {
+    let distance = |a: &str, b: &str| strsim::levenshtein(&letters(a), &letters(b));
+    let nearest = known.min_by_key(|known| {
+        let known = known.as_ref();
+        (distance(last(name), last(known)), distance(name, known))
+    });
+    nearest.filter(|known| is_close(last(name), last(known.as_ref())))
+}
+
+/// Whether a known name is worth a mention: after the words with which both begin, a third of the letters differs at most. Those words are
+/// the same in most names, such as `load-balancer-`.
 fn is_close(name: &str, known: &str) -> bool {
-    let last = |name: &str| letters(name.rsplit('/').next().unwrap_or_default());
-    let (name, known) = (last(name), last(known));
+    let written = letters(name);
+    let heads = known.rmatch_indices('-').filter_map(|(dash, _)| known.get(..dash)).map(letters);
+    let same = heads.map(|head| head.len()).find(|same| written.get(..*same) == letters(known).get(..*same));
+    let rest = |name: &str| letters(name).get(same.unwrap_or_default()..).unwrap_or_default().to_owned();
+    let (name, known) = (rest(name), rest(known));
     strsim::levenshtein(&name, &known) <= MAX_TYPOS.max(name.len() / 3)
+        || (!name.is_empty() && !known.is_empty() && (name.starts_with(&known) || known.starts_with(&name)))
 }
 
 impl PeerAnnotations {
@@ -91,15 +105,19 @@ impl PeerAnnotations {
         Ok(())
     }
 
-    /// Whether the name is a known one at another domain of Kubernetes, such as `service.kubernetes.io/load-balancer-source-ranges`.
+    /// Whether the name is a known one at another domain of Kubernetes, such as `service.kubernetes.io/load-balancer-source-ranges`, or
+    /// of another stage, such as `alpha.cloud.google.com/network-tier`.
     fn is_at_other_domain(&self, name: &str, read: &[&'static str]) -> bool {
-        let Some(last) = names::name_at_kubernetes(name).filter(|_| self.prefix.ends_with(".kubernetes.io/"))
-        else {
-            return false;
+        let is_known = |last: &str| {
+            let mut known = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
+            known.any(|known| known == last) || self.unread.iter().any(|peer| peer.suffix == last)
         };
-        let mut known = read.iter().filter_map(|known| known.strip_prefix(self.prefix));
-        let is_own = self.own.is_some_and(|own| last.starts_with(own));
-        is_own || known.any(|known| known == last) || self.unread.iter().any(|peer| peer.suffix == last)
+        if names::without_stage(name).strip_prefix(self.prefix).is_some_and(is_known) {
+            return true;
+        }
+        let at_kubernetes =
+            names::name_at_kubernetes(name).filter(|_| self.prefix.ends_with(".kubernetes.io/"));
+        at_kubernetes.is_some_and(|last| self.own.is_some_and(|own| last.starts_with(own)) || is_known(last))
     }
 
     /// Whether the name is almost a known one: nothing else would tell its author that it has no effect.
@@ -178,10 +196,12 @@ mod tests {
         let (reason, message) = checked("aws-load-balancer-schema", "internal").unwrap_err();
         assert_eq!(reason, "UnknownAnnotation");
         assert!(message.contains(READ[0]), "{message}");
-        // No name is close to it.
-        let (reason, message) = checked("aws-load-balancer-a-totally-new-thing", "true").unwrap_err();
-        assert_eq!(reason, "UnknownAnnotation");
-        assert!(!message.contains("nearest"), "{message}");
+        // No name is close to them.
+        for name in ["a-totally-new-thing", "mode", "sources"] {
+            let (reason, message) = checked(&format!("aws-load-balancer-{name}"), "true").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation");
+            assert!(!message.contains("nearest"), "{message}");
+        }
         assert_eq!(checked("azure-load-balancer-internal", "true"), Ok(()));
     }
 
@@ -193,6 +213,7 @@ mod tests {
             "service.alpha.kubernetes.io/aws-load-balancer-internal",
             "services.beta.kubernetes.io/aws-load-balancer-type",
             "beta.kubernetes.io/aws-load-balancer-scheme",
+            "alpha.service.beta.kubernetes.io/aws-load-balancer-type",
         ] {
             let error = checked(name).unwrap_err();
             assert_eq!(error.reason(), "UnknownAnnotation", "{name}");

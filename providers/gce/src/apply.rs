@@ -20,8 +20,8 @@ use crate::instances::{Limit, Placed, keep, place, with_groups};
 use crate::known::{Claim, Content};
 use crate::leaving::last_endpoints;
 use crate::object::{Id, Kind};
-use crate::places::{self, SOON, unserved};
 use crate::provider::{Gce, INVENTORY_AGE};
+use crate::rule_quota::{self, SOON, unserved};
 use crate::shared::Cleaned;
 use crate::state::{Complete, ServiceState};
 use crate::step::{Endpoint, Step};
@@ -116,7 +116,7 @@ impl Gce {
             leave_stuck(&mut towards, tree, |id| entry.is_changing(id));
             let diff = Diff { config: &self.config, tree, denied: &entry.denied, published: &lb.published };
             let (steps, left) = entry.denied.split(diff.towards(&towards)?);
-            let (steps, held) = self.with_place(lb, &towards, tree, steps);
+            let (steps, held) = self.within_rule_quota(lb, &towards, tree, steps);
             let given = self.claim_given(owner, &wanted, tree)?;
             self.address_owners.keep_claims(owner, &(&given | &tree.admitted()));
             let unread = tree.without_fingerprint(&steps);
@@ -125,7 +125,7 @@ impl Gce {
                 continue;
             }
             if steps.is_empty() && held > 0 {
-                return Ok(self.without_place(entry));
+                return Ok(self.waits_for_rule_quota(entry));
             }
             if steps.is_empty() {
                 let Some(ingress) = reached(&wanted, tree, &lb.published) else {
@@ -171,42 +171,45 @@ impl Gce {
     }
 
     /// The changes without new rules that wait for a Service whose rule is being replaced, and how many wait.
-    fn with_place(
+    fn within_rule_quota(
         &self,
         lb: &LoadBalancer,
         wanted: &Desired,
         tree: &Tree,
         steps: Vec<Step>,
     ) -> (Vec<Step>, usize) {
-        let mut places = self.places();
+        let mut quota = self.rule_quota();
         let service = &lb.owner.service;
-        places.look(service, !lb.published.is_empty(), wanted, tree);
+        quota.look(service, !lb.published.is_empty(), wanted, tree);
         let unruled = || {
             let list = self.inventory.last();
             let found =
-                list.map(|list| places::unruled(&list.found, |found| Some(self.owner(found)?.service)));
+                list.map(|list| rule_quota::unruled(&list.found, |found| Some(self.owner(found)?.service)));
             found.unwrap_or_default()
         };
         if steps.is_empty() {
-            places.forget(service);
+            quota.forget(service);
         }
-        let (steps, held) = places.split(service, steps, unruled);
-        places.begin(service, &steps, wanted, tree);
+        let (steps, held) = quota.split(service, steps, unruled);
+        quota.begin(service, &steps, wanted, tree);
         (steps, held)
     }
 
     /// The outcome while new rules wait.
-    fn without_place(&self, entry: &ServiceState) -> Outcome {
-        let message = "The quota of forwarding rules is used up, or may be, and another Service needs a new rule for one that it had. New rules \
-                       of this Service wait for that, for a minute at most. Steerage tries again every second. If this lasts, raise the \
-                       quota.";
-        let outcome = self.again(entry);
-        let incomplete = Some((reasons::QUOTA_EXCEEDED, message.to_owned()));
-        Outcome { progress: Progress::Again(SOON), incomplete, ..outcome }
+    fn waits_for_rule_quota(&self, entry: &ServiceState) -> Outcome {
+        let message = "The quota of forwarding rules is used up, or may be, and Steerage is replacing a rule of another Service. New rules of \
+                       this Service wait until that one is made, for a minute at most after the old one is gone. Steerage tries again \
+                       every second. If this lasts, raise the quota.";
+        let outcome = Outcome { progress: Progress::Again(SOON), ..self.again(entry) };
+        if !self.rule_quota().is_full() {
+            // It waits for some seconds, and nothing is wrong.
+            return outcome;
+        }
+        Outcome { incomplete: Some((reasons::QUOTA_EXCEEDED, message.to_owned())), ..outcome }
     }
 
     /// A Service whose rule was deleted to be replaced is not served: it is tried again at once, and told what is missing.
-    pub(crate) fn told_of_place(
+    pub(crate) fn told_of_lost_rule(
         &self,
         lb: &LoadBalancer,
         result: Result<Outcome, Error>,
@@ -216,12 +219,19 @@ impl Gce {
             Err(error) if error.reason() == reasons::QUOTA_EXCEEDED => error,
             other => return other,
         };
-        let Some(wait) = self.places().retry_in(&lb.owner.service) else { return Err(error) };
+        let Some(wait) = self.rule_quota().retry_in(&lb.owner.service) else { return Err(error) };
         let wanted = desired(lb, &self.config)?;
+        let missing = match entry.known(&lb.owner) {
+            Some(tree) => unserved(&wanted, tree),
+            None => "some ports".to_owned(),
+        };
+        if missing.is_empty() {
+            return Err(error);
+        }
+        // The rule itself may be refused, or what it needs, such as a firewall rule.
         let message = format!(
-            "The forwarding rule of {} is missing: Steerage deleted it to replace it, and GCE refuses the new one. No client reaches these \
-             ports. Steerage tries again every {}s. {error}",
-            unserved(&wanted, entry.known(&lb.owner)),
+            "The forwarding rule of {missing} is missing: Steerage deleted it to replace it, and a quota stops the change. No client reaches \
+             these ports. Steerage tries again every {}s. {error}",
             wait.as_secs()
         );
         let incomplete = Some((reasons::QUOTA_EXCEEDED, message));

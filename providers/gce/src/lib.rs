@@ -9,7 +9,7 @@
 //! makes and counts the requests, with the tokens of Google's own library; `paced` keeps to the rate that Google takes; `permissions` says
 //! which right each request needs. `provider` combines them: `observe` reads what exists, `apply` brings a load balancer in place, `send`
 //! makes changes, `operations` follows their operations, and `unknown` those of which nothing is remembered; `shared` with `known` keeps
-//! what Services share, `places` says whose a freed place in the quota of forwarding rules is, `leaving` keeps the last endpoints,
+//! what Services share, `rule_quota` says whose a freed place in the quota of forwarding rules is, `leaving` keeps the last endpoints,
 //! `restrict` takes sources away, `health` reads the state of endpoints, and `delete` removes everything. `denied` remembers changes of
 //! firewall rules that the credentials may not make, `firewall_command` words them for an administrator, `unset_fields` has the fields of
 //! such a rule that are taken back from others, `leftovers` lists what deletions left, `unended` reports operations that do not end, and `state` has what is
@@ -42,10 +42,10 @@ mod options;
 mod paced;
 pub mod peers;
 pub mod permissions;
-mod places;
 mod provider;
 mod reasons;
 mod restrict;
+mod rule_quota;
 #[cfg(any(test, feature = "stand-in"))]
 #[allow(clippy::unwrap_used, reason = "only tests use it")]
 mod scripted;

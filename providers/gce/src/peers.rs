@@ -91,7 +91,13 @@ mod tests {
             ("cloud.google.com/network-tiers", annotations::NETWORK_TIER),
             ("networking.gke.io/loadbalancer-ip-addresses", annotations::ADDRESSES),
             ("service.beta.kubernetes.io/load-balancer-source-range", annotations::SOURCE_RANGES),
+            ("alpha.cloud.google.com/load-balancer-type", annotations::OLD_LOAD_BALANCER_TYPE),
+            ("alpha.cloud.google.com/network-tier", annotations::NETWORK_TIER),
+            ("alpha.networking.gke.io/load-balancer-type", annotations::LOAD_BALANCER_TYPE),
+            ("beta.networking.gke.io/weighted-load-balancing", annotations::WEIGHTED),
+            ("alpha.cloud.google.com/l4-rbs", "cloud.google.com/l4-rbs"),
         ] {
+            assert!(steerage_model::names::is_kept(typo), "it is never seen: {typo}");
             let (reason, message) = checked(typo, "x").unwrap_err();
             assert!(
                 reason == "UnknownAnnotation" && message.contains(&format!("is {nearest}.")),
@@ -99,10 +105,19 @@ mod tests {
             );
         }
         // Ignored, the Service would be open to all.
-        for name in ["load-balancer-sourceranges", "load-balancer-whatever", "loadbalancer-sources"] {
+        let ranges = Some(annotations::SOURCE_RANGES);
+        for (name, nearest) in [
+            ("load-balancer-sourceranges", ranges),
+            ("load-balancer-whatever", None),
+            ("load-balancer-mode", None),
+            ("loadbalancer-sources", None),
+        ] {
             let name = format!("networking.gke.io/{name}");
             assert!(steerage_model::names::is_kept(&name), "it is never seen: {name}");
-            assert_eq!(checked(&name, "10.0.0.0/8").unwrap_err().0, "UnknownAnnotation", "{name}");
+            let (reason, message) = checked(&name, "10.0.0.0/8").unwrap_err();
+            assert_eq!(reason, "UnknownAnnotation", "{name}");
+            let told = nearest.map(|nearest| message.contains(&format!("nearest known one is {nearest}.")));
+            assert!(told.unwrap_or(!message.contains("nearest")), "{message}");
         }
         // Of other controllers, about other things.
         for name in [

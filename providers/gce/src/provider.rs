@@ -34,10 +34,10 @@ use crate::object::{Id, Kind, last, relative};
 use crate::observe::{Inventory, JoinedKinds};
 use crate::operations::Operations;
 use crate::paced::Paced;
-use crate::places::Places;
 use crate::restrict::Restricted;
+use crate::rule_quota::RuleQuota;
 use crate::shared::Shared;
-use crate::state::ServiceState;
+use crate::state::{Pending, ServiceState};
 use crate::step::Step;
 use crate::unended::check_unended;
 use crate::unknown::Unknown;
@@ -61,7 +61,7 @@ pub struct Gce {
     pub(crate) lacks_firewalls: AtomicBool,
     pub(crate) shared: Shared,
     pub(crate) unknown: Unknown,
-    places: Mutex<Places>,
+    rule_quota: Mutex<RuleQuota>,
     zones: Recent<Vec<String>, Error>,
     /// The VMs by zone, and when each zone was read.
     instances: Mutex<(Instances, BTreeMap<String, Instant>)>,
@@ -111,7 +111,7 @@ impl Gce {
             lacks_firewalls: AtomicBool::new(false),
             shared: Shared::default(),
             unknown: Unknown::default(),
-            places: Mutex::default(),
+            rule_quota: Mutex::default(),
             zones: Recent::new(Duration::from_hours(24)),
             instances: Mutex::default(),
             reading_instances: tokio::sync::Mutex::default(),
@@ -228,8 +228,8 @@ impl Gce {
     }
 
     /// Held for no call.
-    pub(crate) fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn rule_quota(&self) -> MutexGuard<'_, RuleQuota> {
+        self.rule_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn entry(&self, service: &Key) -> tokio::sync::OwnedMutexGuard<ServiceState> {
@@ -264,7 +264,8 @@ impl Gce {
         // No packet comes, and `apply` puts the endpoints in place before one does. It may want others: then each try of a Service that is
         // refused would attach them, and this one detach them.
         if tree.of_kind(Kind::ForwardingRule).next().is_none() {
-            return Ok(Outcome::done());
+            let is_rule = |pending: &Pending| pending.step.id().kind == Kind::ForwardingRule;
+            return Ok(if entry.pending.iter().any(is_rule) { self.again(entry) } else { Outcome::done() });
         }
         let is_internal = service.get("loadBalancingScheme").and_then(Value::as_str) == Some("INTERNAL");
         let limit = Limit { is_internal, needs_all: false, uid: &owner.uid };
@@ -348,7 +349,10 @@ impl Provider for Gce {
     async fn apply(&self, lb: &LoadBalancer, compare: Compare) -> Result<Outcome, Error> {
         let mut entry = self.entry(&lb.owner.service).await;
         let result = self.apply_wanted(lb, &mut entry, compare).await;
-        let result = self.told_of_place(lb, result, &entry);
+        let result = self.told_of_lost_rule(lb, result, &entry);
+        if matches!(result, Err(Error::Invalid { .. })) {
+            self.rule_quota().note_invalid(&lb.owner.service);
+        }
         if matches!(result, Err(Error::Invalid { .. } | Error::Denied(_))) {
             self.release_claims(&lb.owner, &entry);
         }
@@ -381,7 +385,7 @@ impl Provider for Gce {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
-        self.places().note_deletion(&owner.service);
+        self.rule_quota().note_deletion(&owner.service);
         let result = self.delete_all(owner, &mut entry).await;
         let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
         let result = noted(result, &mut entry);

@@ -50,9 +50,10 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         UNKNOWN_ANNOTATION,
-        "An annotation `networking.gke.io/load-balancer-…` or `cloud.google.com/load-balancer-…` has a name that no controller knows, or the \
-         name of one `networking.gke.io/…`, `cloud.google.com/…` or `service.beta.kubernetes.io/…` is almost one that Steerage knows.",
-        "Correct the name; the message has the nearest known one.",
+        "The Service has an annotation that Steerage does not know, and whose author may believe that it has an effect: one \
+         `networking.gke.io/load-balancer-…` or `cloud.google.com/load-balancer-…`, or one whose name is almost a known one, with \
+         another domain (`alpha.networking.gke.io/…`) or some wrong letters.",
+        "Correct or remove the annotation. The message has the nearest known name, if one is close.",
     ),
     (
         OBJECT_NOT_OWNED,
@@ -61,8 +62,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     ),
     (
         QUOTA_EXCEEDED,
-        "A quota of the project is used up, or a subnet has no free address.",
-        "Raise the quota that the message names, or expand the subnet; or delete what is no longer needed.",
+        "A quota of the project is used up, or a subnet has no free address. Or the Service waits with a new forwarding rule until Steerage has replaced a rule of another Service, because the quota may be full.",
+        "Raise the quota that the message names, or expand the subnet; or delete what is no longer needed. While the Service only waits: nothing.",
     ),
     (
         REJECTED_BY_PROVIDER,

@@ -96,6 +96,8 @@ struct Store {
     operations: Vec<Operation>,
     /// The last external address.
     external: u16,
+    /// What operations on forwarding rules take more than others.
+    rules_take: Duration,
     /// Requests that no correct client makes.
     wrong: Vec<String>,
 }
@@ -114,6 +116,7 @@ impl Scripted {
             machines: BTreeMap::new(),
             operations: Vec::new(),
             external: 0,
+            rules_take: Duration::ZERO,
             wrong: Vec::new(),
         })))
     }
@@ -202,6 +205,12 @@ impl Scripted {
             let free = all.find(|address| !store.machines.values().any(|taken| taken == address));
             store.machines.insert(path, free.unwrap());
         }
+    }
+
+    /// From now on operations on forwarding rules take so much longer.
+    #[cfg(test)]
+    pub(crate) fn slow_rules(&self, by: Duration) {
+        self.store().rules_take = by;
     }
 
     /// The VMs with their addresses, by path.
@@ -337,7 +346,7 @@ impl Store {
             return Err(refused(409, "alreadyExists", format!("The resource '{path}' already exists")));
         }
         let data = self.content(kind, &path, body)?;
-        let takes = self.next_time();
+        let takes = self.next_time(kind);
         let made = self.made(kind, &path, data, Instant::now() + takes / 5);
         let effect = Effect::Insert(made.id);
         self.resources.insert(path.clone(), made);
@@ -359,17 +368,18 @@ impl Store {
         let found = self.resources.get_mut(&call.path).unwrap();
         found.changing = Some(data);
         found.is_busy = true;
-        let takes = self.next_time();
+        let takes = self.next_time(kind);
         Ok(self.begin("patch", &call.path, takes, Effect::Update(id)))
     }
 
     fn delete(&mut self, call: &Call) -> Answered {
-        let id = self.seen(&call.path)?.id;
+        let found = self.seen(&call.path)?;
+        let (id, kind) = (found.id, found.kind);
         self.refuse_if_busy(&call.path)?;
         self.refuse_if_used(&call.path)?;
         let found = self.resources.get_mut(&call.path).unwrap();
         (found.is_leaving, found.is_busy) = (true, true);
-        let takes = self.next_time();
+        let takes = self.next_time(kind);
         Ok(self.begin("delete", &call.path, takes, Effect::Delete(id)))
     }
 
@@ -381,9 +391,10 @@ impl Store {
     }
 
     /// Some changes take longer than others, in an order that repeats.
-    fn next_time(&mut self) -> Duration {
+    fn next_time(&mut self, kind: Kind) -> Duration {
         self.number += 1;
-        Duration::from_millis(200 + 300 * (self.number % 7))
+        let more = if kind == Kind::ForwardingRule { self.rules_take } else { Duration::ZERO };
+        Duration::from_millis(200 + 300 * (self.number % 7)) + more
     }
 }
 

@@ -143,10 +143,12 @@ impl Gce {
     ) -> Result<(), Error> {
         tracing::info!(service = %owner.service, change = %step, "load balancer changed");
         entry.denied.forget(step.id());
-        if let Step::Insert { id, .. } = step
-            && id.kind == Kind::ForwardingRule
-        {
-            self.places().note_inserted(&owner.service, id);
+        match step {
+            Step::Insert { id, .. } if id.kind == Kind::ForwardingRule => {
+                self.rule_quota().note_inserted(&owner.service, id);
+            }
+            Step::Delete { id } => self.rule_quota().note_gone(&owner.service, id),
+            _ => {}
         }
         if let Step::Attach { endpoints, .. } = step {
             entry.refused.retain(|name| !endpoints.iter().any(|endpoint| endpoint.instance == *name));
@@ -226,14 +228,14 @@ impl Gce {
                 return Err(failure.into());
             }
             Step::Insert { .. } if failure.is_beyond_quota() && id.kind == Kind::ForwardingRule => {
-                self.places().note_refused();
+                self.rule_quota().note_refused();
             }
             _ => {}
         }
         if !failure.is_unmade() && !failure.is_beyond_quota() {
             entry.forget();
         }
-        let is_lost = self.places().retry_in(&owner.service).is_some();
+        let is_lost = self.rule_quota().retry_in(&owner.service).is_some();
         Err(if is_lost { failure.error_of_loss() } else { failure.into() })
     }
 

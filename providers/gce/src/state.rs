@@ -20,7 +20,7 @@ use crate::tree::Tree;
 /// Where only targets follow, all is read again after this time.
 const OLD: Duration = Duration::from_mins(10);
 /// Only the resource of an operation waits longer for it.
-const STUCK: Duration = Duration::from_mins(5);
+pub(crate) const STUCK: Duration = Duration::from_mins(5);
 
 /// A change whose operation has not ended.
 #[derive(Clone, Debug)]

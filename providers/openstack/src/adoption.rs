@@ -91,8 +91,9 @@ pub(crate) fn names_nothing(id: &str) -> Error {
 pub(crate) fn names_another(wanted: &Desired, balancer: &Balancer) -> Option<(&'static str, String)> {
     let id = wanted.adopts.as_ref().filter(|id| **id != balancer.id)?;
     let message = format!(
-        "Annotation {LOAD_BALANCER_ID} names the load balancer {}, and has no effect: the Service has {}, which it keeps. Remove the \
-         annotation; to adopt a load balancer, create the Service again.",
+        "The Service is served by the load balancer {}, and annotation {LOAD_BALANCER_ID} names another one, {}. The annotation has no \
+         effect. Remove it, or set it to {}. For the other load balancer, delete the Service and create it again.",
+        balancer.id,
         shown(id),
         balancer.id
     );

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::operations::Effect;
 use super::{Answered, Store, not_found, not_ready, refused, wrong};
 use crate::client::Call;
+use crate::object::Kind;
 use crate::object::last;
 
 /// Endpoints of one request.
@@ -44,7 +45,7 @@ impl Store {
             let address = self.check_endpoint(path, &name, address.as_ref())?;
             endpoints.insert(name, address);
         }
-        let takes = self.next_time();
+        let takes = self.next_time(Kind::Group);
         Ok(self.begin("attachNetworkEndpoints", path, takes, Effect::Attach(id, endpoints)))
     }
 
@@ -57,7 +58,7 @@ impl Store {
             let message = format!("Invalid value for field 'resource.networkEndpoints': '{missing}'. {why}");
             return Err(refused(400, "invalid", message));
         }
-        let takes = self.next_time();
+        let takes = self.next_time(Kind::Group);
         Ok(self.begin("detachNetworkEndpoints", path, takes, Effect::Detach(id, names)))
     }
 

@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use http::Response;
+use serde_json::json;
+use steerage_model::Protocol;
+use steerage_provider_api::{
+    Compare, GroupTargets, LoadBalancer, Progress, Provider as _, Target, TargetSet,
+};
+use tokio::time::{advance, sleep};
+
+use super::*;
+use crate::client::{Call, Calls};
+use crate::config::Config;
+use crate::config::tests::config;
+use crate::denied::tests::settle;
+use crate::desired::desired;
+use crate::desired::tests::{listeners, web};
+use crate::error::{CallError, Result};
+use crate::provider::Gce;
+use crate::scripted::{REGION, Scripted};
+
+fn key(name: &str) -> Key {
+    Key::new(name, "web")
+}
+
+fn insert(name: &str) -> Step {
+    Step::Insert { id: Id::new(Kind::ForwardingRule, name), body: json!({}) }
+}
+
+/// How many of these new rules of `service` are held.
+fn held(quota: &mut RuleQuota, service: &str, rules: &[&str]) -> usize {
+    let steps = rules.iter().map(|name| insert(name)).collect();
+    quota.split(&key(service), steps, BTreeSet::new).1
+}
+
+/// A load balancer without its rules.
+fn unruled_tree() -> Tree {
+    let mut tree = Tree::default();
+    tree.own.insert(Id::new(Kind::BackendService, "b"), json!({}));
+    tree
+}
+
+/// The rule is gone, to be replaced.
+fn claim(quota: &mut RuleQuota, service: &str, rule: &str) {
+    let claim = Claim { is_gone: true, until: Instant::now() + CLAIM };
+    quota.claims.entry(key(service)).or_default().insert(Id::new(Kind::ForwardingRule, rule), claim);
+}
+
+/// `good` replaces the rule `a`.
+fn replacing() -> RuleQuota {
+    let mut quota = RuleQuota::default();
+    claim(&mut quota, "good", "a");
+    quota
+}
+
+#[tokio::test(start_paused = true)]
+async fn freed_place_waits_for_who_freed_it() {
+    advance(FULL * 2).await;
+    let mut quota = replacing();
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1);
+    advance(UNSURE).await;
+    assert_eq!(held(&mut quota, "evil", &["x"]), 0, "nothing says that the quota is full");
+    claim(&mut quota, "good", "a");
+    assert_eq!(
+        held(&mut quota, "evil", &["x"]),
+        0,
+        "whoever replaces rules all the time keeps nobody waiting"
+    );
+    quota.note_refused();
+    for (service, rules, expected) in [
+        ("evil", &["x"][..], 1),
+        ("good", &["a"], 0),
+        // Others may take what it frees; it does not take theirs.
+        ("good", &["a", "b"], 0),
+    ] {
+        assert_eq!(held(&mut quota, service, rules), expected, "{service} {rules:?}");
+    }
+    // Two that replace at the same time get one each.
+    claim(&mut quota, "other", "x");
+    assert_eq!((held(&mut quota, "good", &["a", "b"]), held(&mut quota, "other", &["x"])), (1, 0));
+    quota.note_inserted(&key("other"), &Id::new(Kind::ForwardingRule, "x"));
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1);
+    assert_eq!(quota.retry_in(&key("good")), Some(SOON));
+    // Nobody waits for one that cannot finish, which asks on.
+    advance(CLAIM).await;
+    assert_eq!(held(&mut quota, "evil", &["x"]), 0);
+    assert_eq!(quota.retry_in(&key("good")), Some(LATER));
+    quota.note_inserted(&key("good"), &Id::new(Kind::ForwardingRule, "a"));
+    assert_eq!(quota.retry_in(&key("good")), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_changes_do_not_wait() {
+    let mut quota = replacing();
+    quota.note_refused();
+    let others = vec![
+        Step::Insert { id: Id::new(Kind::Address, "x"), body: json!({}) },
+        Step::Delete { id: Id::new(Kind::ForwardingRule, "x") },
+    ];
+    let (sent, held) = quota.split(&key("evil"), others.clone(), BTreeSet::new);
+    assert_eq!((sent, held), (others, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_published_services_go_first_at_the_start() {
+    let wanted = desired(&web(), &config()).unwrap();
+    for (is_published, expected) in [(true, 1), (false, 0)] {
+        let mut quota = RuleQuota::default();
+        quota.look(&key("good"), is_published, &wanted, &Tree::default());
+        assert_eq!(held(&mut quota, "evil", &["x"]), expected);
+        let unruled = || BTreeSet::from([key("unseen")]);
+        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 1);
+        advance(START).await;
+        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 0);
+    }
+}
+
+/// The first looks at thousands of Services take minutes, and the one that lost its rules may be the last.
+#[tokio::test(start_paused = true)]
+async fn start_lasts_while_services_get_their_first_look() {
+    let wanted = desired(&web(), &config()).unwrap();
+    let unruled = || BTreeSet::from([key("unseen")]);
+    let is_held = |quota: &mut RuleQuota| quota.split(&key("evil"), vec![insert("x")], unruled).1 == 1;
+    let mut quota = RuleQuota::default();
+    for number in 0..20 {
+        quota.look(&key(&format!("other-{number}")), true, &wanted, &unruled_tree());
+        quota.forget(&key(&format!("other-{number}")));
+        advance(START * 9 / 10).await;
+        assert!(is_held(&mut quota), "{number}");
+    }
+    quota.look(&key("good"), true, &wanted, &unruled_tree());
+    advance(Duration::from_secs(10)).await;
+    assert_eq!(held(&mut quota, "evil", &["x"]), 1, "good has its claim");
+    quota.forget(&key("good"));
+    // Nobody waits for a Service that gets no look, whatever else is new.
+    advance(START / 2).await;
+    quota.look(&key("new"), false, &wanted, &Tree::default());
+    advance(START / 2).await;
+    assert!(!is_held(&mut quota));
+
+    let mut quota = RuleQuota::default();
+    for number in 0..100 {
+        quota.look(&key(&format!("other-{number}")), false, &wanted, &unruled_tree());
+        advance(Duration::from_secs(10)).await;
+    }
+    assert!(!is_held(&mut quota), "no start is so long");
+
+    let mut quota = RuleQuota::default();
+    quota.look(&key("other"), false, &wanted, &unruled_tree());
+    assert!(is_held(&mut quota));
+    quota.note_invalid(&key("unseen"));
+    assert!(!is_held(&mut quota), "it is refused, and makes no rules");
+}
+
+/// What a deletion leaves for a moment looks like a Service that lost its rules.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_a_service_that_is_deleted() {
+    let cloud = Full::new();
+    let earlier = cloud.provider();
+    settle(&earlier, &good(&[(Protocol::Tcp, 80)])).await;
+    let rule = cloud.cloud.resources().into_iter().find(|(_, found)| found.kind == Kind::ForwardingRule);
+    assert!(cloud.cloud.change(&rule.unwrap().0, |_| None));
+    let gce = cloud.provider();
+    assert_eq!(gce.owned().await.unwrap(), [good(&[]).owner]);
+    let mut waits = false;
+    for _ in 0..50 {
+        let outcome = gce.apply(&evil(), Compare::Remembered).await.unwrap();
+        waits = outcome.incomplete.is_some_and(|(reason, _)| reason == "QuotaExceeded");
+        sleep(Duration::from_millis(200)).await;
+    }
+    assert!(waits, "the rule may be about to be replaced");
+    let owner = good(&[]).owner;
+    let began = tokio::time::Instant::now();
+    while !matches!(gce.delete(&owner).await.unwrap(), Progress::Done) {
+        drop(gce.apply(&evil(), Compare::Remembered).await.unwrap());
+        sleep(Duration::from_millis(200)).await;
+    }
+    settle(&gce, &evil()).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// A cloud with a quota of one forwarding rule.
+#[derive(Clone)]
+struct Full {
+    cloud: Scripted,
+    deleted: Arc<Mutex<usize>>,
+}
+
+#[async_trait]
+impl Calls for Full {
+    async fn send(&self, call: Call) -> Result<Value> {
+        if call.action == "forwardingRules.insert" && !self.rules().is_empty() {
+            let errors =
+                json!([{ "reason": "quotaExceeded", "message": "Quota 'FORWARDING_RULES' exceeded." }]);
+            let body =
+                json!({ "error": { "message": "Quota 'FORWARDING_RULES' exceeded.", "errors": errors } });
+            let answer = Response::builder().status(403).body(body.to_string()).unwrap();
+            return Err(CallError::answered(call.action, &answer));
+        }
+        if call.action == "forwardingRules.delete" {
+            *self.deleted.lock().unwrap() += 1;
+        }
+        self.cloud.send(call).await
+    }
+}
+
+impl Full {
+    fn new() -> Self {
+        Self { cloud: Scripted::new(), deleted: Arc::default() }
+    }
+
+    fn provider(&self) -> Gce {
+        Gce::over(Config { poll: Duration::from_millis(200), ..config() }, Arc::new(self.clone()))
+    }
+
+    /// The ports of the rules, by description.
+    fn rules(&self) -> Vec<(String, Value)> {
+        let all = self.cloud.resources().into_values().filter(|found| found.kind == Kind::ForwardingRule);
+        all.map(|rule| (rule.data["description"].to_string(), rule.data["ports"].clone())).collect()
+    }
+
+    /// Whether the only rule is this Service's, with these ports.
+    fn is_served(&self, namespace: &str, ports: &Value) -> bool {
+        matches!(&self.rules()[..], [(description, found)] if description.contains(namespace) && found == ports)
+    }
+}
+
+fn good(ports: &[(Protocol, u16)]) -> LoadBalancer {
+    LoadBalancer { listeners: listeners(ports), ..web() }
+}
+
+fn evil() -> LoadBalancer {
+    let mut lb = web();
+    (lb.owner.service, lb.owner.uid) = (Key::new("evil", "web"), "u2".to_owned());
+    lb
+}
+
+/// `good` is served and published, and `evil` was refused for the quota.
+async fn full(cloud: &Full, gce: &Gce) -> LoadBalancer {
+    let outcome = settle(gce, &good(&[(Protocol::Tcp, 80)])).await;
+    for _ in 0..60 {
+        match gce.apply(&evil(), Compare::Remembered).await {
+            Ok(outcome) => assert!(matches!(outcome.progress, Progress::Again(_))),
+            Err(error) => {
+                assert_eq!(error.reason(), "QuotaExceeded");
+                break;
+            }
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    assert!(cloud.is_served("shop", &json!(["80"])));
+    let published = outcome.ingress.iter().filter_map(|ingress| ingress.ip).collect();
+    LoadBalancer { published, ..good(&[(Protocol::Tcp, 80), (Protocol::Tcp, 81)]) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenant_takes_no_rule_that_is_being_replaced() {
+    // Where the first request to be refused would be the one that takes the rule, nothing says that the quota is full.
+    for (is_killed, quiet, deletion) in [
+        (false, Duration::ZERO, Duration::ZERO),
+        (true, Duration::ZERO, Duration::ZERO),
+        (false, Duration::ZERO, CLAIM * 3 / 2),
+        (false, FULL, Duration::ZERO),
+    ] {
+        let cloud = Full::new();
+        let mut gce = cloud.provider();
+        let changed = full(&cloud, &gce).await;
+        sleep(quiet).await;
+        cloud.cloud.slow_rules(deletion);
+        while *cloud.deleted.lock().unwrap() == 0 {
+            drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+        }
+        if is_killed || !quiet.is_zero() {
+            sleep(Duration::from_secs(5)).await;
+            assert!(cloud.rules().is_empty());
+        }
+        if is_killed {
+            gce = cloud.provider();
+        }
+        let end = Instant::now() + Duration::from_secs(15) + deletion * 2;
+        while Instant::now() < end {
+            // It asks first, and as often as it can.
+            for _ in 0..3 {
+                drop(gce.apply(&evil(), Compare::Remembered).await);
+                sleep(Duration::from_millis(100)).await;
+            }
+            drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+        }
+        assert!(
+            cloud.is_served("shop", &json!(["80", "81"])),
+            "{is_killed} {quiet:?} {deletion:?}: {:?}",
+            cloud.rules()
+        );
+        assert!(settle(&gce, &changed).await.incomplete.is_none());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_rule_is_told_and_tried_again_soon() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    let changed = full(&cloud, &gce).await;
+    while *cloud.deleted.lock().unwrap() == 0 {
+        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+    }
+    sleep(Duration::from_secs(5)).await;
+    // Somebody else takes the place.
+    let path = format!("{REGION}/forwardingRules/theirs");
+    cloud.cloud.put(Kind::ForwardingRule, &path, &json!({ "description": "theirs", "ports": ["1"] }));
+    for _ in 0..3 {
+        let outcome = gce.apply(&changed, Compare::Remembered).await.unwrap();
+        let (reason, message) = outcome.incomplete.unwrap();
+        assert_eq!((reason, outcome.progress), ("QuotaExceeded", Progress::Again(SOON)));
+        assert!(
+            message.contains("of the TCP ports 80, 81 is missing") && message.contains("FORWARDING_RULES")
+        );
+        assert!(!message.contains("stays as it is"), "{message}");
+    }
+    assert!(cloud.cloud.change(&path, |_| None));
+    settle(&gce, &changed).await;
+    assert!(cloud.is_served("shop", &json!(["80", "81"])));
+}
+
+/// Other quotas refuse too, before the old rule is gone or after.
+#[tokio::test]
+async fn lost_rule_is_told_only_if_it_is_missing() {
+    let message = "firewalls.insert: 403 quotaExceeded: Quota 'FIREWALLS' exceeded";
+    let refused = || Err(steerage_provider_api::Error::invalid(crate::reasons::QUOTA_EXCEEDED, message));
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    let wanted = desired(&lb, &config()).unwrap();
+    let rule = wanted.frontends[0].rules.keys().next().unwrap().clone();
+    let with_rule = Tree { own: BTreeMap::from([(rule.clone(), json!({}))]), ..Tree::default() };
+    let deletion = [Step::Delete { id: rule.clone() }];
+    for (is_gone, tree, told) in [
+        (false, Some(with_rule.clone()), None),
+        (true, Some(with_rule.clone()), None),
+        (true, Some(unruled_tree()), Some("The forwarding rule of the TCP port 80 is missing")),
+        (true, None, Some("The forwarding rule of some ports is missing")),
+    ] {
+        let gce = Full::new().provider();
+        let mut entry = crate::state::ServiceState::default();
+        if let Some(tree) = tree {
+            entry.note_read(&lb.owner, tree, Vec::new());
+        }
+        gce.rule_quota().begin(&lb.owner.service, &deletion, &wanted, &with_rule);
+        if is_gone {
+            gce.rule_quota().note_gone(&lb.owner.service, &rule);
+        }
+        let result = gce.told_of_lost_rule(&lb, refused(), &entry);
+        match told {
+            Some(told) => {
+                let (_, text) = result.unwrap().incomplete.unwrap();
+                assert!(text.starts_with(told) && text.ends_with(message), "{text}");
+                assert!(!text.contains("refuses the new one"), "{text}");
+            }
+            None => assert_eq!(result.unwrap_err().to_string(), message),
+        }
+    }
+}
+
+fn node() -> GroupTargets {
+    let node = Target {
+        node: "node-0".to_owned(),
+        addresses: Vec::new(),
+        provider_id: Some("gce://p/r-a/node-0".to_owned()),
+        zone: None,
+        pod_cidrs: Vec::new(),
+        weight: 1,
+    };
+    GroupTargets { nodes: Some(TargetSet::own([node])), ..GroupTargets::default() }
+}
+
+/// The endpoints of the groups.
+fn endpoints(cloud: &Full) -> Vec<Value> {
+    let all = cloud.cloud.resources().into_values().filter(|found| found.kind == Kind::Group);
+    all.map(|found| json!(found.endpoints)).collect()
+}
+
+/// Its rule serves when the operation ends, and nothing else would follow the nodes then.
+#[tokio::test(start_paused = true)]
+async fn refused_service_is_followed_while_its_rule_is_made() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    cloud.cloud.set_machine("r-a", "node-0", true);
+    cloud.cloud.slow_rules(Duration::from_mins(20));
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    while cloud.rules().is_empty() {
+        drop(gce.apply(&lb, Compare::Remembered).await.unwrap());
+        sleep(Duration::from_millis(200)).await;
+    }
+    let began = Instant::now();
+    while gce.set_targets(&lb.owner, &node()).await.unwrap().progress != Progress::Done {
+        sleep(Duration::from_secs(5)).await;
+        assert!(began.elapsed() < Duration::from_mins(30));
+    }
+    assert!(endpoints(&cloud).iter().any(|group| group.to_string().contains("node-0")));
+}
+
+/// Each try would attach and detach the nodes without an endpoint.
+#[tokio::test(start_paused = true)]
+async fn refused_service_without_a_rule_is_not_followed() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    full(&cloud, &gce).await;
+    cloud.cloud.set_machine("r-a", "node-0", true);
+    let before = endpoints(&cloud);
+    for _ in 0..3 {
+        let outcome = gce.set_targets(&evil().owner, &node()).await.unwrap();
+        assert_eq!(outcome.progress, Progress::Done);
+    }
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(endpoints(&cloud), before);
+}
