@@ -15,6 +15,18 @@ pub(crate) struct EdgePeer {
     pub(crate) mac: Mac,
     /// Its own addresses.
     pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) liveness: PeerLiveness,
+}
+
+/// When another edge host was heard last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PeerLiveness {
+    /// It is alive.
+    Live,
+    /// It was alive a short time ago, and may have lost some heartbeats only.
+    Recent,
+    /// It is dead. Its kernel may still forward packets.
+    Dead,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -12,16 +12,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::Shared;
 use super::items::{Command, Item};
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
+use super::{MOST_PEERS, Shared, TOO_MANY_HOSTS};
 use crate::host::EdgePeer;
 use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 
-/// Anyone on the link can send heartbeats of new hosts.
-const MOST_PEERS: usize = 64;
 /// What may wait for a host; then it gets a complete list later.
 const QUEUE: usize = 16;
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -33,13 +31,18 @@ const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// Runs a task for each host, until the heartbeats end.
 pub(super) async fn run(shared: Shared, mut membership: watch::Receiver<Membership>) {
     let mut tasks = HashMap::<Mac, Task>::new();
+    let mut is_logged = false;
     loop {
         let peers = membership.borrow_and_update().peers.clone();
+        let (peers, is_cut) = chosen(peers, |mac| tasks.contains_key(&mac));
+        if is_cut && !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!("{TOO_MANY_HOSTS}");
+        }
         tasks.retain(|mac, _| peers.iter().any(|peer| peer.mac == *mac));
-        for EdgePeer { mac, addresses } in peers {
+        for EdgePeer { mac, addresses, .. } in peers {
             if let Some(task) = tasks.get(&mac) {
                 crate::channel::send_if_changed(&task.addresses, addresses);
-            } else if tasks.len() < MOST_PEERS {
+            } else {
                 let (sender, receiver) = watch::channel(addresses);
                 let task = tokio::spawn(tell(shared.clone(), mac, receiver));
                 tasks.insert(mac, Task { addresses: sender, abort: task.abort_handle() });
@@ -61,6 +64,15 @@ impl Drop for Task {
     fn drop(&mut self) {
         self.abort.abort();
     }
+}
+
+/// The hosts that are told, at most [`MOST_PEERS`], and whether others are left out. `is_told`: those that are now.
+fn chosen(mut peers: Vec<EdgePeer>, is_told: impl Fn(Mac) -> bool) -> (Vec<EdgePeer>, bool) {
+    let is_cut = peers.len() > MOST_PEERS;
+    // The lowest keys come first. Those that are told now stay, among equals.
+    peers.sort_by_key(|peer| (peer.liveness, !is_told(peer.mac)));
+    peers.truncate(MOST_PEERS);
+    (peers, is_cut)
 }
 
 /// Those that most hosts have a route to come first.
@@ -169,6 +181,23 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::PeerLiveness;
+
+    #[test]
+    fn live_hosts_are_told_before_dead_ones() {
+        let peer = |number: u8, liveness| EdgePeer { mac: [number; 6], addresses: Vec::new(), liveness };
+        let dead = (0..64).map(|number| peer(number, PeerLiveness::Dead));
+        let live = (100..110).map(|number| peer(number, PeerLiveness::Live));
+        let (told, is_cut) = chosen(dead.clone().chain(live.clone()).collect(), |mac| mac == [63; 6]);
+        assert_eq!((told.len(), is_cut), (64, true));
+        assert!(live.clone().all(|live| told.contains(&live)));
+        assert!(told.iter().any(|peer| peer.mac == [63; 6]), "those that are told stay");
+        // Hosts that are told do not make room for others that are alive, too.
+        let many = (0..100).map(|number| peer(number, PeerLiveness::Live));
+        let (told, _) = chosen(many.collect(), |mac| mac[0] >= 36);
+        assert!(told.iter().all(|peer| peer.mac[0] >= 36));
+        assert!(!chosen(live.collect(), |_| false).1);
+    }
 
     #[test]
     fn routed_addresses_come_first() {
