@@ -116,13 +116,14 @@ impl VipLeases {
         log_change(before, table.lasting());
     }
 
-    /// The process ends: other hosts have these shards, and the kernel keeps the others.
+    /// The process ends: other hosts have these shards. The kernel keeps the others, for a limited time if another host could take
+    /// over.
     pub(crate) fn leave(&self, others_active: Shards) {
         let mut table = self.lock();
         table.is_left = true;
+        let since_standby = table.standby_at.map(|at| at.elapsed());
         for shard in table.lasting().iter() {
-            let until = if others_active.contains(shard) { Duration::ZERO } else { Duration::MAX };
-            table.set(shard, until);
+            table.set(shard, left_until(others_active.contains(shard), since_standby, now()));
         }
         table.renew_undivided();
     }
@@ -156,6 +157,16 @@ impl LeaseTable {
 
     fn set(&self, shard: Shard, until: Duration) {
         self.leases.set(shard.lease(), until);
+    }
+}
+
+/// The end of a lease that a process leaves behind. `is_taken`: whether another host answers for the shard; `since_standby`: the time
+/// since one could have taken over, and it may do so later than this process waits.
+fn left_until(is_taken: bool, since_standby: Option<Duration>, now: Duration) -> Duration {
+    match since_standby {
+        _ if is_taken => Duration::ZERO,
+        Some(since) if since < AFTER_STANDBY => now + AFTER_STANDBY,
+        _ => Duration::MAX,
     }
 }
 
@@ -221,6 +232,23 @@ mod tests {
         }
         let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
         assert_eq!(lease_time(default), Duration::from_millis(6_200));
+    }
+
+    /// A host that has not taken over in time may still do so, and would answer beside a kernel that nobody stops.
+    #[test]
+    fn lease_that_a_process_leaves_ends_if_another_host_could_take_over() {
+        let now = Duration::from_secs(1000);
+        let minute_later = now + AFTER_STANDBY;
+        for (is_taken, since_standby, wanted) in [
+            (true, Some(Duration::ZERO), Duration::ZERO),
+            (true, None, Duration::ZERO),
+            (false, Some(Duration::ZERO), minute_later),
+            (false, Some(AFTER_STANDBY / 2), minute_later),
+            (false, Some(AFTER_STANDBY), Duration::MAX),
+            (false, None, Duration::MAX),
+        ] {
+            assert_eq!(left_until(is_taken, since_standby, now), wanted, "{is_taken}, {since_standby:?}");
+        }
     }
 
     #[test]
