@@ -18,7 +18,7 @@ use super::damping::Damping;
 use super::heartbeat::{Heartbeat, HeartbeatShards};
 use crate::cluster::Cluster;
 use crate::engine::REFRESH_INTERVAL;
-use crate::host::{EdgePeer, PeerLiveness};
+use crate::host::EdgePeer;
 use crate::link::mac::Mac;
 use crate::shards::{Shard, Shards};
 
@@ -31,8 +31,7 @@ pub(crate) use peer::Peer;
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
 const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);
 
-/// A dead host is forgotten this long after its last heartbeat. A kernel without its process forwards flows for longer, but an idle
-/// TCP connection has ended elsewhere by then.
+/// A dead host is forgotten this long after its last heartbeat: for so long its kernel keeps idle TCP flows (`TCP_IDLE`).
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 /// Other hosts that are known. Any machine on the link can send heartbeats from any address.
 const MAX_PEERS: usize = 256;
@@ -242,7 +241,9 @@ impl Election {
             let standing =
                 |peer: &Peer| (peer.is_alive(now, timeout), peer.last.duration_since(peer.first), peer.last);
             let lowest = self.peers.iter().min_by_key(|(_, peer)| standing(peer)).map(|(mac, _)| *mac);
-            lowest.map(|mac| self.peers.remove(&mac));
+            if let Some(mac) = lowest {
+                self.peers.remove(&mac);
+            }
         }
     }
 

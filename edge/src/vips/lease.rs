@@ -116,14 +116,14 @@ impl VipLeases {
         log_change(before, table.lasting());
     }
 
-    /// The process ends: other hosts have these shards. The kernel keeps the others, for a limited time if another host could take
-    /// over.
-    pub(crate) fn leave(&self, others_active: Shards) {
+    /// The process ends: other hosts have the shards for which they are active. The kernel keeps the others, for a limited time if
+    /// another host can take over.
+    pub(crate) fn leave(&self, membership: &Membership) {
         let mut table = self.lock();
         table.is_left = true;
-        let since_standby = table.standby_at.map(|at| at.elapsed());
         for shard in table.lasting().iter() {
-            table.set(shard, left_until(others_active.contains(shard), since_standby, now()));
+            let is_taken = membership.others_active.contains(shard);
+            table.set(shard, left_until(is_taken, membership.has_standby, now()));
         }
         table.renew_undivided();
     }
@@ -160,13 +160,14 @@ impl LeaseTable {
     }
 }
 
-/// The end of a lease that a process leaves behind. `is_taken`: whether another host answers for the shard; `since_standby`: the time
-/// since one could have taken over, and it may do so later than this process waits.
-fn left_until(is_taken: bool, since_standby: Option<Duration>, now: Duration) -> Duration {
-    match since_standby {
-        _ if is_taken => Duration::ZERO,
-        Some(since) if since < AFTER_STANDBY => now + AFTER_STANDBY,
-        _ => Duration::MAX,
+/// The end of a lease that a process leaves behind. `is_taken`: whether another host answers for the shard; `has_standby`: whether one
+/// could take over, and may do so later than this process waits. One that could until a moment ago is no reason: where all processes
+/// end, the kernels serve on.
+fn left_until(is_taken: bool, has_standby: bool, now: Duration) -> Duration {
+    match (is_taken, has_standby) {
+        (true, _) => Duration::ZERO,
+        (false, true) => now + AFTER_STANDBY,
+        (false, false) => Duration::MAX,
     }
 }
 
@@ -236,18 +237,15 @@ mod tests {
 
     /// A host that has not taken over in time may still do so, and would answer beside a kernel that nobody stops.
     #[test]
-    fn lease_that_a_process_leaves_ends_if_another_host_could_take_over() {
+    fn lease_that_a_process_leaves_ends_if_another_host_can_take_over() {
         let now = Duration::from_secs(1000);
-        let minute_later = now + AFTER_STANDBY;
-        for (is_taken, since_standby, wanted) in [
-            (true, Some(Duration::ZERO), Duration::ZERO),
-            (true, None, Duration::ZERO),
-            (false, Some(Duration::ZERO), minute_later),
-            (false, Some(AFTER_STANDBY / 2), minute_later),
-            (false, Some(AFTER_STANDBY), Duration::MAX),
-            (false, None, Duration::MAX),
+        for (is_taken, has_standby, wanted) in [
+            (true, true, Duration::ZERO),
+            (true, false, Duration::ZERO),
+            (false, true, now + AFTER_STANDBY),
+            (false, false, Duration::MAX),
         ] {
-            assert_eq!(left_until(is_taken, since_standby, now), wanted, "{is_taken}, {since_standby:?}");
+            assert_eq!(left_until(is_taken, has_standby, now), wanted, "{is_taken}, {has_standby}");
         }
     }
 

@@ -2,6 +2,7 @@
 //! Which hosts are known, and what forged heartbeats do.
 
 use super::*;
+use crate::host::PeerLiveness;
 
 #[test]
 fn dead_host_is_forgotten_after_an_hour() {
