@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! This host and its link, as plain values for the plan. `engine` gathers them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -54,6 +54,13 @@ impl HostNetwork {
         self.addresses.iter().any(|own| own.addr() == address)
     }
 
+    /// The Ethernet addresses of the gateways of default routes with one path. Other routes' gateways may be nodes, which have the
+    /// networks of Pods behind them.
+    pub(crate) fn default_gateways(&self) -> BTreeSet<Mac> {
+        let default = self.routes.iter().filter(|route| route.net.prefix_len() == 0);
+        default.filter_map(|route| self.neighbours.get(&route.next_hop?).copied()).collect()
+    }
+
     /// Why a target cannot be reached on the link; `None` when it can.
     pub(crate) fn off_link(&self, target: IpAddr) -> Option<String> {
         let best = self
@@ -92,7 +99,12 @@ mod tests {
     use super::*;
 
     fn host() -> HostNetwork {
-        let route = |net: &str, device, gateway| Route { net: net.parse().expect("net"), device, gateway };
+        let route = |net: &str, device, gateway| Route {
+            net: net.parse().expect("net"),
+            device,
+            gateway,
+            next_hop: None,
+        };
         HostNetwork {
             interface: "eth0".to_owned(),
             index: 3,

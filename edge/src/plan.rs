@@ -142,15 +142,18 @@ fn senders(
 ) -> BTreeMap<Mac, Sender> {
     let is_node = targets.values().any(|target| target.path == Path::Local)
         || groups.iter().any(|group| group.has_target(|address| host.is_local(address)));
+    // Heartbeats can be forged, and packets that a router forwards are of any source.
+    let routers = host.default_gateways();
+    let peers = || host.peers.iter().filter(|peer| !routers.contains(&peer.mac));
     let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
     for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
         senders.entry(*mac).or_default().extend(nets);
     }
-    for peer in &host.peers {
+    for peer in peers() {
         senders.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
     }
     let sender = |(mac, nets): (Mac, Vec<IpNet>)| {
-        let is_forwarder = is_node && host.peers.iter().any(|peer| peer.mac == mac);
+        let is_forwarder = is_node && peers().any(|peer| peer.mac == mac);
         let own = || Sender::Own(Arc::new(IpNet::aggregate(&nets).into_iter().collect()));
         (mac, if is_forwarder { Sender::Forwarder } else { own() })
     };

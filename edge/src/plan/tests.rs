@@ -66,7 +66,8 @@ fn index(load_balancers: &[Value]) -> Index {
 }
 
 fn host() -> HostNetwork {
-    let route = |net: &str| Route { net: net.parse().expect("net"), device: Some(2), gateway: false };
+    let route =
+        |net: &str| Route { net: net.parse().expect("net"), device: Some(2), gateway: false, next_hop: None };
     HostNetwork {
         interface: "eth0".to_owned(),
         index: 2,
@@ -223,6 +224,34 @@ fn host_that_was_a_target_takes_what_other_edge_hosts_forward() {
     assert_eq!([is_forwarder(&both), is_forwarder(&one)], [true; 2]);
     let later = next(&[target(2, 1)], &one, begun + Duration::from_hours(24));
     assert!(!is_forwarder(&later));
+}
+
+/// A forged heartbeat has its Ethernet address, and what it forwards would be dropped.
+#[test]
+fn router_of_this_host_is_no_edge_host() {
+    let default = Route {
+        net: "0.0.0.0/0".parse().expect("net"),
+        device: Some(2),
+        gateway: true,
+        next_hop: Some(ip("10.0.0.254")),
+    };
+    let router = [2, 0, 0, 0, 0, 254];
+    let mut host =
+        HostNetwork { peers: [254, 9].map(|number| peer(number, PeerLiveness::Live)).into(), ..host() };
+    // A node with an edge host, and the network of its Pods.
+    let pods = Route {
+        net: "10.244.9.0/24".parse().expect("net"),
+        next_hop: Some(ip("10.0.0.9")),
+        ..default.clone()
+    };
+    host.routes.extend([default, pods]);
+    host.neighbours.extend([(ip("10.0.0.254"), router), (ip("10.0.0.9"), [2, 0, 0, 0, 0, 9])]);
+    for targets in [&[target(2, 1)][..], &[target(5, 1)]] {
+        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
+        let senders = plan(&load_balancers, &host, &HealthByProbe::default()).state.senders;
+        assert!(!senders.contains_key(&router));
+        assert!(senders.contains_key(&[2, 0, 0, 0, 0, 9]));
+    }
 }
 
 /// A new load balancer may have the address of a host that is gone.
