@@ -95,7 +95,6 @@ async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>)
             if let Err(error) = tell_at(&shared, mac, address, &mut was_connected).await {
                 shared.on_end(address, &error);
             }
-            shared.forget(mac);
             if was_connected {
                 (attempt, wait) = (0, FIRST_WAIT);
             } else {
@@ -121,7 +120,7 @@ async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut
     let id = shared.new_session();
     let (items, mut received) = mpsc::channel(QUEUE);
     let _ = shared.commands.send(Command::Connected(id, items));
-    let _connection = Connection { shared, id };
+    let _connection = Connection { shared, id, mac };
     tracing::info!(peer = %address, mac = %display_mac(mac), "connected to an edge host; sending it the flow exceptions");
     loop {
         let item = match timeout(KEEP_ALIVE, received.recv()).await {
@@ -154,11 +153,13 @@ async fn ask(session: &mut Session) -> io::Result<bool> {
 struct Connection<'a> {
     shared: &'a Shared,
     id: u64,
+    mac: Mac,
 }
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         let _ = self.shared.commands.send(Command::Disconnected(self.id));
+        self.shared.forget(self.mac);
     }
 }
 
@@ -182,6 +183,27 @@ impl Shared {
 mod tests {
     use super::*;
     use crate::host::PeerLiveness;
+    use crate::peers::KeySource;
+
+    /// A host that is left out for others gets no offers.
+    #[test]
+    fn host_whose_task_is_aborted_is_not_informed() {
+        let (commands, _received) = std::sync::mpsc::channel();
+        let shared = Shared {
+            interface: "eth0".to_owned(),
+            index: 2,
+            port: 0,
+            key_source: KeySource::File("/nonexistent".into()),
+            commands,
+            metrics: crate::metrics::FlowMetrics::default(),
+            informed: watch::channel(std::collections::BTreeSet::new()).0,
+            last_session: std::sync::Arc::default(),
+        };
+        let connection = Connection { shared: &shared, id: 1, mac: [2; 6] };
+        shared.inform([2; 6]);
+        drop(connection);
+        assert!(shared.informed.borrow().is_empty());
+    }
 
     #[test]
     fn live_hosts_are_told_before_dead_ones() {
