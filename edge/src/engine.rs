@@ -461,7 +461,7 @@ impl Engine {
     }
 
     fn hand_over(self) {
-        self.vips.leave(self.membership.others_active);
+        self.vips.leave(&self.membership);
         if self.vips.are_answered_by(self.membership.others_active) {
             tracing::info!("VIPs handed over to other edge hosts");
         } else {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! This host and its link, as plain values for the plan. `engine` gathers them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -15,6 +15,18 @@ pub(crate) struct EdgePeer {
     pub(crate) mac: Mac,
     /// Its own addresses.
     pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) liveness: PeerLiveness,
+}
+
+/// When another edge host was heard last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PeerLiveness {
+    /// It is alive.
+    Live,
+    /// It was alive a short time ago, and may have lost some heartbeats only.
+    Recent,
+    /// It is dead. Its kernel may still forward packets.
+    Dead,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,6 +52,13 @@ impl HostNetwork {
 
     pub(crate) fn is_local(&self, address: IpAddr) -> bool {
         self.addresses.iter().any(|own| own.addr() == address)
+    }
+
+    /// The Ethernet addresses of the gateways of default routes with one path. Other routes' gateways may be nodes, which have the
+    /// networks of Pods behind them.
+    pub(crate) fn default_gateways(&self) -> BTreeSet<Mac> {
+        let default = self.routes.iter().filter(|route| route.net.prefix_len() == 0);
+        default.filter_map(|route| self.neighbours.get(&route.next_hop?).copied()).collect()
     }
 
     /// Why a target cannot be reached on the link; `None` when it can.
@@ -80,7 +99,12 @@ mod tests {
     use super::*;
 
     fn host() -> HostNetwork {
-        let route = |net: &str, device, gateway| Route { net: net.parse().expect("net"), device, gateway };
+        let route = |net: &str, device, gateway| Route {
+            net: net.parse().expect("net"),
+            device,
+            gateway,
+            next_hop: None,
+        };
         HostNetwork {
             interface: "eth0".to_owned(),
             index: 3,

@@ -39,6 +39,11 @@ use items::Command;
 pub(crate) use key::{KeySource, read_secret};
 pub(crate) use session::SharedKey;
 
+/// Hosts that are told, and sessions of hosts that tell: each has one. Anyone on the link can send heartbeats of new hosts.
+const MOST_PEERS: usize = 64;
+/// Logged once.
+const TOO_MANY_HOSTS: &str = "more than 64 edge hosts; flow exceptions are not exchanged with the others";
+
 /// A key that cannot be read is read again after this time.
 const KEY_RETRY: Duration = Duration::from_secs(10);
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use steerage_edge_api::TargetStatus;
-use steerage_edge_dataplane::{Listener, Sender, State};
+use steerage_edge_dataplane::{Listener, Path, Sender, State, TargetState};
 
 use crate::health::{HealthByProbe, Probe};
 use crate::host::HostNetwork;
@@ -105,14 +105,15 @@ fn state(
     tables: &PlannedTables,
     assignments: &Assignments,
 ) -> State {
+    let targets = assignments.targets.states(host);
     let mut state = State {
         tables: assignments
             .tables
             .values()
             .map(|assigned| (assigned.number, Arc::clone(&assigned.table)))
             .collect(),
-        targets: assignments.targets.states(host),
-        senders: senders(host, groups),
+        senders: senders(host, groups, &targets),
+        targets,
         ..State::default()
     };
     for Frontend { load_balancer, vip, group, .. } in frontends {
@@ -132,18 +133,27 @@ fn state(
     state
 }
 
-/// What frames of nodes and of other edge hosts may be. If this host is a node, other edge hosts forward to it.
-fn senders(host: &HostNetwork, groups: &[TargetGroup]) -> BTreeMap<Mac, Sender> {
-    let is_node = groups.iter().any(|group| group.has_target(|address| host.is_local(address)));
+/// What frames of nodes and of other edge hosts may be. If this host is a node, other edge hosts forward to it. `targets`: also those
+/// that were removed lately, whose connections other edge hosts still forward.
+fn senders(
+    host: &HostNetwork,
+    groups: &[TargetGroup],
+    targets: &BTreeMap<u32, TargetState>,
+) -> BTreeMap<Mac, Sender> {
+    let is_node = targets.values().any(|target| target.path == Path::Local)
+        || groups.iter().any(|group| group.has_target(|address| host.is_local(address)));
+    // Heartbeats can be forged, and packets that a router forwards are of any source.
+    let routers = host.default_gateways();
+    let peers = || host.peers.iter().filter(|peer| !routers.contains(&peer.mac));
     let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
     for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
         senders.entry(*mac).or_default().extend(nets);
     }
-    for peer in &host.peers {
+    for peer in peers() {
         senders.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
     }
     let sender = |(mac, nets): (Mac, Vec<IpNet>)| {
-        let is_forwarder = is_node && host.peers.iter().any(|peer| peer.mac == mac);
+        let is_forwarder = is_node && peers().any(|peer| peer.mac == mac);
         let own = || Sender::Own(Arc::new(IpNet::aggregate(&nets).into_iter().collect()));
         (mac, if is_forwarder { Sender::Forwarder } else { own() })
     };

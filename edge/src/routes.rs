@@ -22,16 +22,16 @@ use crate::vips::boot_time;
 mod export;
 mod fence;
 mod fence_process;
+mod reads;
 
 use export::ExportRole;
 use fence::Expiry;
 pub(crate) use fence::run as run_fence;
 use fence_process::{FenceError, FenceProcess};
+use reads::TableReads;
 
 /// How often the lifetime is renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the table is read: another program may have changed it.
-const READ_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What the exporter follows.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ pub(crate) struct RouteExporter {
     is_known: bool,
     /// The VIPs that have a route.
     present: BTreeSet<IpAddr>,
-    read_at: Option<Instant>,
+    reads: TableReads,
     /// What was logged last, so that it is logged once.
     problem: Option<String>,
 }
@@ -106,7 +106,7 @@ impl RouteExporter {
             standby_at: None,
             is_known: false,
             present: BTreeSet::new(),
-            read_at: None,
+            reads: TableReads::default(),
             problem: None,
         })
     }
@@ -184,13 +184,13 @@ impl RouteExporter {
         if matches!(started, Err(FenceError::Taken)) {
             // Its routes are not this process's.
             self.present.clear();
-            self.read_at = None;
+            self.reads = TableReads::default();
             return started;
         }
         let now = boot_time();
         if self.expiry <= now {
-            // The fence has removed them.
-            self.read_at = None;
+            // The fence has removed them, or is about to.
+            self.reads.on_expiry(Instant::now());
         }
         let since_standby = self.standby_at.map(|at| at.elapsed());
         let since_standby = if has_standby { Some(Duration::ZERO) } else { since_standby };
@@ -206,7 +206,7 @@ impl RouteExporter {
     fn start_fence(&mut self) -> Result<(), FenceError> {
         let (fence, inherited) = FenceProcess::start()?;
         self.fence = Some(fence);
-        if let (Some(inherited), None) = (inherited, self.read_at) {
+        if let (Some(inherited), None) = (inherited, self.reads.last()) {
             self.expiry = inherited.until;
         }
         Ok(())
@@ -214,9 +214,10 @@ impl RouteExporter {
 
     fn sync(&mut self, role: ExportRole) -> Result<(), RouteError> {
         let now = Instant::now();
-        if self.read_at.is_none_or(|at| now.duration_since(at) >= READ_INTERVAL) {
+        if self.reads.is_due(now) {
             let own = self.netlink.exported()?.into_iter().filter(|(table, _)| *table == self.table);
-            let is_first = self.read_at.replace(now).is_none();
+            let is_first = self.reads.last().is_none();
+            self.reads.on_read(now);
             self.present = own.map(|(_, vip)| vip).collect();
             if is_first && !self.present.is_empty() {
                 tracing::info!(table = self.table, routes = self.present.len(), "adopted routes of VIPs");
@@ -224,27 +225,42 @@ impl RouteExporter {
         }
         let lasts = self.expiry > boot_time();
         let wanted = role.wanted(lasts, self.is_known, &self.inputs.vips.borrow_and_update(), &self.present);
-        let gone: Vec<_> = self.present.difference(&wanted).copied().collect();
-        let new: Vec<_> = wanted.difference(&self.present).copied().collect();
-        if gone.is_empty() && new.is_empty() {
-            return Ok(());
+        let (is_changed, result) = write(&mut self.netlink, self.table, &wanted, &mut self.present);
+        if is_changed {
+            tracing::info!(
+                table = self.table,
+                routes = self.present.len(),
+                ?role,
+                "routes of the VIPs changed"
+            );
         }
-        let mut failed = None;
-        for vip in gone {
-            match self.netlink.withdraw(self.table, vip) {
-                Ok(()) => _ = self.present.remove(&vip),
-                Err(error) => failed = Some(error),
-            }
-        }
-        for vip in new {
-            match self.netlink.export(self.table, vip) {
-                Ok(()) => _ = self.present.insert(vip),
-                Err(error) => failed = Some(error),
-            }
-        }
-        tracing::info!(table = self.table, routes = self.present.len(), ?role, "routes of the VIPs changed");
-        failed.map_or(Ok(()), Err)
+        result
     }
+}
+
+/// Makes `present`, the routes of the table, those that are wanted, as far as it can. Returns whether any was written.
+fn write(
+    netlink: &mut Rtnetlink,
+    table: u32,
+    wanted: &BTreeSet<IpAddr>,
+    present: &mut BTreeSet<IpAddr>,
+) -> (bool, Result<(), RouteError>) {
+    let gone: Vec<_> = present.difference(wanted).copied().collect();
+    let new: Vec<_> = wanted.difference(present).copied().collect();
+    let (mut is_changed, mut failed) = (false, None);
+    for vip in gone {
+        match netlink.withdraw(table, vip) {
+            Ok(()) => is_changed |= present.remove(&vip),
+            Err(error) => failed = Some(error),
+        }
+    }
+    for vip in new {
+        match netlink.export(table, vip) {
+            Ok(()) => is_changed |= present.insert(vip),
+            Err(error) => failed = Some(error),
+        }
+    }
+    (is_changed, failed.map_or(Ok(()), Err))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -274,4 +290,30 @@ pub(crate) fn warn_of_other_tables(netlink: &mut Rtnetlink, own: Option<u32>) ->
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use steerage_requirements::{in_new_netns, requires};
+
+    use super::*;
+
+    /// Each attempt fails, once a second.
+    #[test]
+    fn route_of_another_program_is_no_change() {
+        requires!(NetworkNamespace, Program("ip"));
+        in_new_netns(|| {
+            let route = ["route", "add", "blackhole", "10.0.0.101/32", "table", "83", "proto", "static"];
+            assert!(Command::new("ip").args(route).status().expect("ip").success());
+            let mut netlink = Rtnetlink::open().expect("open");
+            let wanted: BTreeSet<IpAddr> = [[10, 0, 0, 100], [10, 0, 0, 101]].map(IpAddr::from).into();
+            let mut present = BTreeSet::new();
+            for is_first in [true, false] {
+                let (is_changed, result) = write(&mut netlink, 83, &wanted, &mut present);
+                assert_eq!((is_changed, result.is_err(), present.len()), (is_first, true, 1));
+            }
+        });
+    }
 }

@@ -187,8 +187,8 @@ impl ServedVips {
     }
 
     /// The process ends.
-    pub(crate) fn leave(&self, others_active: Shards) {
-        self.leases.leave(others_active);
+    pub(crate) fn leave(&self, membership: &Membership) {
+        self.leases.leave(membership);
     }
 
     fn announce(&self, vips: BTreeSet<IpAddr>) {

@@ -183,6 +183,7 @@ async fn receive(socket: Option<&PacketSocket>) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::PeerLiveness;
 
     const OTHER_HOST: Mac = [2, 0, 0, 0, 0, 9];
 
@@ -235,9 +236,17 @@ mod tests {
         detector.set_addresses(&[vip()].into(), now);
         detector.due_probes(now);
         detector.on_claim(vip(), OTHER_HOST, now);
-        detector.accept_peers(&[EdgePeer { mac: [2, 0, 0, 0, 0, 8], addresses: Vec::new() }]);
+        detector.accept_peers(&[EdgePeer {
+            mac: [2, 0, 0, 0, 0, 8],
+            addresses: Vec::new(),
+            liveness: PeerLiveness::Live,
+        }]);
         assert!(detector.status(&AddressConflicts::default()).free.is_empty());
-        detector.accept_peers(&[EdgePeer { mac: OTHER_HOST, addresses: Vec::new() }]);
+        detector.accept_peers(&[EdgePeer {
+            mac: OTHER_HOST,
+            addresses: Vec::new(),
+            liveness: PeerLiveness::Dead,
+        }]);
         assert_eq!(detector.status(&AddressConflicts::default()).free, [vip()].into());
     }
 

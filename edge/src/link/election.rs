@@ -18,6 +18,7 @@ use super::damping::Damping;
 use super::heartbeat::{Heartbeat, HeartbeatShards};
 use crate::cluster::Cluster;
 use crate::engine::REFRESH_INTERVAL;
+use crate::host::EdgePeer;
 use crate::link::mac::Mac;
 use crate::shards::{Shard, Shards};
 
@@ -29,6 +30,11 @@ pub(crate) use peer::Peer;
 
 /// A host that cannot serve yields after this time at the earliest: the engine repeats a failed write at its next refresh.
 const REPAIR_TIME: Duration = REFRESH_INTERVAL.saturating_mul(2);
+
+/// A dead host is forgotten this long after its last heartbeat: for so long its kernel keeps idle TCP flows (`TCP_IDLE`).
+const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
+/// Other hosts that are known. Any machine on the link can send heartbeats from any address.
+const MAX_PEERS: usize = 256;
 
 /// Addresses of this host that are remembered; a bond has few members.
 const MAX_FORMER_MACS: usize = 16;
@@ -162,9 +168,15 @@ impl Election {
         self.informed = hosts;
     }
 
-    /// All hosts since the start: a dead one may still forward packets, and its claims are no conflict.
-    pub(crate) fn peers(&self) -> &BTreeMap<Mac, Peer> {
-        &self.peers
+    /// All known hosts: a dead one may still forward packets, and its claims are no conflict.
+    pub(crate) fn peers(&self, now: Instant) -> Vec<EdgePeer> {
+        let timeout = self.timing.timeout();
+        let peer = |(mac, peer): (&Mac, &Peer)| EdgePeer {
+            mac: *mac,
+            addresses: peer.addresses.clone(),
+            liveness: peer.liveness(now, timeout),
+        };
+        self.peers.iter().map(peer).collect()
     }
 
     /// The number of other hosts that are alive.
@@ -222,7 +234,17 @@ impl Election {
         // The machine has another address now, and somebody else may have the old one.
         let timeout = self.timing.timeout();
         self.peers.retain(|_, peer| peer.host != beat.host || peer.is_alive(now, timeout));
-        self.peers.insert(from, Peer::new(beat, now));
+        let first = self.peers.get(&from).map_or(now, |peer| peer.first);
+        self.peers.insert(from, Peer { first, ..Peer::new(beat, now) });
+        if self.peers.len() > MAX_PEERS {
+            // A dead one first, else the one that has been known for the shortest time.
+            let standing =
+                |peer: &Peer| (peer.is_alive(now, timeout), peer.last.duration_since(peer.first), peer.last);
+            let lowest = self.peers.iter().min_by_key(|(_, peer)| standing(peer)).map(|(mac, _)| *mac);
+            if let Some(mac) = lowest {
+                self.peers.remove(&mac);
+            }
+        }
     }
 
     /// This host is about to end: it asks another one to take over, and never takes over again.
@@ -232,6 +254,7 @@ impl Election {
 
     /// Evaluates the roles again. Returns whether one has changed, or an offer.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
+        self.peers.retain(|_, peer| peer.is_alive(now, FORGOTTEN_AFTER));
         let before = (self.active, self.offers.current());
         let worse = self.is_worse_for_long(now);
         let next = self.next_active(worse.is_some(), now);
@@ -239,7 +262,8 @@ impl Election {
             self.damping.on_failure(now);
         }
         if !(next - self.active).is_empty() {
-            self.term = self.highest_term + 1;
+            // A forged heartbeat may have the highest term. Of hosts that all have it, the name decides.
+            self.term = self.highest_term.saturating_add(1);
             self.highest_term = self.term;
         }
         self.active = next;

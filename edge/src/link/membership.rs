@@ -43,7 +43,7 @@ pub(crate) struct Membership {
     pub(crate) departures: Departures,
     /// The number of other hosts that are alive.
     pub(crate) live: usize,
-    /// All other hosts since the start: one that is dead may still forward packets.
+    /// All other hosts that are known: one that is dead may still forward packets.
     pub(crate) peers: Vec<EdgePeer>,
 }
 
@@ -292,12 +292,7 @@ impl HeartbeatLoop {
             self.send_heartbeat();
         }
         let others_active = self.election.others_active(now);
-        let peers = self
-            .election
-            .peers()
-            .iter()
-            .map(|(mac, peer)| EdgePeer { mac: *mac, addresses: peer.addresses.clone() })
-            .collect();
+        let peers = self.election.peers(now);
         let (mut departures, others_before) = {
             let before = self.membership.borrow();
             (before.departures.clone(), before.others_active)

@@ -85,6 +85,8 @@ pub(crate) struct Route {
     /// The interface's index, if the route has one.
     pub(crate) device: Option<u32>,
     pub(crate) gateway: bool,
+    /// The gateway's address, if there is one path to it.
+    pub(crate) next_hop: Option<IpAddr>,
 }
 
 /// The addresses of an interface. What an earlier version of the edge has marked as VIPs is in neither list.
@@ -208,6 +210,7 @@ impl Rtnetlink {
                 net,
                 device: attributes.find(4).and_then(|bytes| u32_at(bytes, 0)),
                 gateway,
+                next_hop: attributes.find(5).and_then(address),
             });
         })?;
         Ok(routes)
@@ -438,6 +441,8 @@ mod tests {
                 |net: &str| routes.iter().find(|route| route.net == net.parse().expect("net")).cloned();
             assert_eq!(find("10.0.0.0/24").map(|route| route.gateway), Some(false));
             assert_eq!(find("10.0.0.128/25").map(|route| route.gateway), Some(true));
+            assert!(find("10.0.0.128/25").is_some_and(|route| route.next_hop.is_some()));
+            assert!(find("10.0.0.0/24").is_some_and(|route| route.next_hop.is_none()));
             assert_eq!(find("fd00::/64").and_then(|route| route.device), Some(link.index));
             let neighbour = ("10.0.0.1".parse().expect("ip"), [2, 0, 0, 0, 0, 1]);
             assert!(netlink.neighbours(link.index).expect("list").contains(&neighbour));

@@ -12,16 +12,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::Shared;
 use super::items::{Command, Item};
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
+use super::{MOST_PEERS, Shared, TOO_MANY_HOSTS};
 use crate::host::EdgePeer;
 use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 
-/// Anyone on the link can send heartbeats of new hosts.
-const MOST_PEERS: usize = 64;
 /// What may wait for a host; then it gets a complete list later.
 const QUEUE: usize = 16;
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -33,13 +31,18 @@ const KEEP_ALIVE: Duration = Duration::from_secs(3);
 /// Runs a task for each host, until the heartbeats end.
 pub(super) async fn run(shared: Shared, mut membership: watch::Receiver<Membership>) {
     let mut tasks = HashMap::<Mac, Task>::new();
+    let mut is_logged = false;
     loop {
         let peers = membership.borrow_and_update().peers.clone();
+        let (peers, is_cut) = chosen(peers, |mac| tasks.contains_key(&mac));
+        if is_cut && !std::mem::replace(&mut is_logged, true) {
+            tracing::warn!("{TOO_MANY_HOSTS}");
+        }
         tasks.retain(|mac, _| peers.iter().any(|peer| peer.mac == *mac));
-        for EdgePeer { mac, addresses } in peers {
+        for EdgePeer { mac, addresses, .. } in peers {
             if let Some(task) = tasks.get(&mac) {
                 crate::channel::send_if_changed(&task.addresses, addresses);
-            } else if tasks.len() < MOST_PEERS {
+            } else {
                 let (sender, receiver) = watch::channel(addresses);
                 let task = tokio::spawn(tell(shared.clone(), mac, receiver));
                 tasks.insert(mac, Task { addresses: sender, abort: task.abort_handle() });
@@ -63,6 +66,15 @@ impl Drop for Task {
     }
 }
 
+/// The hosts that are told, at most [`MOST_PEERS`], and whether others are left out. `is_told`: those that are now.
+fn chosen(mut peers: Vec<EdgePeer>, is_told: impl Fn(Mac) -> bool) -> (Vec<EdgePeer>, bool) {
+    let is_cut = peers.len() > MOST_PEERS;
+    // The lowest keys come first. Those that are told now stay, among equals.
+    peers.sort_by_key(|peer| (peer.liveness, !is_told(peer.mac)));
+    peers.truncate(MOST_PEERS);
+    (peers, is_cut)
+}
+
 /// Those that most hosts have a route to come first.
 fn in_order(mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     addresses.sort_by_key(|address| match address {
@@ -83,7 +95,6 @@ async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>)
             if let Err(error) = tell_at(&shared, mac, address, &mut was_connected).await {
                 shared.on_end(address, &error);
             }
-            shared.forget(mac);
             if was_connected {
                 (attempt, wait) = (0, FIRST_WAIT);
             } else {
@@ -109,7 +120,7 @@ async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut
     let id = shared.new_session();
     let (items, mut received) = mpsc::channel(QUEUE);
     let _ = shared.commands.send(Command::Connected(id, items));
-    let _connection = Connection { shared, id };
+    let _connection = Connection { shared, id, mac };
     tracing::info!(peer = %address, mac = %display_mac(mac), "connected to an edge host; sending it the flow exceptions");
     loop {
         let item = match timeout(KEEP_ALIVE, received.recv()).await {
@@ -142,11 +153,13 @@ async fn ask(session: &mut Session) -> io::Result<bool> {
 struct Connection<'a> {
     shared: &'a Shared,
     id: u64,
+    mac: Mac,
 }
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         let _ = self.shared.commands.send(Command::Disconnected(self.id));
+        self.shared.forget(self.mac);
     }
 }
 
@@ -169,6 +182,44 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::PeerLiveness;
+    use crate::peers::KeySource;
+
+    /// A host that is left out for others gets no offers.
+    #[test]
+    fn host_whose_task_is_aborted_is_not_informed() {
+        let (commands, _received) = std::sync::mpsc::channel();
+        let shared = Shared {
+            interface: "eth0".to_owned(),
+            index: 2,
+            port: 0,
+            key_source: KeySource::File("/nonexistent".into()),
+            commands,
+            metrics: crate::metrics::FlowMetrics::default(),
+            informed: watch::channel(std::collections::BTreeSet::new()).0,
+            last_session: std::sync::Arc::default(),
+        };
+        let connection = Connection { shared: &shared, id: 1, mac: [2; 6] };
+        shared.inform([2; 6]);
+        drop(connection);
+        assert!(shared.informed.borrow().is_empty());
+    }
+
+    #[test]
+    fn live_hosts_are_told_before_dead_ones() {
+        let peer = |number: u8, liveness| EdgePeer { mac: [number; 6], addresses: Vec::new(), liveness };
+        let dead = (0..64).map(|number| peer(number, PeerLiveness::Dead));
+        let live = (100..110).map(|number| peer(number, PeerLiveness::Live));
+        let (told, is_cut) = chosen(dead.clone().chain(live.clone()).collect(), |mac| mac == [63; 6]);
+        assert_eq!((told.len(), is_cut), (64, true));
+        assert!(live.clone().all(|live| told.contains(&live)));
+        assert!(told.iter().any(|peer| peer.mac == [63; 6]), "those that are told stay");
+        // Hosts that are told do not make room for others that are alive, too.
+        let many = (0..100).map(|number| peer(number, PeerLiveness::Live));
+        let (told, _) = chosen(many.collect(), |mac| mac[0] >= 36);
+        assert!(told.iter().all(|peer| peer.mac[0] >= 36));
+        assert!(!chosen(live.collect(), |_| false).1);
+    }
 
     #[test]
     fn routed_addresses_come_first() {

@@ -5,22 +5,20 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use super::Shared;
 use super::confirmed::SessionId;
 use super::items::Command;
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
+use super::{MOST_PEERS, Shared, TOO_MANY_HOSTS};
 use crate::link::membership::Membership;
 
-/// Sessions at once. Each host has one.
-const MOST_SESSIONS: usize = 64;
 /// An address on which the kernel does not listen yet is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 const BACKLOG: u32 = 16;
@@ -31,7 +29,7 @@ pub(super) async fn run(
     mut addresses: watch::Receiver<Vec<IpAddr>>,
     membership: watch::Receiver<Membership>,
 ) {
-    let sessions = Arc::new(Semaphore::new(MOST_SESSIONS));
+    let sessions = Arc::new(Sessions { free: Arc::new(Semaphore::new(MOST_PEERS)), is_full: Once::new() });
     let mut listeners = HashMap::<IpAddr, Listening>::new();
     loop {
         let own = addresses.borrow_and_update().clone();
@@ -49,6 +47,13 @@ pub(super) async fn run(
     }
 }
 
+/// The sessions of all listeners.
+struct Sessions {
+    free: Arc<Semaphore>,
+    /// Whether it was logged that none was free.
+    is_full: Once,
+}
+
 /// Ends with this value. Sessions go on until their hosts or the process end.
 struct Listening(AbortHandle);
 
@@ -62,7 +67,7 @@ async fn listen(
     shared: Shared,
     address: IpAddr,
     membership: watch::Receiver<Membership>,
-    sessions: Arc<Semaphore>,
+    sessions: Arc<Sessions>,
 ) {
     let mut is_failing = false;
     // Aborted with the listener, and so at the end of the process.
@@ -85,7 +90,10 @@ async fn listen(
                 tracing::debug!(%from, "a host that sends no heartbeats has connected; closing");
                 continue;
             }
-            let Ok(permit) = Arc::clone(&sessions).try_acquire_owned() else { continue };
+            let Ok(permit) = Arc::clone(&sessions.free).try_acquire_owned() else {
+                sessions.is_full.call_once(|| tracing::warn!("{TOO_MANY_HOSTS}"));
+                continue;
+            };
             let shared = shared.clone();
             tasks.spawn(async move {
                 if let Err(error) = hear(&shared, stream).await {

@@ -13,7 +13,7 @@ use steerage_edge_dataplane::packet::protocol;
 use super::PlanInputs;
 use super::room::{Served, refuse_what_has_no_room};
 use super::targets::Targets;
-use crate::host::HostNetwork;
+use crate::host::{HostNetwork, PeerLiveness};
 use crate::index::LoadBalancer;
 use crate::link::mac::display_mac;
 
@@ -156,7 +156,9 @@ fn refuse(host: &HostNetwork, owners: &Owners<'_>, object: &LoadBalancer, vip: I
             "Address {vip} cannot be a VIP. It is not served. Remove it from the address pool."
         ));
     }
-    let is_of_peer = host.peers.iter().any(|peer| peer.addresses.contains(&vip));
+    // Of a dead one the address may be free. If it is not, the conflict detection finds out.
+    let mut present = host.peers.iter().filter(|peer| peer.liveness != PeerLiveness::Dead);
+    let is_of_peer = present.any(|peer| peer.addresses.contains(&vip));
     (host.is_local(vip) || is_of_peer)
         .then(|| format!("Address {vip} is the own address of an edge host. It is not served. Remove it from the address pool."))
 }

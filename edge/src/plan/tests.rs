@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::health::TargetHealth;
-use crate::host::EdgePeer;
+use crate::host::{EdgePeer, PeerLiveness};
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
 use kube::ResourceExt as _;
@@ -66,7 +66,8 @@ fn index(load_balancers: &[Value]) -> Index {
 }
 
 fn host() -> HostNetwork {
-    let route = |net: &str| Route { net: net.parse().expect("net"), device: Some(2), gateway: false };
+    let route =
+        |net: &str| Route { net: net.parse().expect("net"), device: Some(2), gateway: false, next_hop: None };
     HostNetwork {
         interface: "eth0".to_owned(),
         index: 2,
@@ -75,6 +76,10 @@ fn host() -> HostNetwork {
         neighbours: [(ip("10.0.0.1"), [2, 0, 0, 0, 0, 1])].into(),
         ..HostNetwork::default()
     }
+}
+
+fn peer(number: u8, liveness: PeerLiveness) -> EdgePeer {
+    EdgePeer { mac: [2, 0, 0, 0, 0, number], addresses: vec![IpAddr::from([10, 0, 0, number])], liveness }
 }
 
 const ROOM: Room = Room { listeners: 1 << 16, prefixes: 1 << 20, slots: 5 << 20, members: 1 << 20 };
@@ -194,8 +199,7 @@ fn local_host_as_a_target_accepts() {
 /// Edge hosts on nodes: what another one sends to a VIP is for this node.
 #[test]
 fn host_that_is_a_node_takes_what_other_edge_hosts_forward() {
-    let peer = EdgePeer { mac: [2, 0, 0, 0, 0, 9], addresses: vec![ip("10.0.0.9")] };
-    let host = HostNetwork { peers: vec![peer], ..host() };
+    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
     let of_peer = |targets: &[Value]| {
         let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
         plan(&load_balancers, &host, &HealthByProbe::default()).state.senders[&[2, 0, 0, 0, 0, 9]].clone()
@@ -203,6 +207,64 @@ fn host_that_is_a_node_takes_what_other_edge_hosts_forward() {
     let own = Sender::Own(Arc::new(["10.0.0.9/32".parse().expect("net")].into()));
     assert_eq!(of_peer(&[target(2, 1)]), own);
     assert_eq!(of_peer(&[target(2, 1), target(5, 1)]), Sender::Forwarder);
+}
+
+/// Other edge hosts forward the packets of its flows for as long as these last.
+#[test]
+fn host_that_was_a_target_takes_what_other_edge_hosts_forward() {
+    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
+    let (begun, health) = (Instant::now(), HealthByProbe::default());
+    let next = |targets: &[Value], previous: &Plan, now| {
+        let index = index(&[load_balancer("a", "10.0.0.100", targets)]);
+        plan_next(&index, &host, &health, now, &previous.assignments)
+    };
+    let is_forwarder = |plan: &Plan| plan.state.senders[&[2, 0, 0, 0, 0, 9]] == Sender::Forwarder;
+    let both = next(&[target(2, 1), target(5, 1)], &Plan::default(), begun);
+    let one = next(&[target(2, 1)], &both, begun);
+    assert_eq!([is_forwarder(&both), is_forwarder(&one)], [true; 2]);
+    let later = next(&[target(2, 1)], &one, begun + Duration::from_hours(24));
+    assert!(!is_forwarder(&later));
+}
+
+/// A forged heartbeat has its Ethernet address, and what it forwards would be dropped.
+#[test]
+fn router_of_this_host_is_no_edge_host() {
+    let default = Route {
+        net: "0.0.0.0/0".parse().expect("net"),
+        device: Some(2),
+        gateway: true,
+        next_hop: Some(ip("10.0.0.254")),
+    };
+    let router = [2, 0, 0, 0, 0, 254];
+    let mut host =
+        HostNetwork { peers: [254, 9].map(|number| peer(number, PeerLiveness::Live)).into(), ..host() };
+    // A node with an edge host, and the network of its Pods.
+    let pods = Route {
+        net: "10.244.9.0/24".parse().expect("net"),
+        next_hop: Some(ip("10.0.0.9")),
+        ..default.clone()
+    };
+    host.routes.extend([default, pods]);
+    host.neighbours.extend([(ip("10.0.0.254"), router), (ip("10.0.0.9"), [2, 0, 0, 0, 0, 9])]);
+    for targets in [&[target(2, 1)][..], &[target(5, 1)]] {
+        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
+        let senders = plan(&load_balancers, &host, &HealthByProbe::default()).state.senders;
+        assert!(!senders.contains_key(&router));
+        assert!(senders.contains_key(&[2, 0, 0, 0, 0, 9]));
+    }
+}
+
+/// A new load balancer may have the address of a host that is gone.
+#[test]
+fn address_of_a_dead_edge_host_is_served() {
+    let problem = |liveness| {
+        let host = HostNetwork { peers: vec![peer(6, liveness)], ..host() };
+        let load_balancers = [load_balancer("a", "10.0.0.6", &[target(1, 1)])];
+        plan(&load_balancers, &host, &HealthByProbe::default()).statuses["a"].problem.clone()
+    };
+    assert!(problem(PeerLiveness::Live).contains("own address"));
+    assert!(problem(PeerLiveness::Recent).contains("own address"));
+    assert_eq!(problem(PeerLiveness::Dead), "");
 }
 
 #[test]
@@ -269,7 +331,7 @@ fn problems_are_reported_and_the_rest_is_served() {
         load_balancer("f", "10.0.0.103", &[target(1, 1)]),
     ];
     let mut host = host();
-    host.peers = vec![EdgePeer { mac: [2, 0, 0, 0, 0, 6], addresses: vec![ip("10.0.0.6")] }];
+    host.peers = vec![peer(6, PeerLiveness::Live)];
     host.conflicts = [(ip("10.0.0.103"), [2, 0, 0, 0, 0, 0xab])].into();
     let plan = plan(&load_balancers, &host, &HealthByProbe::default());
     let problem = |name: &str| plan.statuses[name].problem.clone();

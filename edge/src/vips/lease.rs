@@ -116,13 +116,14 @@ impl VipLeases {
         log_change(before, table.lasting());
     }
 
-    /// The process ends: other hosts have these shards, and the kernel keeps the others.
-    pub(crate) fn leave(&self, others_active: Shards) {
+    /// The process ends: other hosts have the shards for which they are active. The kernel keeps the others, for a limited time if
+    /// another host can take over.
+    pub(crate) fn leave(&self, membership: &Membership) {
         let mut table = self.lock();
         table.is_left = true;
         for shard in table.lasting().iter() {
-            let until = if others_active.contains(shard) { Duration::ZERO } else { Duration::MAX };
-            table.set(shard, until);
+            let is_taken = membership.others_active.contains(shard);
+            table.set(shard, left_until(is_taken, membership.has_standby, now()));
         }
         table.renew_undivided();
     }
@@ -156,6 +157,17 @@ impl LeaseTable {
 
     fn set(&self, shard: Shard, until: Duration) {
         self.leases.set(shard.lease(), until);
+    }
+}
+
+/// The end of a lease that a process leaves behind. `is_taken`: whether another host answers for the shard; `has_standby`: whether one
+/// could take over, and may do so later than this process waits. One that could until a moment ago is no reason: where all processes
+/// end, the kernels serve on.
+fn left_until(is_taken: bool, has_standby: bool, now: Duration) -> Duration {
+    match (is_taken, has_standby) {
+        (true, _) => Duration::ZERO,
+        (false, true) => now + AFTER_STANDBY,
+        (false, false) => Duration::MAX,
     }
 }
 
@@ -221,6 +233,20 @@ mod tests {
         }
         let default = HeartbeatTiming { interval: Duration::from_millis(200), misses: 3 };
         assert_eq!(lease_time(default), Duration::from_millis(6_200));
+    }
+
+    /// A host that has not taken over in time may still do so, and would answer beside a kernel that nobody stops.
+    #[test]
+    fn lease_that_a_process_leaves_ends_if_another_host_can_take_over() {
+        let now = Duration::from_secs(1000);
+        for (is_taken, has_standby, wanted) in [
+            (true, true, Duration::ZERO),
+            (true, false, Duration::ZERO),
+            (false, true, now + AFTER_STANDBY),
+            (false, false, Duration::MAX),
+        ] {
+            assert_eq!(left_until(is_taken, has_standby, now), wanted, "{is_taken}, {has_standby}");
+        }
     }
 
     #[test]

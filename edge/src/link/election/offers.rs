@@ -2,6 +2,9 @@
 //! Which shards an active host offers to hosts that are preferred for them, so that VIPs spread again after a host has joined or
 //! returned. Pure; `election` asks.
 //!
+//! An offer names no host: the most preferred one takes the shard, or the next one if that is silent. So a shard is offered only if the
+//! most preferred host is one that should have it.
+//!
 //! Only a host that knows this host's flows gets an offer: else connections whose slots have moved would break. A host that fails again
 //! and again waits longer each time. Shards move in batches, so that a host that serves badly is noticed before it has all of its share.
 
@@ -68,15 +71,16 @@ impl Offers {
             return;
         };
         let is_eligible = |known: &KnownPeer<'_>| {
-            known.is_alive
-                && known.knows_flows
+            known.knows_flows
                 && self.is_settled(known.peer, now)
                 && !ability.is_much_healthier_than(known.peer.ability)
         };
-        let others: Vec<&Peer> = peers.filter(is_eligible).map(|known| known.peer).collect();
+        let takers = peers.filter(|known| known.is_alive && may_take(known.peer));
+        let takers: Vec<_> = takers.map(|known| (known.peer.host.as_str(), is_eligible(&known))).collect();
         let is_preferred_elsewhere = |shard: &Shard| {
-            let own = (shard.preference(name), name);
-            others.iter().any(|peer| (shard.preference(&peer.host), peer.host.as_str()) > own)
+            let preference = |host| (shard.preference(host), host);
+            let first = takers.iter().max_by_key(|(host, _)| preference(host));
+            first.is_some_and(|(host, is_eligible)| *is_eligible && preference(host) > preference(name))
         };
         let wanted = || active.iter().filter(is_preferred_elsewhere);
         let current = self.current & wanted().collect();
@@ -99,7 +103,7 @@ impl Offers {
 
     fn note(&mut self, peer: &Peer, is_alive: bool, now: Instant) {
         let standing = self.standings.entry(peer.host.clone()).or_default();
-        if is_alive && peer.ability.can_serve && !peer.leaving && !peer.is_undivided {
+        if is_alive && may_take(peer) {
             standing.able_since.get_or_insert(now);
         } else if standing.able_since.take().is_some() && !peer.leaving {
             standing.damping.on_failure(now);
@@ -113,4 +117,9 @@ impl Offers {
             standing.able_since.is_some_and(|since| now.duration_since(since) >= wait)
         })
     }
+}
+
+/// Whether the host would take a shard that is offered, if it is alive.
+fn may_take(peer: &Peer) -> bool {
+    peer.ability.can_serve && !peer.leaving && !peer.is_undivided
 }

@@ -4,9 +4,13 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use crate::host::PeerLiveness;
 use crate::link::ability::Ability;
 use crate::link::heartbeat::Heartbeat;
 use crate::shards::Shards;
+
+/// A host that was heard within this time may return: what depends on its absence waits for so long.
+const RECENT: Duration = Duration::from_mins(1);
 
 /// Another host, as of its last heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub(crate) struct Peer {
     pub(super) ability: Ability,
     /// Whether it is of an earlier version, which has all VIPs or none.
     pub(super) is_undivided: bool,
+    /// When it was heard first and last.
+    pub(super) first: Instant,
     pub(super) last: Instant,
 }
 
@@ -35,12 +41,35 @@ impl Peer {
         let (active, offered) =
             shards.map_or((undivided, Shards::NONE), |shards| (shards.active, shards.offered));
         let ability = ability.unwrap_or(Ability::UNSTATED);
-        Self { host, addresses, active, offered, leaving, term, cluster, ability, is_undivided, last: now }
+        Self {
+            host,
+            addresses,
+            active,
+            offered,
+            leaving,
+            term,
+            cluster,
+            ability,
+            is_undivided,
+            first: now,
+            last: now,
+        }
     }
 
     /// Whether it was heard within this time.
     pub(super) fn is_alive(&self, now: Instant, timeout: Duration) -> bool {
         now.duration_since(self.last) < timeout
+    }
+
+    /// `timeout`: the time without heartbeats after which it is dead.
+    pub(super) fn liveness(&self, now: Instant, timeout: Duration) -> PeerLiveness {
+        if self.is_alive(now, timeout) {
+            PeerLiveness::Live
+        } else if self.is_alive(now, RECENT) {
+            PeerLiveness::Recent
+        } else {
+            PeerLiveness::Dead
+        }
     }
 
     /// The shards that it answers for and keeps.
