@@ -136,13 +136,14 @@ impl ServedVips {
     ) {
         let before = std::mem::replace(&mut self.held, held);
         for vip in before.difference(&self.held) {
-            match taken.get(vip) {
-                Some(mac) => tracing::warn!(
+            if let Some(mac) = taken.get(vip) {
+                tracing::warn!(
                     %vip,
                     mac = %display_mac(*mac),
                     "VIP no longer answered for: another machine on the link has it; find that machine by its MAC address"
-                ),
-                None => tracing::info!(%vip, "VIP removed from the kernel's maps"),
+                );
+            } else {
+                tracing::info!(%vip, "VIP removed from the kernel's maps");
             }
         }
         let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
