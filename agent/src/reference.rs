@@ -67,7 +67,7 @@ fn reference_page_of_the_agent_is_current() -> anyhow::Result<()> {
                     ),
                 ],
             ),
-            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED),
+            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED, &[]),
             steerage_reference::metrics(&metrics.text()?),
         ],
     )

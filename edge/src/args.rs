@@ -56,7 +56,8 @@ pub(crate) struct EdgeArgs {
     /// Watch and write the edge's objects in this namespace
     #[arg(long, env = "STEERAGE_NAMESPACE", value_name = "NAMESPACE", default_value = "steerage-system")]
     pub(crate) namespace: String,
-    /// Form a group with the edge hosts of the same cluster that have this group name; hosts without a cluster need different ones
+    /// Form a group with the edge hosts on the link that have this group name and the same cluster. Where hosts have no cluster, give
+    /// each set of hosts on a link its own name
     #[arg(long, env = "STEERAGE_GROUP", value_name = "NAME", default_value = "default")]
     pub(crate) group: String,
     /// Send heartbeats to the other edge hosts at this interval, from 20ms to 10s

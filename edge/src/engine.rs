@@ -174,7 +174,7 @@ impl Engine {
             let mut changed = None;
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
-                    self.kernel.flush_flows(FLUSH_LIMIT).await;
+                    self.kernel.flush_flows(self.membership.live, FLUSH_LIMIT).await;
                     deadline = Some(tokio::time::Instant::now() + HAND_OVER_LIMIT);
                     self.is_leaving = true;
                     self.outputs.leaving.send_replace(true);
@@ -279,9 +279,9 @@ impl Engine {
         if active != before.active {
             let lost = before.active - active;
             tracing::info!(
-                shards = active.len(),
                 gained = gained.len(),
                 lost = lost.len(),
+                shards = active.len(),
                 peers = live,
                 "role changed: this host is active for these shards of the VIPs"
             );
@@ -428,11 +428,13 @@ impl Engine {
             }
         }
         let held = state.vips.iter().filter(|(_, lease)| **lease != WITHHELD).map(|(vip, _)| *vip).collect();
+        let taken = self.conflicts.taken.iter().filter(|(vip, _)| state.vips.contains_key(vip));
+        let taken = taken.map(|(vip, mac)| (*vip, *mac)).collect();
         let was_programmed = self.kernel.is_programmed();
         if !self.kernel.write(&self.link, state) {
             return false;
         }
-        self.vips.set_held(self.roles(), held);
+        self.vips.set_held(self.roles(), held, &taken);
         done(&mut self.gates.programmed);
         if !was_programmed {
             self.vips.announce_pending();
@@ -462,14 +464,12 @@ impl Engine {
 
     fn hand_over(self) {
         self.vips.leave(&self.membership);
-        if self.vips.are_answered_by(self.membership.others_active) {
-            tracing::info!("VIPs handed over to other edge hosts");
-        } else {
-            let vips = self.vips.held().len();
-            tracing::info!(
+        match self.vips.count_unanswered(self.membership.others_active) {
+            0 => tracing::info!("VIPs handed over to other edge hosts"),
+            vips => tracing::info!(
                 vips,
-                "no other edge host is active for some VIPs; the kernel continues to answer for them; run `steerage-edge cleanup` to remove them"
-            );
+                "no other edge host answers for these VIPs yet; the kernel continues to; to retire this host, run `steerage-edge cleanup`"
+            ),
         }
     }
 }

@@ -191,11 +191,19 @@ impl Kernel {
         result
     }
 
-    /// Waits until the other hosts have what they need to continue this host's flows, or for `limit`.
-    pub(crate) async fn flush_flows(&self, limit: Duration) {
-        let hosts = self.exchange.flush(limit).await;
-        if hosts > 0 {
-            tracing::info!(hosts, "other edge hosts have this host's flow exceptions");
+    /// Waits until the other hosts, of which there are so many, have what they need to continue this host's flows, or for `limit`.
+    pub(crate) async fn flush_flows(&self, hosts: usize, limit: Duration) {
+        match self.exchange.flush(limit).await {
+            Some(informed) if informed < hosts => tracing::warn!(
+                informed,
+                hosts,
+                "some edge hosts do not have this host's flow exceptions; connections whose slots have moved break there; leaving"
+            ),
+            Some(informed) if hosts > 0 => {
+                tracing::info!(informed, hosts, "the other edge hosts have this host's flow exceptions");
+            }
+            // Alone, or without the exchange, as the log said at the start.
+            _ => {}
         }
     }
 

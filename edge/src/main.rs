@@ -47,13 +47,7 @@ fn main() -> ExitCode {
                 ExitCode::from(steerage_process::EXIT_FAILED)
             }
         },
-        Some(Command::RouteFence) => match routes::run_fence(edge.routes.route_table) {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                eprintln!("steerage-edge route-fence: {error:#}");
-                ExitCode::from(steerage_process::EXIT_FAILED)
-            }
-        },
+        Some(Command::RouteFence) => routes::run_fence(edge.routes.route_table, &process.log),
         None => {
             let component = Component { name: "edge", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
             steerage_process::run(component, &process, |process| compose::start(edge, client, process))

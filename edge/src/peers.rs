@@ -138,7 +138,7 @@ impl Shared {
     fn on_end(&self, peer: IpAddr, error: &io::Error) {
         if error.kind() == io::ErrorKind::InvalidData {
             self.metrics.session_failures.inc();
-            tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; compare their keys; retrying");
+            tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; compare keys and versions; retrying");
         } else {
             tracing::debug!(%peer, %error, "session for flow exceptions ended");
         }
@@ -207,9 +207,9 @@ impl FlowExchange {
         }
     }
 
-    /// Waits until the other hosts have all exceptions, or for `limit`. Returns how many hosts have them.
-    pub(crate) async fn flush(&self, limit: Duration) -> usize {
-        let Some(running) = &self.0 else { return 0 };
+    /// Waits until the other hosts have all exceptions, or for `limit`. Returns how many hosts have them; `None` without the exchange.
+    pub(crate) async fn flush(&self, limit: Duration) -> Option<usize> {
+        let running = self.0.as_ref()?;
         let (done, mut answers) = mpsc::channel(64);
         let _ = running.commands.send(Command::Flush(done));
         let mut count = 0;
@@ -218,10 +218,9 @@ impl FlowExchange {
                 count += 1;
             }
         };
-        if tokio::time::timeout(limit, all).await.is_err() {
-            tracing::warn!(hosts = count, "not all edge hosts have this host's flow exceptions; leaving");
-        }
-        count
+        // Its caller says how many do not have them.
+        let _ = tokio::time::timeout(limit, all).await;
+        Some(count)
     }
 }
 

@@ -29,7 +29,15 @@ fn reference_page_of_the_edge_is_current() -> anyhow::Result<()> {
                 ],
                 &[],
             ),
-            steerage_reference::exit_codes(EXIT_FAILED, EXIT_FORCED),
+            steerage_reference::exit_codes(
+                EXIT_FAILED,
+                EXIT_FORCED,
+                &[(
+                    crate::routes::EXIT_TABLE_TAKEN,
+                    "Only of `route-fence`, the process that `--route-table` starts: another steerage-edge in the network namespace has \
+                     this table. Use another `--route-table`",
+                )],
+            ),
             steerage_reference::metrics(&metrics.text()?),
         ],
     )

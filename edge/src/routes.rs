@@ -26,12 +26,18 @@ mod reads;
 
 use export::ExportRole;
 use fence::Expiry;
+#[cfg(test)]
+pub(crate) use fence::TAKEN as EXIT_TABLE_TAKEN;
 pub(crate) use fence::run as run_fence;
 use fence_process::{FenceError, FenceProcess};
 use reads::TableReads;
 
 /// How often the lifetime is renewed.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+
+const NOT_WRITTEN: &str = "routes of the VIPs not written; retrying";
+const NOT_GUARDED: &str = "routes of the VIPs not guarded; they stay if this process is killed; retrying";
+const TAKEN: &str = "another steerage-edge has this routing table; no routes of VIPs are kept; use another --route-table; retrying";
 
 /// What the exporter follows.
 #[derive(Clone, Debug)]
@@ -160,19 +166,20 @@ impl RouteExporter {
         // Routes that are not guarded are better than none, or than those of VIPs that are gone.
         let is_taken = matches!(guarded, Err(FenceError::Taken));
         let written = if is_taken { Ok(()) } else { self.sync(role) };
-        if let Err(error) = guarded.map_err(ExportError::from).and(written.map_err(ExportError::from)) {
-            let problem = chain(&error);
+        let failed = match (guarded, written) {
+            (Ok(()), Ok(())) => None,
+            (_, Err(error)) => Some((chain(&error), NOT_WRITTEN)),
+            (Err(error @ FenceError::Taken), _) => Some((chain(&error), TAKEN)),
+            (Err(error), _) => Some((chain(&error), NOT_GUARDED)),
+        };
+        if let Some((problem, effect)) = failed {
             self.metrics.failures.inc();
             if self.problem.as_ref() != Some(&problem) {
-                tracing::error!(
-                    table = self.table,
-                    error = problem,
-                    "routes of the VIPs are not as they should be; retrying"
-                );
+                tracing::error!(table = self.table, error = problem, "{effect}");
             }
             self.problem = Some(problem);
         } else if self.problem.take().is_some() {
-            tracing::info!(table = self.table, "routes of the VIPs are as they should be");
+            tracing::info!(table = self.table, "routes of the VIPs written and guarded again");
         }
         self.metrics.routes.set(i64::try_from(self.present.len()).unwrap_or(i64::MAX));
         role
@@ -261,14 +268,6 @@ fn write(
         }
     }
     (is_changed, failed.map_or(Ok(()), Err))
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error(transparent)]
-    Fence(#[from] FenceError),
-    #[error(transparent)]
-    Route(#[from] RouteError),
 }
 
 /// Removes the routes of all tables.

@@ -4,7 +4,7 @@
 //! A VIP is no address of the interface. The kernel's program answers for those that it serves while the lease of their shard lasts,
 //! which `lease` alone writes. So a takeover is one write for each shard, however many VIPs there are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -119,14 +119,32 @@ impl ServedVips {
 
     /// Whether other hosts answer for all VIPs.
     pub(crate) fn are_answered_by(&self, others_active: Shards) -> bool {
-        self.held.iter().all(|vip| others_active.contains(Shard::of(*vip)))
+        self.count_unanswered(others_active) == 0
     }
 
-    /// The kernel's maps serve these now. Announces the new ones.
-    pub(crate) fn set_held(&mut self, roles: VipRoles, held: BTreeSet<IpAddr>) {
+    /// The number of VIPs that no other host answers for.
+    pub(crate) fn count_unanswered(&self, others_active: Shards) -> usize {
+        self.held.iter().filter(|vip| !others_active.contains(Shard::of(**vip))).count()
+    }
+
+    /// The kernel's maps serve these now. Announces the new ones. `taken`: VIPs that other machines on the link have.
+    pub(crate) fn set_held(
+        &mut self,
+        roles: VipRoles,
+        held: BTreeSet<IpAddr>,
+        taken: &BTreeMap<IpAddr, Mac>,
+    ) {
         let before = std::mem::replace(&mut self.held, held);
         for vip in before.difference(&self.held) {
-            tracing::info!(%vip, "VIP removed from the kernel's maps, or withheld since another machine may have it");
+            if let Some(mac) = taken.get(vip) {
+                tracing::warn!(
+                    %vip,
+                    mac = %display_mac(*mac),
+                    "VIP no longer answered for: another machine on the link has it; find that machine by its MAC address"
+                );
+            } else {
+                tracing::info!(%vip, "VIP removed from the kernel's maps");
+            }
         }
         let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
         for vip in &added {
@@ -181,7 +199,11 @@ impl ServedVips {
         let is_due = self.last_defence.is_none_or(|last| now.duration_since(last) >= DEFENCE_INTERVAL);
         if is_due && roles.is_active(vip) && self.held.contains(&vip) {
             self.last_defence = Some(now);
-            tracing::warn!(%vip, mac = %display_mac(mac), "another host on the link announces a VIP; announcing it again");
+            tracing::warn!(
+                %vip,
+                mac = %display_mac(mac),
+                "another host on the link announces a VIP; announcing it again; find that machine by its MAC address"
+            );
             self.announce([vip].into());
         }
     }

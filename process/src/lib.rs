@@ -15,6 +15,7 @@ mod run;
 mod termination;
 
 pub use args::{AdminArgs, LogArgs, LogFormat, ProcessArgs};
+pub use logging::init as init_logging;
 pub use metrics::Metrics;
 pub use prometheus_client;
 pub use ready::{Pending, Readiness};

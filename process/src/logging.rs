@@ -10,7 +10,7 @@ use crate::{LogArgs, LogFormat};
 
 /// Why logging could not be set up.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LoggingError {
+pub enum LoggingError {
     #[error(
         "--log-level: `{0}` is not a level. Use error, warn, info, debug, trace or off, or TARGET=LEVEL."
     )]
@@ -36,10 +36,14 @@ fn filter(level: &str) -> Result<EnvFilter, LoggingError> {
     EnvFilter::try_new(all).map_err(|source| LoggingError::Filter { filter: level.to_owned(), source })
 }
 
-/// Sends all `tracing` events of the process to standard error.
-pub(crate) fn init(args: &LogArgs) -> Result<(), LoggingError> {
+/// Sends all `tracing` events of the process to standard error. [`crate::run`] does so itself.
+///
+/// # Errors
+/// The level is invalid, or this was called before.
+pub fn init(args: &LogArgs) -> Result<(), LoggingError> {
     let LogArgs { log_level, log_format } = args;
-    let builder = fmt().with_env_filter(filter(log_level)?).with_writer(stderr);
+    // An error of writing would be written to standard error, too, and end the process if that is gone.
+    let builder = fmt().with_env_filter(filter(log_level)?).with_writer(stderr).log_internal_errors(false);
     match log_format {
         LogFormat::Text => builder.with_ansi(stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),

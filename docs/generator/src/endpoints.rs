@@ -26,15 +26,16 @@ pub fn endpoints(admin: &str, tasks: &[(&str, &str)], others: &[(&str, &str, &st
     )
 }
 
-/// The section on exit codes, which all programs share. `forced` is the code of a forced shutdown.
-pub fn exit_codes(failed: u8, forced: u8) -> String {
-    let rows = [
+/// The section on exit codes. `forced` is the code of a forced shutdown; `others` are those that only this program has.
+pub fn exit_codes(failed: u8, forced: u8, others: &[(u8, &str)]) -> String {
+    let shared = [
         ("0".to_owned(), "The program or subcommand succeeded, or was shut down"),
         (failed.to_string(), "It failed; the last line of the log, or of standard error, says why"),
         ("2".to_owned(), "A flag or its value is invalid"),
         (forced.to_string(), "The shutdown was forced: the grace period ended, or a second signal came"),
     ];
-    let rows = rows.map(|(code, meaning)| [code, meaning.to_owned()]);
+    let others = others.iter().map(|(code, meaning)| (code.to_string(), *meaning));
+    let rows = shared.into_iter().chain(others).map(|(code, meaning)| [code, meaning.to_owned()]);
     format!("## Exit codes\n\n{}", table(["code", "meaning"], rows))
 }
 

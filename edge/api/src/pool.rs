@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::LabelSelector;
 
-/// A pool of addresses that the controller assigns to load balancers. They must be on the link of the edge hosts, and no host may use
-/// them.
+/// A pool of addresses that the controller assigns to load balancers. They must be on the link of the edge hosts, or routers must
+/// know them by routes that the edge hosts export (`--route-table`). No host may use them.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",

@@ -77,7 +77,7 @@ impl FlowMetrics {
         );
         registry.register(
             "flow_session_failures",
-            "Sessions with other hosts that ended since a message was not authentic or malformed, such as with another key",
+            "Sessions with other hosts that ended since a message was not authentic or malformed: with another key or version, for example",
             self.session_failures.clone(),
         );
     }

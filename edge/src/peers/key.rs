@@ -85,7 +85,15 @@ pub(crate) async fn read_secret(
         if logged != problem
             && let Some(error) = &problem
         {
-            tracing::warn!(secret = %format_args!("{namespace}/{name}"), error, "key of the edge group not read; retrying");
+            let effect = match &*key.borrow() {
+                Some(_) => "continuing with the last one",
+                None => "flow exceptions are not exchanged until it is",
+            };
+            tracing::warn!(
+                secret = %format_args!("{namespace}/{name}"),
+                error,
+                "key of the edge group not read; {effect}; retrying"
+            );
         }
         logged = problem;
         let _ = shutdown.run_until_cancelled(tokio::time::sleep(wait)).await;

@@ -7,10 +7,11 @@
 //! and leaves the table to another process that lives. It never adds a route.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read as _, Write as _, stderr, stdin, stdout};
+use std::io::{self, ErrorKind, Read as _, Write as _, stdin, stdout};
 use std::os::fd::AsFd as _;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -20,12 +21,13 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
+use steerage_process::{EXIT_FAILED, LogArgs};
 
 use crate::link::route::Rtnetlink;
 use crate::vips::boot_time;
 
 /// The exit code where a process that lives has the table.
-pub(super) const TAKEN: u8 = 3;
+pub(crate) const TAKEN: u8 = 4;
 /// How long a fence waits for the answer of its predecessor, and between two attempts.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 50;
@@ -87,8 +89,24 @@ fn next_step(expiry: Expiry, now: Duration, is_alive: bool, is_terminated: bool)
     }
 }
 
-/// Runs the fence of a table; returns the exit code of the process.
-pub(crate) fn run(table: u32) -> anyhow::Result<u8> {
+/// Runs the fence of a table.
+pub(crate) fn run(table: u32, log: &LogArgs) -> ExitCode {
+    let logging = steerage_process::init_logging(log).map_err(Into::into);
+    logging.and_then(|()| guard(table)).map_or_else(
+        |error| {
+            tracing::error!(
+                table,
+                error = format!("{error:#}"),
+                "routes of VIPs not guarded; the first process tries again"
+            );
+            ExitCode::from(EXIT_FAILED)
+        },
+        ExitCode::from,
+    )
+}
+
+/// Returns the exit code of the process.
+fn guard(table: u32) -> anyhow::Result<u8> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
@@ -113,11 +131,16 @@ pub(crate) fn run(table: u32) -> anyhow::Result<u8> {
             Step::End => return Ok(0),
             Step::Withdraw => {
                 match withdraw(&mut netlink, table) {
-                    Ok(count) => say(&format!(
-                        "removed {count} routes of VIPs from table {table}: the process has not renewed them"
-                    )),
+                    Ok(routes) => {
+                        tracing::warn!(
+                            table,
+                            routes,
+                            "routes of VIPs removed: steerage-edge has not renewed them"
+                        );
+                    }
                     Err(error) => {
-                        say(&format!("routes of VIPs not removed; retrying: {error:#}"));
+                        let error = format!("{error:#}");
+                        tracing::error!(table, error, "routes of VIPs not removed; retrying");
                         std::thread::sleep(RETRY);
                         continue;
                     }
@@ -166,11 +189,6 @@ fn read_expiry(input: &mut File) -> Option<Expiry> {
     let mut bytes = Expiry::NONE;
     input.read_exact(&mut bytes).ok()?;
     Expiry::from_bytes(bytes)
-}
-
-/// The first process may have taken the reader of the log with it.
-fn say(text: &str) {
-    let _ = writeln!(stderr(), "steerage-edge route-fence: {text}");
 }
 
 /// Removes the edge's routes from the table; returns their number.

@@ -21,7 +21,7 @@ pub(super) struct FenceProcess {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FenceError {
     /// The fence of another process on this host has the table.
-    #[error("another steerage-edge on this host has the table")]
+    #[error("the fence of another process serves the table")]
     Taken,
     #[error("cannot start the process that removes routes")]
     Start(#[source] io::Error),

@@ -175,15 +175,15 @@ fn log_change(before: Shards, after: Shards) {
     let (begun, ended) = (after - before, before - after);
     if !begun.is_empty() {
         tracing::info!(
-            shards = begun.len(),
-            all = after.len(),
+            gained = begun.len(),
+            shards = after.len(),
             "this host answers for the VIPs of more shards"
         );
     }
     if !ended.is_empty() {
         tracing::info!(
-            shards = ended.len(),
-            all = after.len(),
+            lost = ended.len(),
+            shards = after.len(),
             "this host no longer answers for the VIPs of some shards; another edge host does"
         );
     }

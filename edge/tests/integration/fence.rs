@@ -132,7 +132,7 @@ fn fence_of_a_dead_process_hands_the_rest_of_the_lifetime_over() {
         let (mut first, _) = Fence::start().expect("the first fence");
         let expiry = expiry_in(Duration::from_secs(3), true);
         first.renew(expiry);
-        assert_eq!(Fence::start().err(), Some(Some(3)), "the first process lives");
+        assert_eq!(Fence::start().err(), Some(Some(4)), "the first process lives");
         first.abandon();
         let (mut second, inherited) = Fence::start().expect("the second fence");
         assert_eq!(inherited, expiry);

@@ -107,7 +107,7 @@ impl Allocation {
         let wanted = Sharing::wanted(lb)?;
         let Held { addresses: current, sharing: present } = current;
         let (resting, held) = self.resting(&lb.owner.service, pools);
-        let published = self.undisputed(&name, &current, present.as_ref(), &lb.published, index);
+        let published = self.undisputed(&lb.owner, &name, &current, present.as_ref(), &lb.published, index);
         let request = Request {
             requester: Requester {
                 namespace: lb.owner.service.namespace(),
@@ -310,6 +310,7 @@ impl Allocation {
     /// address for the first of its load balancers by name.
     fn undisputed(
         &mut self,
+        owner: &Owner,
         name: &str,
         current: &[IpAddr],
         present: Option<&Sharing>,
@@ -336,7 +337,15 @@ impl Allocation {
             return published.to_vec();
         };
         let since = *self.duplicates.entry(name.to_owned()).or_insert_with(|| {
-            tracing::warn!(load_balancer = name, address = %lost, "address belongs to two load balancers; the first by name is served");
+            let other = index.other_holders(*lost, name).find(is_instead).map(|holder| holder.name.as_str());
+            tracing::warn!(
+                service = %owner.service,
+                load_balancer = name,
+                other,
+                address = %lost,
+                patience = ?DUPLICATE_PATIENCE,
+                "address belongs to two load balancers; the other one is served; if it keeps the address, this Service gets another one"
+            );
             Instant::now()
         });
         if since.elapsed() < DUPLICATE_PATIENCE {

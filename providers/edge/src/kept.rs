@@ -92,7 +92,11 @@ pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut Known) -> (Vec<ProviderNot
     let is_all = untold.len() == count;
     let mut notices = Vec::new();
     for (one, (_, is_told)) in untold {
-        tracing::warn!(holder = one.holder, address = %one.address, why = ?one.why, "no AddressPool would assign this address; keeping it");
+        let reason = match one.why {
+            Why::Outside => "no pool has it",
+            Why::NotAdmitted => "the pools that have it are not for the Service",
+        };
+        tracing::warn!(holder = one.holder, address = %one.address, reason, "no AddressPool would assign this address; keeping it");
         notices.extend(one.owner.clone().map(|owner| ProviderNotice {
             subject: NoticeSubject::Service(owner),
             reason: ADDRESS_KEPT,
