@@ -83,7 +83,6 @@ async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>)
             if let Err(error) = tell_at(&shared, mac, address, &mut was_connected).await {
                 shared.on_end(address, &error);
             }
-            shared.forget(mac);
             if was_connected {
                 (attempt, wait) = (0, FIRST_WAIT);
             } else {
@@ -109,7 +108,7 @@ async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut
     let id = shared.new_session();
     let (items, mut received) = mpsc::channel(QUEUE);
     let _ = shared.commands.send(Command::Connected(id, items));
-    let _connection = Connection { shared, id };
+    let _connection = Connection { shared, id, mac };
     tracing::info!(peer = %address, mac = %display_mac(mac), "connected to an edge host; sending it the flow exceptions");
     loop {
         let item = match timeout(KEEP_ALIVE, received.recv()).await {
@@ -138,15 +137,17 @@ async fn ask(session: &mut Session) -> io::Result<bool> {
     Ok(session.receive().await? == WANTS_LIST)
 }
 
-/// Tells the exchange when it ends, also when the task is aborted.
+/// Tells the exchange when it ends, and then counts the host as informed no longer, also when the task is aborted.
 struct Connection<'a> {
     shared: &'a Shared,
     id: u64,
+    mac: Mac,
 }
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
         let _ = self.shared.commands.send(Command::Disconnected(self.id));
+        self.shared.forget(self.mac);
     }
 }
 
@@ -168,7 +169,41 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use steerage_requirements::requires;
+    use tokio::net::TcpListener;
+
     use super::*;
+    use crate::peers::tests::{shared, shared_key};
+
+    /// Its task is aborted when its heartbeats end.
+    #[tokio::test]
+    async fn host_whose_task_ends_does_not_count_as_informed() {
+        requires!(Root);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let address = listener.local_addr().expect("address");
+        let (shared, commands) = shared(address.port());
+        let mut informed = shared.informed.subscribe();
+        let (addresses, receiver) = watch::channel(vec![address.ip()]);
+        let mac = [2, 0, 0, 0, 0, 1];
+        let task = tokio::spawn(tell(shared.clone(), mac, receiver));
+        let task = Task { addresses, abort: task.abort_handle() };
+        let stream = listener.accept().await.expect("accept").0;
+        let mut session = Session::accept(stream, &shared_key()).await.expect("session");
+        let acknowledging = tokio::spawn(async move {
+            while session.receive().await.is_ok() && session.send(&[]).await.is_ok() {}
+        });
+        let commands = tokio::task::spawn_blocking(move || (commands.recv(), commands));
+        let (Ok(Command::Connected(_, items)), _commands) = commands.await.expect("commands") else {
+            panic!("not connected")
+        };
+        items.send(Item::List(std::sync::Arc::default())).await.expect("send");
+        informed.wait_for(|informed| informed.contains(&mac)).await.expect("informed");
+        drop(task);
+        let forgotten = informed.wait_for(|informed| informed.is_empty());
+        tokio::time::timeout(Duration::from_secs(30), forgotten).await.expect("forgotten").expect("informed");
+        assert_eq!(shared.metrics.peers.get(), 0);
+        drop(acknowledging);
+    }
 
     #[test]
     fn routed_addresses_come_first() {

@@ -240,6 +240,11 @@ fn only_what_this_host_has_and_does_not_know_better_is_inserted() {
         assert_eq!(flows.insert(&all, now(), |_| true, |_, _| false).expect("insert"), refused);
         let after: Vec<_> = [1, 2].map(|port| target(&bed, &segment(&family, port, ACK))).into();
         assert_eq!(before, after, "this host answers and knows better");
+        // So does one that does not answer, of flows whose packets it sees.
+        let results = flows.insert(&all[..2], now(), |_| false, |_, _| true).expect("insert");
+        assert_eq!(results, refused[..2]);
+        let after: Vec<_> = [1, 2].map(|port| target(&bed, &segment(&family, port, ACK))).into();
+        assert_eq!(before, after);
         // A host that does not answer believes the one that does.
         let results = flows.insert(&all, now(), |_| false, |_, _| false).expect("insert");
         assert_eq!((&results[..2], &results[2..]), (&[Ok(()), Ok(())][..], &refused[2..]));
@@ -247,6 +252,13 @@ fn only_what_this_host_has_and_does_not_know_better_is_inserted() {
             assert_eq!(target(&bed, &segment(&family, port, ACK)), address("10.0.0.22"));
         }
         assert_eq!(flows.get(&old.key, now()).expect("get"), None);
+        // The same again with an earlier time.
+        let told_again = Exception { idle: 1000, ..fine };
+        let results = flows.insert(&[told_again], now(), |_| false, |_, _| false).expect("insert");
+        assert_eq!(results, [Ok(())]);
+        let seen = |key| flows.seen(&key).expect("seen");
+        assert!(seen(fine.key).is_some_and(|seen| now() - seen < 100));
+        assert_eq!(seen(old.key), None);
     }
 }
 
