@@ -273,15 +273,12 @@ impl FlowTable {
                         is_established && is_same && known.idle(now) < flow.idle(now)
                     });
                     if !is_better && !has_it {
-                        match of_v4 {
-                            Some(key) => {
-                                keys4.push(key);
-                                flows4.push(flow);
-                            }
-                            None => {
-                                keys6.push(*key);
-                                flows6.push(flow);
-                            }
+                        if let Some(key) = of_v4 {
+                            keys4.push(key);
+                            flows4.push(flow);
+                        } else {
+                            keys6.push(*key);
+                            flows6.push(flow);
                         }
                     }
                     !is_better

@@ -169,6 +169,8 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use steerage_requirements::requires;
     use tokio::net::TcpListener;
 
@@ -199,7 +201,7 @@ mod tests {
         items.send(Item::List(std::sync::Arc::default())).await.expect("send");
         informed.wait_for(|informed| informed.contains(&mac)).await.expect("informed");
         drop(task);
-        let forgotten = informed.wait_for(|informed| informed.is_empty());
+        let forgotten = informed.wait_for(BTreeSet::is_empty);
         tokio::time::timeout(Duration::from_secs(30), forgotten).await.expect("forgotten").expect("informed");
         assert_eq!(shared.metrics.peers.get(), 0);
         drop(acknowledging);
