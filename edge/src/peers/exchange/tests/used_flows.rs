@@ -170,6 +170,27 @@ fn host_without_a_list_is_offered_flows_as_well() {
 }
 
 #[test]
+fn host_that_connects_is_offered_what_others_were_offered() {
+    requires!(Root);
+    let (mut first, mut second) = two_hosts();
+    take_over(&mut first, &mut second);
+    settle(&mut first, &mut second);
+    let idle = second.open(CLIENTS);
+    take_over(&mut second, &mut first);
+    settle(&mut first, &mut second);
+    move_slots([&mut first, &mut second]);
+    // To a host that does not answer.
+    second.exchange.scan();
+    let offered = second.exchange.offered.clone();
+    assert!(offered.len() > idle.len() / 2, "{}", offered.len());
+    second.connect();
+    second.exchange.scan();
+    assert_eq!(second.exchange.offered, offered);
+    settle(&mut first, &mut second);
+    assert_eq!(second.continued(CLIENTS), idle);
+}
+
+#[test]
 fn flows_that_no_host_could_be_offered_stay() {
     requires!(Root);
     let (mut first, mut second) = two_hosts();
