@@ -96,6 +96,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         objects_dir,
         status_dir,
     } = edge;
+    // Other hosts take over, and the next process adopts the program and its maps.
+    process.end_on_panic();
     let host = host.map_or_else(local_host_name, Ok)?;
     let metrics = Metrics::default();
     process.metrics().register("edge", |registry| metrics.register(registry));

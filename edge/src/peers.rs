@@ -246,3 +246,29 @@ async fn watch_key(shared: Shared) {
         tokio::time::sleep(KEY_RETRY).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn shared_key() -> SharedKey {
+        SharedKey::new(&[b'k'; 32]).expect("a key")
+    }
+
+    /// For sessions at this port of the loopback interface. The commands go to the receiver.
+    pub(super) fn shared(port: u16) -> (Shared, std_mpsc::Receiver<Command>) {
+        let (commands, received) = std_mpsc::channel();
+        let (_, key) = watch::channel(Some(shared_key()));
+        let shared = Shared {
+            interface: "lo".to_owned(),
+            index: 1,
+            port,
+            key_source: KeySource::Secret(key),
+            commands,
+            metrics: FlowMetrics::default(),
+            informed: watch::channel(BTreeSet::new()).0,
+            last_session: Arc::default(),
+        };
+        (shared, received)
+    }
+}

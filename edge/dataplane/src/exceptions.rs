@@ -64,7 +64,7 @@ pub enum Refusal {
     UnknownTarget,
     /// The kernel would not keep the flow on its target any more.
     Expired,
-    /// This host answers for the VIP, and knows the flow itself.
+    /// This host knows the flow itself: it answers for the VIP, or sees the flow's packets.
     Known,
 }
 
@@ -174,6 +174,19 @@ impl FlowTable {
         })
     }
 
+    /// [`Flow::seen`] of a flow, also of one of which one packet was seen.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn seen(&self, key: &FlowKey<V6>) -> Result<Option<u32>, Error> {
+        let maps = &*self.maps;
+        let flow = match v4(key) {
+            Some(key) => known(&maps.recent4, &maps.flows4, &key),
+            None => known(&maps.recent6, &maps.flows6, key),
+        };
+        Ok(flow?.map(|(flow, _)| flow.seen))
+    }
+
     /// Deletes flows, also those of which one packet was seen.
     ///
     /// # Errors
@@ -220,6 +233,7 @@ impl FlowTable {
     /// Lets the program keep these flows on their targets, if this host has listener and target. The
     /// next packet of each is checked as one of a flow that something has changed for. `answers`:
     /// whether this host answers for the VIP; then it knows better of all flows that it remembers.
+    /// `is_used`: whether it knows better of another flow, by the key and [`Flow::seen`].
     ///
     /// # Errors
     /// If the kernel refuses a write.
@@ -228,6 +242,7 @@ impl FlowTable {
         exceptions: &[Exception],
         now: u32,
         answers: impl Fn(V6) -> bool,
+        is_used: impl Fn(&FlowKey<V6>, u32) -> bool,
     ) -> Result<Vec<Result<(), Refusal>>, Error> {
         let mut services = HashMap::new();
         let mut results = Vec::with_capacity(exceptions.len());
@@ -241,23 +256,34 @@ impl FlowTable {
                     continue;
                 }
             };
-            let mut is_inserted = true;
-            match (answers(key.vip), v4(key)) {
-                (false, Some(key)) => {
-                    keys4.push(key);
-                    flows4.push(flow);
+            let maps = &*self.maps;
+            let is_inserted = match (answers(key.vip), v4(key)) {
+                (true, Some(key)) => insert_new(&maps.recent4, &maps.flows4, &key, &flow, now)?,
+                (true, None) => insert_new(&maps.recent6, &maps.flows6, key, &flow, now)?,
+                (false, of_v4) => {
+                    let known = match &of_v4 {
+                        Some(key) => known(&maps.recent4, &maps.flows4, key)?,
+                        None => known(&maps.recent6, &maps.flows6, key)?,
+                    };
+                    let known = known.filter(|(known, _)| known.is_alive(key.protocol, now));
+                    let is_better = known.is_some_and(|(known, _)| is_used(key, known.seen));
+                    // What is told again must not make a flow older.
+                    let has_it = known.is_some_and(|(known, is_established)| {
+                        let is_same = (known.service, known.target) == (flow.service, flow.target);
+                        is_established && is_same && known.idle(now) < flow.idle(now)
+                    });
+                    if !is_better && !has_it {
+                        if let Some(key) = of_v4 {
+                            keys4.push(key);
+                            flows4.push(flow);
+                        } else {
+                            keys6.push(*key);
+                            flows6.push(flow);
+                        }
+                    }
+                    !is_better
                 }
-                (false, None) => {
-                    keys6.push(*key);
-                    flows6.push(flow);
-                }
-                (true, Some(key)) => {
-                    is_inserted = insert_new(&self.maps.recent4, &self.maps.flows4, &key, &flow, now)?;
-                }
-                (true, None) => {
-                    is_inserted = insert_new(&self.maps.recent6, &self.maps.flows6, key, &flow, now)?;
-                }
-            }
+            };
             results.push(if is_inserted { Ok(()) } else { Err(Refusal::Known) });
         }
         self.maps.flows4.update(&keys4, &flows4)?;
@@ -355,6 +381,18 @@ impl FlowTable {
         let place = usize::try_from(slot % SLOTS_PER_ELEMENT).unwrap_or(0);
         element.and_then(|element| element.get(place).copied()).unwrap_or(0)
     }
+}
+
+/// What the program remembers of a flow, and whether more than one packet was seen.
+fn known<A>(recent: &KernelMap, flows: &KernelMap, key: &FlowKey<A>) -> Result<Option<(Flow, bool)>, Error>
+where
+    FlowKey<A>: aya::Pod,
+{
+    // An element among the established flows hides one among the recent ones.
+    Ok(match flows.get(key)? {
+        Some(flow) => Some((flow, true)),
+        None => recent.get(key)?.map(|flow| (flow, false)),
+    })
 }
 
 /// Inserts a flow that the program does not know.

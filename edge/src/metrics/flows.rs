@@ -72,7 +72,7 @@ impl FlowMetrics {
         registry.register(
             "flow_exceptions_refused",
             "Flow exceptions of other hosts that were not written, by reason: unknown_listener, unknown_target, expired, known (this \
-             host answers for the VIP and has seen the flow itself) or full",
+             host has seen the flow itself) or full",
             self.refused.clone(),
         );
         registry.register(

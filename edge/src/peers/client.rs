@@ -149,7 +149,7 @@ async fn ask(session: &mut Session) -> io::Result<bool> {
     Ok(session.receive().await? == WANTS_LIST)
 }
 
-/// Tells the exchange when it ends, also when the task is aborted.
+/// Tells the exchange when it ends, and then counts the host as informed no longer, also when the task is aborted.
 struct Connection<'a> {
     shared: &'a Shared,
     id: u64,
@@ -181,28 +181,43 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use steerage_requirements::requires;
+    use tokio::net::TcpListener;
+
     use super::*;
     use crate::host::PeerLiveness;
-    use crate::peers::KeySource;
+    use crate::peers::tests::{shared, shared_key};
 
-    /// A host that is left out for others gets no offers.
-    #[test]
-    fn host_whose_task_is_aborted_is_not_informed() {
-        let (commands, _received) = std::sync::mpsc::channel();
-        let shared = Shared {
-            interface: "eth0".to_owned(),
-            index: 2,
-            port: 0,
-            key_source: KeySource::File("/nonexistent".into()),
-            commands,
-            metrics: crate::metrics::FlowMetrics::default(),
-            informed: watch::channel(std::collections::BTreeSet::new()).0,
-            last_session: std::sync::Arc::default(),
+    /// Its task is aborted when its heartbeats end.
+    #[tokio::test]
+    async fn host_whose_task_ends_does_not_count_as_informed() {
+        requires!(Root);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let address = listener.local_addr().expect("address");
+        let (shared, commands) = shared(address.port());
+        let mut informed = shared.informed.subscribe();
+        let (addresses, receiver) = watch::channel(vec![address.ip()]);
+        let mac = [2, 0, 0, 0, 0, 1];
+        let task = tokio::spawn(tell(shared.clone(), mac, receiver));
+        let task = Task { addresses, abort: task.abort_handle() };
+        let stream = listener.accept().await.expect("accept").0;
+        let mut session = Session::accept(stream, &shared_key()).await.expect("session");
+        let acknowledging = tokio::spawn(async move {
+            while session.receive().await.is_ok() && session.send(&[]).await.is_ok() {}
+        });
+        let commands = tokio::task::spawn_blocking(move || (commands.recv(), commands));
+        let (Ok(Command::Connected(_, items)), _commands) = commands.await.expect("commands") else {
+            panic!("not connected")
         };
-        let connection = Connection { shared: &shared, id: 1, mac: [2; 6] };
-        shared.inform([2; 6]);
-        drop(connection);
-        assert!(shared.informed.borrow().is_empty());
+        items.send(Item::List(std::sync::Arc::default())).await.expect("send");
+        informed.wait_for(|informed| informed.contains(&mac)).await.expect("informed");
+        drop(task);
+        let forgotten = informed.wait_for(BTreeSet::is_empty);
+        tokio::time::timeout(Duration::from_secs(30), forgotten).await.expect("forgotten").expect("informed");
+        assert_eq!(shared.metrics.peers.get(), 0);
+        drop(acknowledging);
     }
 
     #[test]

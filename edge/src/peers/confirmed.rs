@@ -5,26 +5,75 @@
 //! when it answered itself: the client may have closed that connection and opened another one from the same port, of which this host
 //! has seen no packet. While the flow's target is that of its slot, the new connection has the same one. Once its slot moves, the flow
 //! is wrong.
+//!
+//! Routers may send a flow's packets to this host nevertheless. Of a flow that this host's own program has seen since the other host
+//! claimed the VIP, this host knows better, and no other host's word counts.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::packet::V6;
-use steerage_edge_dataplane::packet::maps::FlowKey;
+use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, TOUCH};
+
+/// So long after a claim began packets may still come that clients and routers sent before they knew, in the units of flows.
+const HAND_OVER: u32 = TOUCH;
+/// The program writes a flow's time every [`TOUCH`]. So long after a claim began the time of a flow in use is later than [`HAND_OVER`].
+const SETTLED: Duration = Duration::from_secs(13);
 
 /// A session with another host.
 pub(crate) type SessionId = u64;
 
 #[derive(Debug)]
 pub(crate) struct ConfirmedFlows {
-    /// The flows, and the number of the list that has confirmed each last.
-    flows: HashMap<FlowKey<V6>, u64>,
+    flows: HashMap<FlowKey<V6>, Confirmed>,
     limit: usize,
     /// The VIPs for which another host answers, by its last complete list.
-    claims: HashMap<V6, SessionId>,
+    claims: HashMap<V6, Claim>,
     /// The number of the last list of any host.
     last_list: u64,
     /// The list that each session has begun, or the last one that it has ended.
     lists: HashMap<SessionId, List>,
+}
+
+#[derive(Debug)]
+struct Confirmed {
+    /// The number of the list that has confirmed the flow last.
+    list: u64,
+    /// The time that this host wrote into the flow then. Only this host's own program writes later ones.
+    seen: u32,
+}
+
+#[derive(Debug)]
+struct Claim {
+    session: SessionId,
+    /// When other hosts began to answer, in the units of flows. Stays when another one of them takes over.
+    since: u32,
+    /// The same time.
+    began: Instant,
+}
+
+/// Whether packets of a flow come to this host since another one answers for the VIP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LocalUse {
+    Seen,
+    /// The claim is too young.
+    Unknown,
+    Unseen,
+}
+
+/// The flow's time and the current one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Now {
+    /// In the units of flows.
+    pub(crate) seen: u32,
+    pub(crate) instant: Instant,
+}
+
+/// Whether the first of two times of flows is later.
+fn is_later(seen: u32, than: u32) -> bool {
+    let later = seen.wrapping_sub(than) & !CLOSING;
+    later != 0 && later < CLOSING / 2
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +102,26 @@ impl ConfirmedFlows {
         self.claims.contains_key(&vip)
     }
 
+    /// Whether the host that answers for a VIP is connected.
+    pub(crate) fn is_claim_live(&self, vip: V6) -> bool {
+        self.claims.get(&vip).is_some_and(|claim| self.lists.contains_key(&claim.session))
+    }
+
+    /// Whether packets of a flow come to this host, by the flow's time, which may also be one that another host has told.
+    pub(crate) fn local_use(&self, key: &FlowKey<V6>, seen: u32, now: Instant) -> LocalUse {
+        if self.flows.get(key).is_some_and(|confirmed| !is_later(seen, confirmed.seen)) {
+            return LocalUse::Unseen;
+        }
+        let Some(claim) = self.claims.get(&key.vip) else { return LocalUse::Unknown };
+        if is_later(seen, claim.since.wrapping_add(HAND_OVER)) {
+            LocalUse::Seen
+        } else if now.saturating_duration_since(claim.began) < SETTLED {
+            LocalUse::Unknown
+        } else {
+            LocalUse::Unseen
+        }
+    }
+
     pub(crate) fn has_claims(&self) -> bool {
         !self.claims.is_empty()
     }
@@ -71,10 +140,20 @@ impl ConfirmedFlows {
         }
     }
 
-    /// The flow was inserted, because a host has told so.
-    pub(crate) fn confirm(&mut self, session: SessionId, key: FlowKey<V6>) {
-        let number = self.lists.get(&session).map_or(0, |list| list.number);
-        self.flows.insert(key, number);
+    /// The flow was inserted with the time `seen`, because a host has told so.
+    pub(crate) fn confirm(&mut self, session: SessionId, key: FlowKey<V6>, seen: u32) {
+        let list = self.lists.get(&session).map_or(0, |list| list.number);
+        match self.flows.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let confirmed = entry.get_mut();
+                confirmed.list = list;
+                // The flow keeps a later time.
+                if is_later(seen, confirmed.seen) {
+                    confirmed.seen = seen;
+                }
+            }
+            Entry::Vacant(entry) => drop(entry.insert(Confirmed { list, seen })),
+        }
     }
 
     /// The flow is no exception any more. Returns whether a host had confirmed it.
@@ -87,6 +166,7 @@ impl ConfirmedFlows {
     pub(crate) fn end(
         &mut self,
         session: SessionId,
+        now: Now,
         answers: impl Fn(V6) -> bool,
     ) -> (Vec<FlowKey<V6>>, bool) {
         let Some(list) = self.lists.get_mut(&session).filter(|list| list.is_open) else {
@@ -95,17 +175,23 @@ impl ConfirmedFlows {
         list.is_open = false;
         let (number, vips) = (list.number, std::mem::take(&mut list.vips));
         // It may have left some to this or another host.
-        self.claims.retain(|vip, owner| *owner != session || vips.contains(vip));
+        self.claims.retain(|vip, claim| claim.session != session || vips.contains(vip));
         let mut has_new = false;
         for vip in vips.iter().filter(|vip| !answers(**vip)) {
-            has_new |= self.claims.insert(*vip, session) != Some(session);
+            match self.claims.entry(*vip) {
+                Entry::Occupied(mut entry) => {
+                    has_new |= std::mem::replace(&mut entry.get_mut().session, session) != session;
+                }
+                Entry::Vacant(entry) => {
+                    entry.insert(Claim { session, since: now.seen, began: now.instant });
+                    has_new = true;
+                }
+            }
         }
-        let unconfirmed = self
-            .flows
-            .extract_if(|key, confirmed| *confirmed != number && vips.contains(&key.vip) && !answers(key.vip))
-            .map(|(key, _)| key)
-            .collect();
-        (unconfirmed, has_new)
+        let unconfirmed = self.flows.iter().filter(|(key, confirmed)| {
+            confirmed.list != number && vips.contains(&key.vip) && !answers(key.vip)
+        });
+        (unconfirmed.map(|(key, _)| *key).collect(), has_new)
     }
 
     /// The session has ended. What its host has confirmed counts until another host answers.
@@ -124,8 +210,27 @@ impl ConfirmedFlows {
 }
 
 #[cfg(test)]
+impl ConfirmedFlows {
+    /// As if all claims had begun so much earlier.
+    pub(crate) fn make_older(&mut self, time: u32) {
+        for claim in self.claims.values_mut() {
+            claim.since = claim.since.wrapping_sub(time) & !CLOSING;
+        }
+    }
+
+    /// As if enough time had passed since all claims began.
+    pub(crate) fn settle(&mut self) {
+        for claim in self.claims.values_mut() {
+            claim.began = claim.began.checked_sub(SETTLED).expect("the machine has run for longer");
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+
+    const SEEN: u32 = 1000;
 
     fn vip(number: u32) -> V6 {
         V6([0, 0, 0, number])
@@ -144,9 +249,20 @@ mod tests {
         confirmed.begin(session);
         confirmed.add_vips(session, vips.iter().map(|number| vip(*number)));
         for key in keys {
-            confirmed.confirm(session, *key);
+            confirmed.confirm(session, *key, SEEN);
         }
-        confirmed.end(session, |_| false)
+        end(confirmed, session, |_| false)
+    }
+
+    fn end(
+        confirmed: &mut ConfirmedFlows,
+        session: SessionId,
+        answers: impl Fn(V6) -> bool,
+    ) -> (Vec<FlowKey<V6>>, bool) {
+        let now = Now { seen: SEEN, instant: Instant::now() };
+        let (unconfirmed, has_new) = confirmed.end(session, now, answers);
+        assert!(unconfirmed.iter().all(|key| confirmed.remove(key)));
+        (unconfirmed, has_new)
     }
 
     #[test]
@@ -159,7 +275,7 @@ mod tests {
         assert!(!confirmed.is_claimed(vip(2)), "left to another host");
         assert!(confirmed.contains(&other), "until that host has told its own");
         assert_eq!(list(&mut confirmed, 8, &[1, 2], &[two]), (vec![other], true));
-        confirmed.confirm(8, one);
+        confirmed.confirm(8, one, SEEN);
         assert_eq!(list(&mut confirmed, 8, &[1, 2], &[one, two]), (vec![], false));
     }
 
@@ -170,10 +286,10 @@ mod tests {
         confirmed.begin(7);
         confirmed.add_vips(7, [vip(1)]);
         confirmed.end_session(7);
-        assert_eq!(confirmed.end(7, |_| false), (vec![], false));
+        assert_eq!(end(&mut confirmed, 7, |_| false), (vec![], false));
         assert!(confirmed.contains(&key(1, 1)) && confirmed.is_claimed(vip(1)));
         confirmed.add_vips(9, [vip(5)]);
-        assert_eq!(confirmed.end(9, |_| false), (vec![], false), "no list was begun");
+        assert_eq!(end(&mut confirmed, 9, |_| false), (vec![], false), "no list was begun");
         assert!(!confirmed.is_claimed(vip(5)));
     }
 
@@ -186,16 +302,54 @@ mod tests {
         assert!(confirmed.is_claimed(vip(2)) && confirmed.contains(&key(2, 1)));
         confirmed.begin(7);
         confirmed.add_vips(7, [vip(1), vip(2)]);
-        assert_eq!(confirmed.end(7, |found| found == vip(1)), (vec![key(2, 1)], false));
+        assert_eq!(end(&mut confirmed, 7, |found| found == vip(1)), (vec![key(2, 1)], false));
         assert!(!confirmed.is_claimed(vip(1)));
+    }
+
+    #[test]
+    fn packets_after_a_claim_and_after_what_was_told_are_of_this_host() {
+        use LocalUse::{Seen, Unknown, Unseen};
+        let mut confirmed = ConfirmedFlows::new(10);
+        let (flow, began) = (key(1, 1), Instant::now());
+        assert_eq!(confirmed.local_use(&flow, SEEN, began), Unknown, "no claim");
+        list(&mut confirmed, 7, &[1], &[]);
+        let uses = |confirmed: &ConfirmedFlows, after: Duration| {
+            [0, HAND_OVER, HAND_OVER + 1, HAND_OVER + 50]
+                .map(|later| confirmed.local_use(&flow, SEEN + later, Instant::now() + after))
+        };
+        assert_eq!(uses(&confirmed, Duration::ZERO), [Unknown, Unknown, Seen, Seen]);
+        assert_eq!(uses(&confirmed, SETTLED), [Unseen, Unseen, Seen, Seen]);
+        assert_eq!(confirmed.local_use(&flow, (SEEN + 50) | CLOSING, began), Seen, "closed here");
+        // Another host takes over: packets have come to this one all the time.
+        list(&mut confirmed, 8, &[1], &[]);
+        assert_eq!(uses(&confirmed, SETTLED), [Unseen, Unseen, Seen, Seen]);
+        // A host tells the flow, and then again with an earlier time.
+        confirmed.confirm(8, flow, SEEN + 20);
+        confirmed.confirm(8, flow, SEEN + 10);
+        assert_eq!(uses(&confirmed, Duration::ZERO), [Unseen, Unseen, Unseen, Seen]);
+        assert_eq!(confirmed.local_use(&flow, SEEN + 20, began), Unseen, "as it was told");
+        // This host has answered meanwhile.
+        confirmed.take_over(|_| true);
+        assert_eq!(uses(&confirmed, SETTLED), [Unknown; 4]);
+    }
+
+    #[test]
+    fn claim_is_live_while_its_host_is_connected() {
+        let mut confirmed = ConfirmedFlows::new(10);
+        list(&mut confirmed, 7, &[1], &[]);
+        assert!(confirmed.is_claim_live(vip(1)) && !confirmed.is_claim_live(vip(2)));
+        confirmed.end_session(7);
+        assert!(confirmed.is_claimed(vip(1)) && !confirmed.is_claim_live(vip(1)));
+        list(&mut confirmed, 8, &[1], &[]);
+        assert!(confirmed.is_claim_live(vip(1)));
     }
 
     #[test]
     fn flows_beyond_the_limit_have_no_room() {
         let mut confirmed = ConfirmedFlows::new(2);
-        confirmed.confirm(1, key(1, 1));
+        confirmed.confirm(1, key(1, 1), SEEN);
         assert!(confirmed.has_room(&key(1, 2)));
-        confirmed.confirm(1, key(1, 2));
+        confirmed.confirm(1, key(1, 2), SEEN);
         assert!(!confirmed.has_room(&key(1, 3)) && confirmed.has_room(&key(1, 2)));
         assert!(confirmed.remove(&key(1, 1)) && !confirmed.remove(&key(1, 1)));
         assert!(confirmed.has_room(&key(1, 3)));

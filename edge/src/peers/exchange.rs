@@ -5,7 +5,8 @@
 //! It asks the lease of each VIP whether this host answers for it. Of these VIPs it tells all exceptions, and no other host changes a
 //! flow that is known here. Of other VIPs it keeps what the host that answers has confirmed (`confirmed`). What has not been confirmed,
 //! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle. What it has not confirmed by
-//! the next scan is forgotten.
+//! the next scan is forgotten. Flows whose packets come to this host nevertheless are its own: they are not offered, and no other host
+//! changes or ends them.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use steerage_edge_dataplane::packet::V6;
-use steerage_edge_dataplane::packet::maps::{FlowKey, seconds};
+use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, seconds};
 use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned, Refusal};
 use steerage_model::chain;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::confirmed::{ConfirmedFlows, SessionId};
+use super::confirmed::{ConfirmedFlows, LocalUse, Now, SessionId};
 use super::items::{Changes, Command, CompleteList, Item};
 use super::message::Message;
 use super::missed::MissedParts;
@@ -53,7 +54,7 @@ pub(crate) struct Exchange {
     told: ToldExceptions,
     confirmed: ConfirmedFlows,
     missed: MissedParts,
-    /// What the last scan has offered.
+    /// What has been offered, and was not confirmed when the last scan looked.
     offered: HashSet<FlowKey<V6>>,
     followers: HashMap<SessionId, Follower>,
     /// The VIPs that the program knows, and their leases.
@@ -137,6 +138,8 @@ impl Exchange {
                     self.is_scanned = false;
                 }
                 self.followers.insert(session, Follower { items, listed: None });
+                // This host has been offered nothing.
+                self.offered.clear();
                 self.pace.on_change(now);
             }
             Command::Disconnected(session) => {
@@ -244,7 +247,7 @@ impl Exchange {
     }
 
     /// Finds the exceptions. Tells those of the VIPs for which this host answers; offers and forgets the others that no host has
-    /// confirmed.
+    /// confirmed, and of which this host sees no packets.
     pub(crate) fn scan(&mut self) {
         let began = Instant::now();
         if self.known_changes != Some(self.flows.changes()) {
@@ -255,7 +258,8 @@ impl Exchange {
         let is_own = |vip| answers(vips, lasting, vip);
         let (told, confirmed, offered) = (&mut self.told, &self.confirmed, &self.offered);
         let tells = !self.followers.is_empty();
-        let (mut news, mut offers, mut unconfirmed) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut news, mut offers) = (Vec::new(), Vec::new());
+        let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
         told.begin_scan();
         let scanned = self.flows.scan(now, |key, pinned| {
             if is_own(key.vip) {
@@ -263,10 +267,13 @@ impl Exchange {
                     news.push((key, pinned));
                 }
             } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) {
-                if offered.contains(&key) {
-                    unconfirmed.push(key);
-                } else if offers.len() < MOST_OFFERS {
-                    offers.push((key, pinned));
+                match (offered.contains(&key), confirmed.local_use(&key, pinned.seen, began)) {
+                    (_, LocalUse::Seen) => {}
+                    (true, LocalUse::Unseen) => unconfirmed.push(key),
+                    // A scan follows when it is known.
+                    (true, LocalUse::Unknown) => waiting.push(key),
+                    (false, _) if offers.len() < MOST_OFFERS => offers.push((key, pinned)),
+                    (false, _) => {}
                 }
             }
         });
@@ -284,14 +291,20 @@ impl Exchange {
         let gone = told.end_scan(is_own, is_exception);
         let changes =
             Changes { gone, exceptions: self.exceptions(&news, now), offers: self.exceptions(&offers, now) };
+        let has_offers = !offers.is_empty();
         let deleted = self.flows.delete(&unconfirmed);
-        self.offered = offers.into_iter().map(|(key, _)| key).collect();
         self.is_scanned = true;
-        self.send(changes);
-        if !self.offered.is_empty() {
-            // So that another scan follows soon.
+        let has_offered = self.send(changes);
+        offers.retain(|(key, _)| {
+            // Without a host to offer to, the one that answers may still confirm flows that it knows.
+            has_offered || self.followers.is_empty() && self.confirmed.is_claim_live(key.vip)
+        });
+        if !offers.is_empty() || has_offers && !self.followers.is_empty() {
+            // So that another scan follows soon: it forgets these, or offers those again that no host could take.
             self.pace.on_change(began);
         }
+        waiting.truncate(MOST_OFFERS - offers.len());
+        self.offered = offers.into_iter().map(|(key, _)| key).chain(waiting).collect();
         self.pace.on_scan(began, Instant::now());
         self.metrics.count_scan(self.told.count(), began.elapsed());
         match deleted {
@@ -329,17 +342,28 @@ impl Exchange {
         Some(Exception { key, target, idle: pinned.idle(now), is_closing: pinned.is_closing() })
     }
 
-    fn send(&mut self, changes: Changes) {
+    /// Returns whether any host gets the offers.
+    fn send(&mut self, changes: Changes) -> bool {
         if changes.is_empty() {
-            return;
+            return false;
         }
         let count = changes.exceptions.len() + changes.offers.len();
-        let changes = Item::Changes(Arc::new(changes));
-        for follower in self.followers.values_mut().filter(|follower| follower.listed.is_some()) {
-            if follower.send(changes.clone()) {
+        let offers = changes.offers.clone();
+        let (all, mut has_offered) = (Item::Changes(Arc::new(changes)), false);
+        // A host without a list gets everything else with its list.
+        let offered = offers.len();
+        let offers = (offered > 0).then(|| Item::Changes(Arc::new(Changes { offers, ..Changes::default() })));
+        for follower in self.followers.values_mut() {
+            let (item, count) =
+                if follower.listed.is_some() { (Some(&all), count) } else { (offers.as_ref(), offered) };
+            if let Some(item) = item
+                && follower.send(item.clone())
+            {
+                has_offered |= offered > 0;
                 self.metrics.count_sent(count);
             }
         }
+        has_offered
     }
 
     /// Sends complete lists to the hosts that need one.
@@ -409,23 +433,38 @@ impl Exchange {
                     self.pace.on_change(Instant::now());
                 })
             }
-            Message::Gone(mut keys) => {
-                keys.retain(|key| self.confirmed.remove(key));
-                self.flows.delete(&keys)
-            }
+            Message::Gone(keys) => self.end_confirmed(keys),
             Message::End => {
                 let (vips, lasting) = (&self.vips, &self.lasting);
-                let (unconfirmed, has_new) = self.confirmed.end(session, |vip| answers(vips, lasting, vip));
+                let now = Now { seen: flow_time(), instant: Instant::now() };
+                let (unconfirmed, has_new) =
+                    self.confirmed.end(session, now, |vip| answers(vips, lasting, vip));
                 if has_new {
                     self.pace.on_change(Instant::now());
                 }
-                self.flows.delete(&unconfirmed)
+                self.end_confirmed(unconfirmed)
             }
             Message::Ping => Ok(()),
         };
         if let Err(error) = result {
             self.on_error(&error);
         }
+    }
+
+    /// Another host does not confirm these flows any more. Deletes those of which this host has seen no packet since.
+    fn end_confirmed(&mut self, mut keys: Vec<FlowKey<V6>>) -> Result<(), Error> {
+        let now = Instant::now();
+        let (flows, confirmed) = (&self.flows, &mut self.confirmed);
+        keys.retain(|key| confirmed.contains(key));
+        let mut unseen = Vec::new();
+        for key in keys {
+            let seen = flows.seen(&key)?;
+            if seen.is_some_and(|seen| confirmed.local_use(&key, seen, now) == LocalUse::Unseen) {
+                unseen.push(key);
+            }
+            confirmed.remove(&key);
+        }
+        flows.delete(&unseen)
     }
 
     fn insert(&mut self, session: SessionId, mut exceptions: Vec<Exception>) -> Result<(), Error> {
@@ -438,13 +477,17 @@ impl Exchange {
             }
             has_room
         });
-        let results = self.flows.insert(&exceptions, flow_time(), is_own)?;
+        let (now, instant) = (flow_time(), Instant::now());
+        let confirmed = &self.confirmed;
+        let is_used = |key: &FlowKey<V6>, seen| confirmed.local_use(key, seen, instant) == LocalUse::Seen;
+        let results = self.flows.insert(&exceptions, now, is_own, is_used)?;
         for (exception, result) in exceptions.iter().zip(results) {
             match result {
                 Ok(()) => {
                     self.metrics.count_received();
                     if !is_own(exception.key.vip) {
-                        self.confirmed.confirm(session, exception.key);
+                        let seen = now.wrapping_sub(exception.idle) & !CLOSING;
+                        self.confirmed.confirm(session, exception.key, seen);
                     }
                 }
                 Err(refusal) => {

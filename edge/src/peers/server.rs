@@ -131,10 +131,10 @@ async fn hear(shared: &Shared, stream: TcpStream) -> io::Result<()> {
             Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match message {
             Some(Message::Ping) => {
-                let wants_list = heard.apply(Message::Ping).await;
+                let wants_list = heard.apply(Message::Ping).await?;
                 session.send(if wants_list { WANTS_LIST } else { &[] }).await?;
             }
-            Some(message) => drop(heard.apply(message).await),
+            Some(message) => drop(heard.apply(message).await?),
             // Of a later version.
             None => {}
         }
@@ -148,17 +148,42 @@ struct Heard<'a> {
 }
 
 impl Heard<'_> {
-    /// Waits until it is applied, so that a host cannot fill the memory. Returns whether this host wants a complete list.
-    async fn apply(&self, message: Message) -> bool {
+    /// Waits until it is applied, so that a host cannot fill the memory. Returns whether this host wants a complete list. Fails if
+    /// nobody applies messages any more: the other host must not be told that it was done.
+    async fn apply(&self, message: Message) -> io::Result<bool> {
         let (done, applied) = oneshot::channel();
         let _ = self.shared.commands.send(Command::Received(self.id, message, done));
-        // An error: the process ends.
-        applied.await.unwrap_or(false)
+        applied.await.map_err(|_| io::Error::other("the thread of the flow exchange has ended"))
     }
 }
 
 impl Drop for Heard<'_> {
     fn drop(&mut self) {
         let _ = self.shared.commands.send(Command::Ended(self.id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::peers::tests::{shared, shared_key};
+
+    /// A host that has nobody who applies messages, or no longer, acknowledges none.
+    #[tokio::test]
+    async fn session_ends_when_messages_are_not_applied() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let to = listener.local_addr().expect("address");
+        let (shared, commands) = shared(to.port());
+        drop(commands);
+        let client = async {
+            let mut session =
+                Session::connect(TcpStream::connect(to).await.expect("connect"), &shared_key()).await?;
+            session.send(&Message::Ping.encode()).await?;
+            session.receive().await
+        };
+        let (heard, answer) =
+            tokio::join!(async { hear(&shared, listener.accept().await.expect("accept").0).await }, client);
+        assert!(answer.is_err(), "{answer:?}");
+        assert!(heard.is_err());
     }
 }

@@ -159,7 +159,8 @@ fn another_host_keeps_exceptions_on_their_targets() {
     let second = other_host(509, &[1, 2, 3]);
     let told = exceptions(&first);
     assert!(told.len() > 40, "{}", told.len());
-    let results = second.dataplane.flow_table().insert(&told, now(), |_| false).expect("insert");
+    let results =
+        second.dataplane.flow_table().insert(&told, now(), |_| false, |_, _| false).expect("insert");
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     for family in families() {
         for port in PORTS {
@@ -187,7 +188,8 @@ fn removed_target_that_is_remembered_keeps_its_exceptions() {
     second.change(|state| drop(state.tables.insert(1, table(251, &[1, 3]))));
     let told = exceptions(&first);
     assert!(!told.is_empty());
-    let results = second.dataplane.flow_table().insert(&told, now(), |_| false).expect("insert");
+    let results =
+        second.dataplane.flow_table().insert(&told, now(), |_| false, |_, _| false).expect("insert");
     assert!(results.iter().all(Result::is_ok));
     for family in families() {
         for port in PORTS {
@@ -235,16 +237,28 @@ fn only_what_this_host_has_and_does_not_know_better_is_inserted() {
             Ok(()),
         ];
         let before: Vec<_> = [1, 2].map(|port| target(&bed, &segment(&family, port, ACK))).into();
-        assert_eq!(flows.insert(&all, now(), |_| true).expect("insert"), refused);
+        assert_eq!(flows.insert(&all, now(), |_| true, |_, _| false).expect("insert"), refused);
         let after: Vec<_> = [1, 2].map(|port| target(&bed, &segment(&family, port, ACK))).into();
         assert_eq!(before, after, "this host answers and knows better");
+        // So does one that does not answer, of flows whose packets it sees.
+        let results = flows.insert(&all[..2], now(), |_| false, |_, _| true).expect("insert");
+        assert_eq!(results, refused[..2]);
+        let after: Vec<_> = [1, 2].map(|port| target(&bed, &segment(&family, port, ACK))).into();
+        assert_eq!(before, after);
         // A host that does not answer believes the one that does.
-        let results = flows.insert(&all, now(), |_| false).expect("insert");
+        let results = flows.insert(&all, now(), |_| false, |_, _| false).expect("insert");
         assert_eq!((&results[..2], &results[2..]), (&[Ok(()), Ok(())][..], &refused[2..]));
         for port in [1, 2, 7] {
             assert_eq!(target(&bed, &segment(&family, port, ACK)), address("10.0.0.22"));
         }
         assert_eq!(flows.get(&old.key, now()).expect("get"), None);
+        // The same again with an earlier time.
+        let told_again = Exception { idle: 1000, ..fine };
+        let results = flows.insert(&[told_again], now(), |_| false, |_, _| false).expect("insert");
+        assert_eq!(results, [Ok(())]);
+        let seen = |key| flows.seen(&key).expect("seen");
+        assert!(seen(fine.key).is_some_and(|seen| now() - seen < 100));
+        assert_eq!(seen(old.key), None);
     }
 }
 
@@ -261,7 +275,7 @@ fn idle_time_and_closing_are_told() {
         is_closing,
     };
     let told: Vec<_> = PORTS.map(|port| exception(port, 7, port % 2 == 0)).collect();
-    flows.insert(&told, now(), |_| false).expect("insert");
+    flows.insert(&told, now(), |_| false, |_, _| false).expect("insert");
     let found = scan(&bed);
     assert!(!found.is_empty());
     for (key, pinned) in &found {

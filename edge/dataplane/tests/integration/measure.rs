@@ -289,7 +289,7 @@ fn measure_exceptions() {
                 .collect();
             let keys: Vec<_> = told.iter().map(|told| told.key).collect();
             let start = Instant::now();
-            let results = second.flow_table().insert(&told, now(), |_| false).expect("insert");
+            let results = second.flow_table().insert(&told, now(), |_| false, |_, _| false).expect("insert");
             insert.push(milliseconds(start));
             assert!(results.iter().all(Result::is_ok));
             let start = Instant::now();

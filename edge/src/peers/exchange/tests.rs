@@ -20,6 +20,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::*;
 use crate::peers::message::tests::any_message;
 
+mod used_flows;
+
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 const FIN_ACK: u8 = 17;
@@ -28,6 +30,8 @@ const CLIENTS: std::ops::Range<u16> = 1000..1100;
 /// The lease of all VIPs, and another one.
 const LEASE: u32 = 0;
 const OTHER_LEASE: u32 = 5;
+/// In the units of flows.
+const HOUR: u32 = 3600;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
@@ -164,6 +168,7 @@ impl Host {
 
     /// Does what is due, and what comes later.
     fn work(&mut self) {
+        self.exchange.confirmed.settle();
         self.exchange.scan();
         self.exchange.recheck();
         self.exchange.send_lists(Instant::now());
