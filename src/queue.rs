@@ -17,6 +17,11 @@ mod turns;
 const URGENT_WAIT: Duration = Duration::from_secs(1);
 /// An urgent request that failed waits no longer than this.
 const URGENT_BACKOFF: Duration = Duration::from_secs(30);
+/// What fails only some time after the provider has taken it begins with a success each time. So failures still count for this time
+/// after such a success,
+const REMEMBERED_FOR: Duration = Duration::from_mins(5);
+/// and so many of them at most: half a minute, since they may have been of another kind.
+const MOST_REMEMBERED: u32 = 8;
 /// Of so many tasks that start while others wait too, one is not urgent: nothing starves.
 const NORMAL_EVERY: u32 = 8;
 /// Of keys that wait for a provider that answers again, each is tried within this time, at random.
@@ -56,11 +61,19 @@ pub(crate) enum ReconcileOutcome<R> {
     Unanswered(R),
 }
 
+/// Failures before the last task, which did not fail and was not complete.
+#[derive(Clone, Copy, Debug)]
+struct EarlierFailures {
+    count: u32,
+    until: Instant,
+}
+
 #[derive(Debug)]
 struct Slot<R> {
     group: String,
     state: SlotState<R>,
     failures: u32,
+    earlier: Option<EarlierFailures>,
     /// Whether it waits for the provider to answer.
     is_unanswered: bool,
     /// Whether it was tried soon after a failure, because the provider answered others. Until it succeeds, that is no reason any more.
@@ -79,6 +92,7 @@ struct Waiting<R> {
     due: Instant,
     request: R,
     failures: u32,
+    earlier: Option<EarlierFailures>,
     is_unanswered: bool,
     is_hurried: bool,
 }
@@ -168,6 +182,9 @@ impl<R: Request> Queue<R> {
                 let Some(mut waiting) = self.remove_waiting(key) else { return };
                 let was_urgent = waiting.request.is_urgent();
                 waiting.request.merge(request);
+                if reset_backoff {
+                    waiting.earlier = None;
+                }
                 if reset_backoff || waiting.failures == 0 {
                     (waiting.due, waiting.failures) = (waiting.due.min(now), 0);
                 } else if !was_urgent && waiting.request.is_urgent() {
@@ -182,6 +199,7 @@ impl<R: Request> Queue<R> {
                     due: now,
                     request,
                     failures: 0,
+                    earlier: None,
                     is_unanswered: false,
                     is_hurried: false,
                 };
@@ -210,10 +228,11 @@ impl<R: Request> Queue<R> {
         };
         let key = turns.first()?.to_owned();
         turns.end_turn();
-        let Waiting { group, request, failures, is_hurried, .. } = self.remove_waiting(&key)?;
+        let Waiting { group, request, failures, earlier, is_hurried, .. } = self.remove_waiting(&key)?;
         let state = SlotState::Running { next: None, reset_backoff: false, began: now };
         self.count_running(&group, |running| running + 1);
-        self.slots.insert(key.clone(), Slot { group, state, failures, is_unanswered: false, is_hurried });
+        let slot = Slot { group, state, failures, earlier, is_unanswered: false, is_hurried };
+        self.slots.insert(key.clone(), slot);
         Some((key, request))
     }
 
@@ -237,8 +256,16 @@ impl<R: Request> Queue<R> {
     /// Records the end of a key's task.
     pub(crate) fn finish(&mut self, key: &str, outcome: ReconcileOutcome<R>, now: Instant, jitter: f64) {
         let Some(slot) = self.slots.remove(key) else { return };
-        let Slot { group, state, failures, mut is_hurried, .. } = slot;
+        let Slot { group, state, failures, earlier, mut is_hurried, .. } = slot;
         let SlotState::Running { next, reset_backoff, began } = state else { return };
+        let remembered = earlier.filter(|earlier| earlier.until > now && !reset_backoff);
+        let is_progress = matches!(outcome, ReconcileOutcome::RequeueAfter(..)) && !reset_backoff;
+        let earlier = if is_progress && failures > 0 {
+            Some(EarlierFailures { count: failures.min(MOST_REMEMBERED), until: now + REMEMBERED_FOR })
+        } else {
+            remembered
+        };
+        let failures = remembered.map_or(failures, |earlier| failures.max(earlier.count));
         self.count_running(&group, |running| running.saturating_sub(1));
         let is_unanswered = matches!(outcome, ReconcileOutcome::Unanswered(_));
         let (mut request, delay, failures) = match (outcome, next.is_some()) {
@@ -249,6 +276,7 @@ impl<R: Request> Queue<R> {
                         due: now,
                         request: next,
                         failures: 0,
+                        earlier: None,
                         is_unanswered,
                         is_hurried: false,
                     };
@@ -287,7 +315,8 @@ impl<R: Request> Queue<R> {
         if let Some(next) = next {
             request.merge(next);
         }
-        let waiting = Waiting { group, due: now + delay, request, failures, is_unanswered, is_hurried };
+        let due = now + delay;
+        let waiting = Waiting { group, due, request, failures, earlier, is_unanswered, is_hurried };
         self.insert_waiting(key, waiting, now);
     }
 
@@ -336,7 +365,7 @@ impl<R: Request> Queue<R> {
     }
 
     fn insert_waiting(&mut self, key: &str, waiting: Waiting<R>, now: Instant) {
-        let Waiting { group, due, request, failures, is_unanswered, is_hurried } = waiting;
+        let Waiting { group, due, request, failures, earlier, is_unanswered, is_hurried } = waiting;
         let running = self.running_of(&group);
         if due > now {
             self.delayed.insert((due, key.to_owned()));
@@ -348,16 +377,17 @@ impl<R: Request> Queue<R> {
             turns.insert(&group, running, due, key);
         }
         let state = SlotState::Waiting { due, request };
-        self.slots.insert(key.to_owned(), Slot { group, state, failures, is_unanswered, is_hurried });
+        let slot = Slot { group, state, failures, earlier, is_unanswered, is_hurried };
+        self.slots.insert(key.to_owned(), slot);
     }
 
     fn remove_waiting(&mut self, key: &str) -> Option<Waiting<R>> {
-        let Slot { group, state, failures, is_unanswered, is_hurried } = self.slots.remove(key)?;
+        let Slot { group, state, failures, earlier, is_unanswered, is_hurried } = self.slots.remove(key)?;
         let SlotState::Waiting { due, request } = state else { return None };
         let turns = turns_of(&request, &mut self.quick, &mut self.urgent, &mut self.normal);
         let _ = turns.remove(&group, due, key) || self.delayed.remove(&(due, key.to_owned()));
         self.unanswered.remove(&group, due, key);
-        Some(Waiting { group, due, request, failures, is_unanswered, is_hurried })
+        Some(Waiting { group, due, request, failures, earlier, is_unanswered, is_hurried })
     }
 }
 

@@ -170,6 +170,45 @@ fn failures_back_off_and_success_resets_the_backoff() {
     );
 }
 
+/// A provider takes a change, and says later that it failed: each try begins with a success.
+#[test]
+fn failures_after_a_success_that_was_not_the_end_back_off() {
+    let (mut queue, mut now) = queue();
+    queue.add("a", ticket(1), false, now);
+    let next =
+        |queue: &mut Queue<_>, now: &mut Instant, outcome: fn(Tickets) -> ReconcileOutcome<Tickets>| {
+            let (_, request) = queue.start_next(Which::All, *now).expect("due");
+            queue.finish("a", outcome(request), *now, 1.0);
+            let due = queue.next_due(Which::All).expect("waits");
+            (due - std::mem::replace(now, due)).as_millis()
+        };
+    let taken: fn(_) -> _ = |request| ReconcileOutcome::RequeueAfter(SECOND, request);
+    let failed: fn(_) -> _ = |request| ReconcileOutcome::Failed(None, request);
+    let unanswered: fn(_) -> _ = ReconcileOutcome::Unanswered;
+    for (number, expected) in
+        [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 25_600].into_iter().enumerate()
+    {
+        assert_eq!((next(&mut queue, &mut now, taken), next(&mut queue, &mut now, taken)), (1000, 1000));
+        let outcome = if number % 2 == 0 { failed } else { unanswered };
+        assert_eq!(next(&mut queue, &mut now, outcome), expected);
+    }
+    // A request does not wait for longer than the provider asked for.
+    assert_eq!(next(&mut queue, &mut now, taken), 1000);
+    queue.add("a", ticket(2), false, now - SECOND);
+    assert_eq!(next(&mut queue, &mut now, failed), 25_600);
+    // Another Service spec may be right.
+    assert_eq!(next(&mut queue, &mut now, taken), 1000);
+    queue.add("a", ticket(3), true, now);
+    assert_eq!(next(&mut queue, &mut now, failed), 100);
+    // And what failed long ago says nothing.
+    for _ in 0..3 {
+        next(&mut queue, &mut now, failed);
+    }
+    assert_eq!(next(&mut queue, &mut now, taken), 1000);
+    now += REMEMBERED_FOR;
+    assert_eq!(next(&mut queue, &mut now, failed), 100);
+}
+
 #[test]
 fn waits_that_tasks_ask_for_do_not_add_to_the_backoff() {
     let (mut queue, mut now) = queue();
