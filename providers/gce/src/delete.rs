@@ -33,6 +33,7 @@ impl Gce {
         if !is_present {
             return self.delete_earlier(owner, entry).await;
         }
+        self.rule_quota().note_deletion(&owner.service);
         entry.note_deletion(owner);
         for _ in 0..MAX_ROUNDS {
             let Some(tree) = self.left(owner, entry).await? else { return again(entry) };

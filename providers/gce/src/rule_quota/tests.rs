@@ -9,6 +9,7 @@ use steerage_model::Protocol;
 use steerage_provider_api::{
     Compare, GroupTargets, LoadBalancer, Progress, Provider as _, Target, TargetSet,
 };
+use steerage_provider_cloud::AfterFailure;
 use tokio::time::{advance, sleep};
 
 use super::*;
@@ -19,7 +20,7 @@ use crate::denied::tests::settle;
 use crate::desired::desired;
 use crate::desired::tests::{listeners, web};
 use crate::error::{CallError, Result};
-use crate::provider::Gce;
+use crate::provider::{Gce, INVENTORY_AGE};
 use crate::scripted::{REGION, Scripted};
 
 fn key(name: &str) -> Key {
@@ -33,7 +34,7 @@ fn insert(name: &str) -> Step {
 /// How many of these new rules of `service` are held.
 fn held(quota: &mut RuleQuota, service: &str, rules: &[&str]) -> usize {
     let steps = rules.iter().map(|name| insert(name)).collect();
-    quota.split(&key(service), steps, BTreeSet::new).1
+    quota.split(&key(service), steps).1
 }
 
 /// A load balancer without its rules.
@@ -45,8 +46,8 @@ fn unruled_tree() -> Tree {
 
 /// The rule is gone, to be replaced.
 fn claim(quota: &mut RuleQuota, service: &str, rule: &str) {
-    let claim = Claim { is_gone: true, until: Instant::now() + CLAIM };
-    quota.claims.entry(key(service)).or_default().insert(Id::new(Kind::ForwardingRule, rule), claim);
+    let claims = quota.claims.entry(key(service)).or_default();
+    claims.insert(Id::new(Kind::ForwardingRule, rule), Claim::new(OldRule::Gone));
 }
 
 /// `good` replaces the rule `a`.
@@ -73,8 +74,8 @@ async fn freed_place_waits_for_who_freed_it() {
     for (service, rules, expected) in [
         ("evil", &["x"][..], 1),
         ("good", &["a"], 0),
-        // Others may take what it frees; it does not take theirs.
-        ("good", &["a", "b"], 0),
+        // Its next rule waits until that is made.
+        ("good", &["a", "b"], 1),
     ] {
         assert_eq!(held(&mut quota, service, rules), expected, "{service} {rules:?}");
     }
@@ -100,7 +101,7 @@ async fn other_changes_do_not_wait() {
         Step::Insert { id: Id::new(Kind::Address, "x"), body: json!({}) },
         Step::Delete { id: Id::new(Kind::ForwardingRule, "x") },
     ];
-    let (sent, held) = quota.split(&key("evil"), others.clone(), BTreeSet::new);
+    let (sent, held) = quota.split(&key("evil"), others.clone());
     assert_eq!((sent, held), (others, 0));
 }
 
@@ -111,10 +112,10 @@ async fn only_published_services_go_first_at_the_start() {
         let mut quota = RuleQuota::default();
         quota.look(&key("good"), is_published, &wanted, &Tree::default());
         assert_eq!(held(&mut quota, "evil", &["x"]), expected);
-        let unruled = || BTreeSet::from([key("unseen")]);
-        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 1);
+        quota.note_list(Instant::now(), || BTreeSet::from([key("unseen")]));
+        assert_eq!(held(&mut quota, "evil", &["x"]), 1);
         advance(START).await;
-        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 0);
+        assert_eq!(held(&mut quota, "evil", &["x"]), 0);
     }
 }
 
@@ -122,8 +123,10 @@ async fn only_published_services_go_first_at_the_start() {
 #[tokio::test(start_paused = true)]
 async fn start_lasts_while_services_get_their_first_look() {
     let wanted = desired(&web(), &config()).unwrap();
-    let unruled = || BTreeSet::from([key("unseen")]);
-    let is_held = |quota: &mut RuleQuota| quota.split(&key("evil"), vec![insert("x")], unruled).1 == 1;
+    let is_held = |quota: &mut RuleQuota| {
+        quota.note_list(Instant::now(), || BTreeSet::from([key("unseen")]));
+        held(quota, "evil", &["x"]) == 1
+    };
     let mut quota = RuleQuota::default();
     for number in 0..20 {
         quota.look(&key(&format!("other-{number}")), true, &wanted, &unruled_tree());
@@ -324,6 +327,121 @@ async fn lost_rule_is_told_and_tried_again_soon() {
     assert!(cloud.is_served("shop", &json!(["80", "81"])));
 }
 
+/// Its own rules: TCP is replaced and UDP is new.
+#[tokio::test(start_paused = true)]
+async fn new_rules_wait_for_the_replacement_of_another() {
+    use OldRule::{Gone, Leaving, Unknown};
+    use OtherClaims::{Certain, None, Uncertain};
+    const ALONE: OldRule = Unknown { is_address_without_rule: true };
+    const BESIDE: OldRule = Unknown { is_address_without_rule: false };
+    let (live, over) = (Instant::now() + CLAIM, Instant::now());
+    let (now, later) = (true, false);
+    for (claims, others, expected) in [
+        (&[][..], None, "tcp udp"),
+        (&[], Uncertain, ""),
+        (&[], Certain, ""),
+        // Nothing gets a place before it is free, and then the rule of that name does.
+        (&[("tcp", Leaving, now, live)][..], None, ""),
+        (&[("tcp", Gone, now, live)], None, "tcp"),
+        (&[("tcp", Gone, now, live)], Certain, "tcp"),
+        (&[("tcp", Gone, now, live), ("udp", Gone, now, live)], Certain, "tcp udp"),
+        (&[("tcp", Gone, now, live), ("udp", ALONE, now, live)], None, "tcp"),
+        // It waits for others after its time, and its own rules wait on.
+        (&[("tcp", Gone, now, over)], Certain, ""),
+        (&[("tcp", Gone, now, over)], None, "tcp"),
+        // A deletion that does not end stops nothing else.
+        (&[("tcp", Leaving, now, over)], None, "tcp udp"),
+        // The place of a rule that is not wanted any more.
+        (&[("old", Gone, later, live)], None, "tcp"),
+        (&[("old", Gone, later, live), ("udp", Gone, now, live)], Certain, "tcp udp"),
+        (&[("old", Gone, now, live)], None, ""),
+        // What may have existed gives way to what did.
+        (&[("tcp", ALONE, now, live), ("udp", ALONE, now, live)], Uncertain, "tcp udp"),
+        (&[("tcp", ALONE, now, live)], Certain, ""),
+        (&[("udp", BESIDE, now, live)], Uncertain, ""),
+        (&[("udp", BESIDE, now, live)], None, "tcp udp"),
+    ] {
+        let id = |name: &str| Id::new(Kind::ForwardingRule, name);
+        let own =
+            claims.iter().map(|&(name, old, is_wanted, until)| (id(name), Claim { old, is_wanted, until }));
+        let found = admitted(&[&id("tcp"), &id("udp")], &own.collect(), others);
+        let found: Vec<&str> = found.iter().map(|id| id.name.as_str()).collect();
+        assert_eq!(found.join(" "), expected, "{claims:?} {others:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_rule_ends_no_claim_to_the_place_of_another_that_is_wanted() {
+    let service = good(&[]).owner.service;
+    let lb = good(&[(Protocol::Tcp, 80), (Protocol::Udp, 53)]);
+    let both = desired(&lb, &config()).unwrap();
+    let ids: Vec<Id> = both.frontends[0].rules.keys().cloned().collect();
+    // It sorts before the others.
+    let old = Id::new(Kind::ForwardingRule, "a");
+    let all = [&ids[0], &old].map(|id| (id.clone(), json!({})));
+    let tree = Tree { own: all.into(), ..Tree::default() };
+    let deletions = [&old, &ids[0]].map(|id| Step::Delete { id: id.clone() });
+    let mut quota = RuleQuota::default();
+    quota.begin(&service, &deletions, &both, &tree);
+    assert_eq!(
+        quota.claims[&service].len(),
+        2,
+        "one is replaced, and the other one makes room for a new rule"
+    );
+    for id in [&old, &ids[0]] {
+        quota.note_gone(&service, id);
+    }
+    for _ in 0..2 {
+        quota.note_inserted(&service, &ids[1]);
+        assert!(quota.claims[&service].keys().eq([&ids[0]]));
+    }
+    quota.note_inserted(&service, &ids[0]);
+    assert!(quota.claims.is_empty());
+
+    let tcp = desired(&good(&[(Protocol::Tcp, 80)]), &config()).unwrap();
+    let wanted = tcp.frontends[0].rules.keys().next().unwrap();
+    let tree = Tree { own: [wanted, &old].map(|id| (id.clone(), json!({}))).into(), ..Tree::default() };
+    let deletions = [&old, wanted].map(|id| Step::Delete { id: id.clone() });
+    quota.begin(&service, &deletions, &tcp, &tree);
+    assert!(quota.claims[&service].keys().eq([wanted]), "what is replaced comes first");
+    quota.begin(&service, &[], &tcp, &tree);
+    assert!(quota.claims.is_empty(), "it lacks nothing");
+}
+
+/// Other reasons stop a replacement, too.
+#[tokio::test]
+async fn lost_rule_is_tried_again_soon_whatever_refuses_it() {
+    use steerage_provider_api::Error;
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    let wanted = desired(&lb, &config()).unwrap();
+    let rule = wanted.frontends[0].rules.keys().next().unwrap().clone();
+    let tree = Tree { own: BTreeMap::from([(rule.clone(), json!({}))]), ..Tree::default() };
+    let step = Step::Delete { id: rule };
+    let gce = Full::new().provider();
+    gce.rule_quota().begin(&lb.owner.service, std::slice::from_ref(&step), &wanted, &tree);
+    let mut leaving = crate::state::ServiceState::default();
+    leaving.note_read(&lb.owner, tree, Vec::new());
+    leaving.note_pending(crate::state::Pending {
+        owner: lb.owner.clone(),
+        step,
+        is_shared: false,
+        operation: String::new(),
+        since: Instant::now(),
+    });
+    for entry in [crate::state::ServiceState::default(), leaving] {
+        for error in [Error::invalid("RejectedByProvider", "no"), Error::Denied("no".to_owned())] {
+            let reason = error.reason();
+            let outcome = gce.told_of_lost_rule(&lb, Err(error), &entry).unwrap();
+            assert_eq!((outcome.progress, outcome.incomplete.unwrap().0), (Progress::Again(SOON), reason));
+        }
+        let busy = || Error::Busy("busy".to_owned());
+        assert_eq!(
+            gce.told_of_lost_rule(&lb, Err(busy()), &entry).unwrap_err().to_string(),
+            busy().to_string()
+        );
+    }
+}
+
 /// Other quotas refuse too, before the old rule is gone or after.
 #[tokio::test]
 async fn lost_rule_is_told_only_if_it_is_missing() {
@@ -413,4 +531,118 @@ async fn refused_service_without_a_rule_is_not_followed() {
     }
     sleep(Duration::from_secs(5)).await;
     assert_eq!(endpoints(&cloud), before);
+}
+
+/// A new rule of the same Service is refused while the old one goes: it does not get the place that this frees.
+#[tokio::test(start_paused = true)]
+async fn refused_new_rule_does_not_stop_the_replacement_of_another() {
+    for deletion in [Duration::ZERO, Duration::from_secs(5), CLAIM * 3 / 2] {
+        let cloud = Full::new();
+        let gce = cloud.provider();
+        let changed = full(&cloud, &gce).await;
+        let ports = [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Udp, 53)];
+        let changed = LoadBalancer { listeners: listeners(&ports), ..changed };
+        cloud.cloud.slow_rules(deletion);
+        for _ in 0..2000 {
+            if cloud.is_served("shop", &json!(["80", "81"])) {
+                break;
+            }
+            // After an error it is tried much later.
+            let outcome = gce.apply(&changed, Compare::Remembered).await.unwrap();
+            assert!(matches!(outcome.progress, Progress::Again(_)));
+            drop(gce.apply(&evil(), Compare::Remembered).await);
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert!(cloud.is_served("shop", &json!(["80", "81"])), "{deletion:?}: {:?}", cloud.rules());
+        // The first rule of the other protocol is refused as any other.
+        let refused = crate::denied::tests::try_settle(&gce, &changed).await.unwrap_err();
+        assert_eq!(refused.reason(), "QuotaExceeded");
+    }
+}
+
+/// A start does not know which of the missing rules an earlier process deleted.
+#[tokio::test(start_paused = true)]
+async fn rule_that_never_existed_is_no_lost_one() {
+    let cloud = Full::new();
+    let changed = full(&cloud, &cloud.provider()).await;
+    let lb = LoadBalancer { listeners: listeners(&[(Protocol::Tcp, 80), (Protocol::Udp, 53)]), ..changed };
+    let gce = cloud.provider();
+    let began = Instant::now();
+    let error = loop {
+        match gce.apply(&lb, Compare::Remembered).await {
+            Ok(outcome) => {
+                let (_, message) = outcome.incomplete.unwrap_or_default();
+                assert!(!message.contains("deleted"), "{message}");
+            }
+            Err(error) => break error,
+        }
+        assert!(began.elapsed() < CLAIM * 2, "it is tried as if it were lost");
+        sleep(Duration::from_secs(1)).await;
+    };
+    assert_eq!(error.reason(), "QuotaExceeded");
+}
+
+/// `good` lost its rule in an earlier process, and is not looked at yet.
+async fn lost_before_the_start() -> Full {
+    let cloud = Full::new();
+    full(&cloud, &cloud.provider()).await;
+    let rule = cloud.cloud.resources().into_iter().find(|(_, found)| found.kind == Kind::ForwardingRule);
+    assert!(cloud.cloud.change(&rule.unwrap().0, |_| None));
+    cloud
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_protects_while_the_inventory_is_read_again() {
+    for fails in [false, true] {
+        let cloud = lost_before_the_start().await;
+        let gce = cloud.provider();
+        assert_eq!(gce.owned().await.unwrap().len(), 2);
+        sleep(INVENTORY_AGE * 2 / 3).await;
+        for _ in 0..20 {
+            drop(gce.apply(&evil(), Compare::Remembered).await.unwrap());
+            sleep(Duration::from_millis(200)).await;
+        }
+        sleep(INVENTORY_AGE / 3).await;
+        let read = async {
+            if !fails {
+                std::future::pending::<()>().await;
+            }
+            Err(steerage_provider_api::Error::Unavailable("GCE does not answer".to_owned()))
+        };
+        let mut read = Box::pin(gce.inventory.get(AfterFailure::Retry, read));
+        assert_eq!(futures::poll!(&mut read).is_ready(), fails);
+        assert!(gce.inventory.last().is_none());
+        for _ in 0..20 {
+            drop(gce.apply(&evil(), Compare::Remembered).await.unwrap());
+            sleep(Duration::from_millis(200)).await;
+        }
+        assert!(cloud.rules().is_empty(), "{:?}", cloud.rules());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_of_an_earlier_service_of_the_name_ends_no_claim() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    let changed = full(&cloud, &gce).await;
+    while *cloud.deleted.lock().unwrap() == 0 {
+        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+    }
+    let earlier = steerage_provider_api::Owner { uid: "u0".to_owned(), ..changed.owner.clone() };
+    sleep(Duration::from_secs(5)).await;
+    gce.delete(&earlier).await.unwrap();
+    assert_eq!(gce.rule_quota().retry_in(&changed.owner.service), Some(SOON));
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_leaves_nothing_behind() {
+    let wanted = desired(&web(), &config()).unwrap();
+    let mut quota = RuleQuota::default();
+    quota.note_invalid(&key("invalid"));
+    quota.look(&key("good"), false, &wanted, &Tree::default());
+    assert!(!quota.looked_at.is_empty() && !quota.without_rules.is_empty());
+    advance(START).await;
+    quota.look(&key("other"), true, &wanted, &Tree::default());
+    quota.note_invalid(&key("invalid"));
+    assert!(quota.looked_at.is_empty() && quota.without_rules.is_empty() && quota.claims.is_empty());
 }
