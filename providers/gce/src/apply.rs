@@ -236,8 +236,8 @@ impl Gce {
         let why = if is_replacing { "Steerage deleted a rule to replace it, and the" } else { "the" };
         // The rule itself may be refused, or what it needs, such as a firewall rule.
         let message = format!(
-            "The forwarding rule of {missing} is missing: {why} change is refused. No client reaches these ports. Steerage tries again every \
-             {}s. {error}",
+            "The forwarding rule of {missing} is missing: {why} change is refused. No client reaches these ports. Steerage tries again \
+             every {}s. {error}",
             wait.as_secs()
         );
         Ok(Outcome {
