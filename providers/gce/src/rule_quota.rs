@@ -120,10 +120,10 @@ pub(crate) struct RuleQuota {
 }
 
 impl RuleQuota {
-    /// The Service is looked at. A Service that clients know and that lacks rules had them when an earlier process ended.
+    /// The Service is looked at. At the start, one that clients know and that lacks rules may have lost them in an earlier process.
     pub(crate) fn look(&mut self, service: &Key, is_published: bool, wanted: &Desired, tree: &Tree) {
         let claims = self.claims.entry(service.clone()).or_default();
-        // A rule that nothing is known of for so long never existed.
+        // What an earlier process deleted to replace it would have been made by now.
         claims.retain(|_, claim| claim.is_certain() || claim.is_live());
         // A deletion whose answer was lost.
         for (_, claim) in claims.iter_mut().filter(|(id, _)| tree.get(id).is_none()) {
