@@ -181,18 +181,15 @@ impl Gce {
         let mut quota = self.rule_quota();
         let service = &lb.owner.service;
         quota.look(service, !lb.published.is_empty(), wanted, tree);
-        let unruled = || {
-            let list = self.inventory.last();
-            let found =
-                list.map(|list| rule_quota::unruled(&list.found, |found| Some(self.owner(found)?.service)));
-            found.unwrap_or_default()
-        };
+        if let Some(list) = self.inventory.last() {
+            let service_of = |found: &Value| Some(self.owner(found)?.service);
+            quota.note_list(list.began, || rule_quota::unruled(&list.found, service_of));
+        }
         if steps.is_empty() {
             quota.forget(service);
         }
-        let (steps, held) = quota.split(service, steps, unruled);
         quota.begin(service, &steps, wanted, tree);
-        (steps, held)
+        quota.split(service, steps)
     }
 
     /// The outcome while new rules wait.
@@ -216,26 +213,38 @@ impl Gce {
         entry: &ServiceState,
     ) -> Result<Outcome, Error> {
         let error = match result {
-            Err(error) if error.reason() == reasons::QUOTA_EXCEEDED => error,
+            Err(error @ (Error::Invalid { .. } | Error::Denied(_))) => error,
             other => return other,
         };
-        let Some(wait) = self.rule_quota().retry_in(&lb.owner.service) else { return Err(error) };
-        let wanted = desired(lb, &self.config)?;
+        let service = &lb.owner.service;
+        let (wait, is_replacing) = {
+            let quota = self.rule_quota();
+            (quota.retry_in(service), quota.is_replacing(service))
+        };
+        let Some(wait) = wait else { return Err(error) };
+        let Ok(wanted) = desired(lb, &self.config) else { return Err(error) };
+        let is_deletion =
+            |step: &Step, id: &Id| matches!(step, Step::Delete { id: deleted } if deleted == id);
+        let leaves = |id: &Id| entry.pending.iter().any(|pending| is_deletion(&pending.step, id));
         let missing = match entry.known(&lb.owner) {
-            Some(tree) => unserved(&wanted, tree),
+            Some(tree) => unserved(&wanted, tree, leaves),
             None => "some ports".to_owned(),
         };
         if missing.is_empty() {
             return Err(error);
         }
+        let why = if is_replacing { "Steerage deleted a rule to replace it, and the" } else { "the" };
         // The rule itself may be refused, or what it needs, such as a firewall rule.
         let message = format!(
-            "The forwarding rule of {missing} is missing: Steerage deleted it to replace it, and a quota stops the change. No client reaches \
-             these ports. Steerage tries again every {}s. {error}",
+            "The forwarding rule of {missing} is missing: {why} change is refused. No client reaches these ports. Steerage tries again \
+             every {}s. {error}",
             wait.as_secs()
         );
-        let incomplete = Some((reasons::QUOTA_EXCEEDED, message));
-        Ok(Outcome { progress: Progress::Again(wait), incomplete, ..Outcome::done() })
+        Ok(Outcome {
+            progress: Progress::Again(wait),
+            incomplete: Some((error.reason(), message)),
+            ..Outcome::done()
+        })
     }
 
     fn lacks_firewalls(&self) -> bool {

@@ -25,12 +25,15 @@ impl Gce {
         entry: &mut ServiceState,
     ) -> Result<Progress, Error> {
         let again = |entry: &ServiceState| Ok(Progress::Again(self.poll(entry)));
+        let is_present = |entry: &ServiceState| entry.tree.as_ref().is_none_or(|(of, _)| of == owner);
+        if is_present(entry) {
+            self.rule_quota().note_deletion(&owner.service);
+        }
         if !self.settle(entry).await? {
             return again(entry);
         }
         entry.denied.expire();
-        let is_present = entry.tree.as_ref().is_none_or(|(of, _)| of == owner);
-        if !is_present {
+        if !is_present(entry) {
             return self.delete_earlier(owner, entry).await;
         }
         entry.note_deletion(owner);

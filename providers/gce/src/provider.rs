@@ -385,7 +385,6 @@ impl Provider for Gce {
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
         let mut entry = self.entry(&owner.service).await;
-        self.rule_quota().note_deletion(&owner.service);
         let result = self.delete_all(owner, &mut entry).await;
         let result = result.and_then(|progress| check_unended(progress, &entry, &self.config));
         let result = noted(result, &mut entry);

@@ -22,6 +22,8 @@ use crate::error::{CallError, Result};
 use crate::provider::Gce;
 use crate::scripted::{REGION, Scripted};
 
+mod start;
+
 fn key(name: &str) -> Key {
     Key::new(name, "web")
 }
@@ -33,7 +35,7 @@ fn insert(name: &str) -> Step {
 /// How many of these new rules of `service` are held.
 fn held(quota: &mut RuleQuota, service: &str, rules: &[&str]) -> usize {
     let steps = rules.iter().map(|name| insert(name)).collect();
-    quota.split(&key(service), steps, BTreeSet::new).1
+    quota.split(&key(service), steps).1
 }
 
 /// A load balancer without its rules.
@@ -45,8 +47,8 @@ fn unruled_tree() -> Tree {
 
 /// The rule is gone, to be replaced.
 fn claim(quota: &mut RuleQuota, service: &str, rule: &str) {
-    let claim = Claim { is_gone: true, until: Instant::now() + CLAIM };
-    quota.claims.entry(key(service)).or_default().insert(Id::new(Kind::ForwardingRule, rule), claim);
+    let claims = quota.claims.entry(key(service)).or_default();
+    claims.insert(Id::new(Kind::ForwardingRule, rule), Claim::new(OldRule::Gone));
 }
 
 /// `good` replaces the rule `a`.
@@ -73,8 +75,8 @@ async fn freed_place_waits_for_who_freed_it() {
     for (service, rules, expected) in [
         ("evil", &["x"][..], 1),
         ("good", &["a"], 0),
-        // Others may take what it frees; it does not take theirs.
-        ("good", &["a", "b"], 0),
+        // Its next rule waits until that is made.
+        ("good", &["a", "b"], 1),
     ] {
         assert_eq!(held(&mut quota, service, rules), expected, "{service} {rules:?}");
     }
@@ -100,86 +102,8 @@ async fn other_changes_do_not_wait() {
         Step::Insert { id: Id::new(Kind::Address, "x"), body: json!({}) },
         Step::Delete { id: Id::new(Kind::ForwardingRule, "x") },
     ];
-    let (sent, held) = quota.split(&key("evil"), others.clone(), BTreeSet::new);
+    let (sent, held) = quota.split(&key("evil"), others.clone());
     assert_eq!((sent, held), (others, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn only_published_services_go_first_at_the_start() {
-    let wanted = desired(&web(), &config()).unwrap();
-    for (is_published, expected) in [(true, 1), (false, 0)] {
-        let mut quota = RuleQuota::default();
-        quota.look(&key("good"), is_published, &wanted, &Tree::default());
-        assert_eq!(held(&mut quota, "evil", &["x"]), expected);
-        let unruled = || BTreeSet::from([key("unseen")]);
-        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 1);
-        advance(START).await;
-        assert_eq!(quota.split(&key("evil"), vec![insert("x")], unruled).1, 0);
-    }
-}
-
-/// The first looks at thousands of Services take minutes, and the one that lost its rules may be the last.
-#[tokio::test(start_paused = true)]
-async fn start_lasts_while_services_get_their_first_look() {
-    let wanted = desired(&web(), &config()).unwrap();
-    let unruled = || BTreeSet::from([key("unseen")]);
-    let is_held = |quota: &mut RuleQuota| quota.split(&key("evil"), vec![insert("x")], unruled).1 == 1;
-    let mut quota = RuleQuota::default();
-    for number in 0..20 {
-        quota.look(&key(&format!("other-{number}")), true, &wanted, &unruled_tree());
-        quota.forget(&key(&format!("other-{number}")));
-        advance(START * 9 / 10).await;
-        assert!(is_held(&mut quota), "{number}");
-    }
-    quota.look(&key("good"), true, &wanted, &unruled_tree());
-    advance(Duration::from_secs(10)).await;
-    assert_eq!(held(&mut quota, "evil", &["x"]), 1, "good has its claim");
-    quota.forget(&key("good"));
-    // Nobody waits for a Service that gets no look, whatever else is new.
-    advance(START / 2).await;
-    quota.look(&key("new"), false, &wanted, &Tree::default());
-    advance(START / 2).await;
-    assert!(!is_held(&mut quota));
-
-    let mut quota = RuleQuota::default();
-    for number in 0..100 {
-        quota.look(&key(&format!("other-{number}")), false, &wanted, &unruled_tree());
-        advance(Duration::from_secs(10)).await;
-    }
-    assert!(!is_held(&mut quota), "no start is so long");
-
-    let mut quota = RuleQuota::default();
-    quota.look(&key("other"), false, &wanted, &unruled_tree());
-    assert!(is_held(&mut quota));
-    quota.note_invalid(&key("unseen"));
-    assert!(!is_held(&mut quota), "it is refused, and makes no rules");
-}
-
-/// What a deletion leaves for a moment looks like a Service that lost its rules.
-#[tokio::test(start_paused = true)]
-async fn nobody_waits_for_a_service_that_is_deleted() {
-    let cloud = Full::new();
-    let earlier = cloud.provider();
-    settle(&earlier, &good(&[(Protocol::Tcp, 80)])).await;
-    let rule = cloud.cloud.resources().into_iter().find(|(_, found)| found.kind == Kind::ForwardingRule);
-    assert!(cloud.cloud.change(&rule.unwrap().0, |_| None));
-    let gce = cloud.provider();
-    assert_eq!(gce.owned().await.unwrap(), [good(&[]).owner]);
-    let mut waits = false;
-    for _ in 0..50 {
-        let outcome = gce.apply(&evil(), Compare::Remembered).await.unwrap();
-        waits = outcome.incomplete.is_some_and(|(reason, _)| reason == "QuotaExceeded");
-        sleep(Duration::from_millis(200)).await;
-    }
-    assert!(waits, "the rule may be about to be replaced");
-    let owner = good(&[]).owner;
-    let began = tokio::time::Instant::now();
-    while !matches!(gce.delete(&owner).await.unwrap(), Progress::Done) {
-        drop(gce.apply(&evil(), Compare::Remembered).await.unwrap());
-        sleep(Duration::from_millis(200)).await;
-    }
-    settle(&gce, &evil()).await;
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
 /// A cloud with a quota of one forwarding rule.
@@ -324,6 +248,121 @@ async fn lost_rule_is_told_and_tried_again_soon() {
     assert!(cloud.is_served("shop", &json!(["80", "81"])));
 }
 
+/// Its own rules: TCP is replaced and UDP is new.
+#[tokio::test(start_paused = true)]
+async fn new_rules_wait_for_the_replacement_of_another() {
+    use OldRule::{Gone, Leaving, Unknown};
+    use OtherClaims::{Certain, None, Uncertain};
+    const ALONE: OldRule = Unknown { is_address_without_rule: true };
+    const BESIDE: OldRule = Unknown { is_address_without_rule: false };
+    let (live, over) = (Instant::now() + CLAIM, Instant::now());
+    let (now, later) = (true, false);
+    for (claims, others, expected) in [
+        (&[][..], None, "tcp udp"),
+        (&[], Uncertain, ""),
+        (&[], Certain, ""),
+        // Nothing gets a place before it is free, and then the rule of that name does.
+        (&[("tcp", Leaving, now, live)][..], None, ""),
+        (&[("tcp", Gone, now, live)], None, "tcp"),
+        (&[("tcp", Gone, now, live)], Certain, "tcp"),
+        (&[("tcp", Gone, now, live), ("udp", Gone, now, live)], Certain, "tcp udp"),
+        (&[("tcp", Gone, now, live), ("udp", ALONE, now, live)], None, "tcp"),
+        // It waits for others after its time, and its own rules wait on.
+        (&[("tcp", Gone, now, over)], Certain, ""),
+        (&[("tcp", Gone, now, over)], None, "tcp"),
+        // A deletion that does not end stops nothing else.
+        (&[("tcp", Leaving, now, over)], None, "tcp udp"),
+        // The place of a rule that is not wanted any more.
+        (&[("old", Gone, later, live)], None, "tcp"),
+        (&[("old", Gone, later, live), ("udp", Gone, now, live)], Certain, "tcp udp"),
+        (&[("old", Gone, now, live)], None, ""),
+        // What may have existed gives way to what did.
+        (&[("tcp", ALONE, now, live), ("udp", ALONE, now, live)], Uncertain, "tcp udp"),
+        (&[("tcp", ALONE, now, live)], Certain, ""),
+        (&[("udp", BESIDE, now, live)], Uncertain, ""),
+        (&[("udp", BESIDE, now, live)], None, "tcp udp"),
+    ] {
+        let id = |name: &str| Id::new(Kind::ForwardingRule, name);
+        let own =
+            claims.iter().map(|&(name, old, is_wanted, until)| (id(name), Claim { old, is_wanted, until }));
+        let found = admitted(&[&id("tcp"), &id("udp")], &own.collect(), others);
+        let found: Vec<&str> = found.iter().map(|id| id.name.as_str()).collect();
+        assert_eq!(found.join(" "), expected, "{claims:?} {others:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_rule_ends_no_claim_to_the_place_of_another_that_is_wanted() {
+    let service = good(&[]).owner.service;
+    let lb = good(&[(Protocol::Tcp, 80), (Protocol::Udp, 53)]);
+    let both = desired(&lb, &config()).unwrap();
+    let ids: Vec<Id> = both.frontends[0].rules.keys().cloned().collect();
+    // It sorts before the others.
+    let old = Id::new(Kind::ForwardingRule, "a");
+    let all = [&ids[0], &old].map(|id| (id.clone(), json!({})));
+    let tree = Tree { own: all.into(), ..Tree::default() };
+    let deletions = [&old, &ids[0]].map(|id| Step::Delete { id: id.clone() });
+    let mut quota = RuleQuota::default();
+    quota.begin(&service, &deletions, &both, &tree);
+    assert_eq!(
+        quota.claims[&service].len(),
+        2,
+        "one is replaced, and the other one makes room for a new rule"
+    );
+    for id in [&old, &ids[0]] {
+        quota.note_gone(&service, id);
+    }
+    for _ in 0..2 {
+        quota.note_inserted(&service, &ids[1]);
+        assert!(quota.claims[&service].keys().eq([&ids[0]]));
+    }
+    quota.note_inserted(&service, &ids[0]);
+    assert!(quota.claims.is_empty());
+
+    let tcp = desired(&good(&[(Protocol::Tcp, 80)]), &config()).unwrap();
+    let wanted = tcp.frontends[0].rules.keys().next().unwrap();
+    let tree = Tree { own: [wanted, &old].map(|id| (id.clone(), json!({}))).into(), ..Tree::default() };
+    let deletions = [&old, wanted].map(|id| Step::Delete { id: id.clone() });
+    quota.begin(&service, &deletions, &tcp, &tree);
+    assert!(quota.claims[&service].keys().eq([wanted]), "what is replaced comes first");
+    quota.begin(&service, &[], &tcp, &tree);
+    assert!(quota.claims.is_empty(), "it lacks nothing");
+}
+
+/// Other reasons stop a replacement, too.
+#[tokio::test]
+async fn lost_rule_is_tried_again_soon_whatever_refuses_it() {
+    use steerage_provider_api::Error;
+    let lb = good(&[(Protocol::Tcp, 80)]);
+    let wanted = desired(&lb, &config()).unwrap();
+    let rule = wanted.frontends[0].rules.keys().next().unwrap().clone();
+    let tree = Tree { own: BTreeMap::from([(rule.clone(), json!({}))]), ..Tree::default() };
+    let step = Step::Delete { id: rule };
+    let gce = Full::new().provider();
+    gce.rule_quota().begin(&lb.owner.service, std::slice::from_ref(&step), &wanted, &tree);
+    let mut leaving = crate::state::ServiceState::default();
+    leaving.note_read(&lb.owner, tree, Vec::new());
+    leaving.note_pending(crate::state::Pending {
+        owner: lb.owner.clone(),
+        step,
+        is_shared: false,
+        operation: String::new(),
+        since: Instant::now(),
+    });
+    for entry in [crate::state::ServiceState::default(), leaving] {
+        for error in [Error::invalid("RejectedByProvider", "no"), Error::Denied("no".to_owned())] {
+            let reason = error.reason();
+            let outcome = gce.told_of_lost_rule(&lb, Err(error), &entry).unwrap();
+            assert_eq!((outcome.progress, outcome.incomplete.unwrap().0), (Progress::Again(SOON), reason));
+        }
+        let busy = || Error::Busy("busy".to_owned());
+        assert_eq!(
+            gce.told_of_lost_rule(&lb, Err(busy()), &entry).unwrap_err().to_string(),
+            busy().to_string()
+        );
+    }
+}
+
 /// Other quotas refuse too, before the old rule is gone or after.
 #[tokio::test]
 async fn lost_rule_is_told_only_if_it_is_missing() {
@@ -413,4 +452,45 @@ async fn refused_service_without_a_rule_is_not_followed() {
     }
     sleep(Duration::from_secs(5)).await;
     assert_eq!(endpoints(&cloud), before);
+}
+
+/// A new rule of the same Service is refused while the old one goes: it does not get the place that this frees.
+#[tokio::test(start_paused = true)]
+async fn refused_new_rule_does_not_stop_the_replacement_of_another() {
+    for deletion in [Duration::ZERO, Duration::from_secs(5), CLAIM * 3 / 2] {
+        let cloud = Full::new();
+        let gce = cloud.provider();
+        let changed = full(&cloud, &gce).await;
+        let ports = [(Protocol::Tcp, 80), (Protocol::Tcp, 81), (Protocol::Udp, 53)];
+        let changed = LoadBalancer { listeners: listeners(&ports), ..changed };
+        cloud.cloud.slow_rules(deletion);
+        for _ in 0..2000 {
+            if cloud.is_served("shop", &json!(["80", "81"])) {
+                break;
+            }
+            // After an error it is tried much later.
+            let outcome = gce.apply(&changed, Compare::Remembered).await.unwrap();
+            assert!(matches!(outcome.progress, Progress::Again(_)));
+            drop(gce.apply(&evil(), Compare::Remembered).await);
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert!(cloud.is_served("shop", &json!(["80", "81"])), "{deletion:?}: {:?}", cloud.rules());
+        // The first rule of the other protocol is refused as any other.
+        let refused = crate::denied::tests::try_settle(&gce, &changed).await.unwrap_err();
+        assert_eq!(refused.reason(), "QuotaExceeded");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deletion_of_an_earlier_service_of_the_name_ends_no_claim() {
+    let cloud = Full::new();
+    let gce = cloud.provider();
+    let changed = full(&cloud, &gce).await;
+    while *cloud.deleted.lock().unwrap() == 0 {
+        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
+    }
+    let earlier = steerage_provider_api::Owner { uid: "u0".to_owned(), ..changed.owner.clone() };
+    sleep(Duration::from_secs(5)).await;
+    gce.delete(&earlier).await.unwrap();
+    assert_eq!(gce.rule_quota().retry_in(&changed.owner.service), Some(SOON));
 }
