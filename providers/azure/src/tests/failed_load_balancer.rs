@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
-use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Progress, Provider as _};
 use tokio::time::Instant;
 
 use crate::annotations;
@@ -185,6 +185,56 @@ async fn service_that_azure_names_in_a_failed_load_balancer_is_left_out_for_the_
         assert_eq!(outcome.ingress, address, "{case}");
         assert_eq!(cloud.get(&path(is_internal)).unwrap()["properties"]["provisioningState"], "Succeeded");
     }
+}
+
+/// Since the restart, the Service that Azure names is refused before it writes anything: only its targets follow.
+#[tokio::test(start_paused = true)]
+async fn service_that_is_left_out_is_looked_at_and_told_also_while_it_is_refused() {
+    let cloud = Scripted::new();
+    let [a, bad] = ["a", "bad"].map(|name| named(name, &[80], &[1]));
+    for lb in [&a, &bad] {
+        settle(&provider(&cloud), lb).await.unwrap();
+    }
+    let rule = part(&bad, "tcp-80-v4");
+    cloud.change(&path(false), |body| {
+        for part in body["properties"]["loadBalancingRules"].as_array_mut().unwrap() {
+            if part["name"] == *rule {
+                part["properties"]["idleTimeoutInMinutes"] = json!(99);
+            }
+        }
+    });
+    cloud.fail_state(&path(false));
+    cloud.refuse(false, move |body| {
+        let is_wrong = body["properties"].to_string().contains(WRONG);
+        is_wrong.then(|| ("InvalidTimeout", format!("{rule} is wrong")))
+    });
+    let azure = provider(&cloud);
+    let mut changes = azure.changes();
+    let refused = annotated(bad.clone(), annotations::INTERNAL, "maybe");
+    let targets = GroupTargets::of_nodes(bad.nodes());
+    let moved = named("a", &[80], &[2]);
+    let began = Instant::now();
+    loop {
+        assert!(azure.apply(&refused, Compare::Remembered).await.is_err());
+        // It serves at first, as far as anybody knows.
+        if let Ok(outcome) = azure.set_targets(&bad.owner, &targets).await {
+            assert!(outcome.incomplete.is_none() || began.elapsed() > Duration::from_mins(1), "{outcome:?}");
+        }
+        if azure.apply(&moved, Compare::Remembered).await.is_ok_and(|done| done.progress == Progress::Done) {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_mins(5), "it is never done");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(has(&cloud, &bad), [1, 0]);
+    assert_eq!(changes.next().now_or_never().flatten(), Some(bad.owner.clone()));
+    let outcome = azure.set_targets(&bad.owner, &targets).await.unwrap();
+    let (reason, message) = outcome.incomplete.unwrap();
+    assert!(reason == "RejectedByProvider" && message.contains("no rules"), "{message}");
+    // What refuses it is corrected.
+    settle(&azure, &bad).await.unwrap();
+    assert_eq!(has(&cloud, &bad), [1, 1]);
+    assert_eq!(azure.set_targets(&bad.owner, &targets).await.unwrap().incomplete, None);
 }
 
 /// A public IP of the user's holds up all Services: the controller looks at its Service at once, whose condition says what to do.
