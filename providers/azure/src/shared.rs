@@ -142,6 +142,8 @@ struct DocumentState<D: Document> {
     /// Resources to which it refers already, and which Azure says are not ready, by path in lower case, with its words: until then Azure
     /// takes no change.
     not_ready: BTreeMap<String, String>,
+    /// Those of them whose Services the controller was told to look at.
+    told: BTreeSet<String>,
     /// Those that Azure does not let the identity use, or that a policy forbids, and when it said so last.
     forbidden: BTreeMap<String, (Instant, Error)>,
     refused: Refusals<IpAddr>,
@@ -187,6 +189,7 @@ impl<D: Document> DocumentState<D> {
     /// A change was accepted: what it refers to is as it should be.
     fn forget_troubles(&mut self) {
         self.not_ready.clear();
+        self.told.clear();
         self.forbidden.clear();
     }
 }
@@ -225,6 +228,7 @@ impl<D: Document> Shared<D> {
             rejections: BTreeMap::new(),
             waiting: BTreeMap::new(),
             not_ready: BTreeMap::new(),
+            told: BTreeSet::new(),
             forbidden: BTreeMap::new(),
             refused: Refusals::default(),
             last: String::new(),

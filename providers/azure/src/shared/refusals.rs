@@ -48,10 +48,12 @@ impl<D: Document> Shared<D> {
             // Where it is in place already, the others cannot be written without it either.
             let is_in_place = !named.is_empty();
             // The Service that has it may not have changed: nothing else makes the controller look at it.
-            if state.unready == UNREADY
+            if state.unready >= UNREADY
                 && let Some(before) = before
             {
-                self.document.note_not_ready(before, &named);
+                let is_new = |path: &&String| state.told.insert(path.to_ascii_lowercase());
+                let new: Vec<String> = named.iter().filter(is_new).cloned().collect();
+                self.document.note_not_ready(before, &new);
             }
             state.not_ready.extend(named.into_iter().map(|path| (path.to_ascii_lowercase(), told.clone())));
             let names =

@@ -266,3 +266,48 @@ async fn service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
         assert!(took < Duration::from_secs(20), "{took:?}");
     }
 }
+
+/// The same where Azure has said something else in between, or names another one later.
+#[tokio::test(start_paused = true)]
+async fn each_service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
+    // The answer that is another one.
+    for odd in 0..5 {
+        let cloud = Scripted::new();
+        let ips = ["theirs", "more"].map(|name| config().public_ip_path(None, name));
+        put_theirs(&cloud);
+        let mut more = cloud.get(&ips[0]).unwrap();
+        more["properties"]["ipAddress"] = json!("203.0.113.8");
+        cloud.put(&ips[1], more);
+        let azure = provider(&cloud);
+        let mut changes = azure.changes();
+        let [first, second] = ["first", "second"].map(|name| named(name, &[80], &[1]));
+        let first = annotated(first, annotations::PIP_NAME, "theirs");
+        let second = annotated(second, annotations::PIP_NAME, "more");
+        for lb in [&named("a", &[80], &[1]), &first, &second] {
+            settle(&azure, lb).await.unwrap();
+        }
+        let moved = named("a", &[80], &[2]);
+        cloud.fail_state(&ips[0]);
+        cloud.calls();
+        let mut writes = 0;
+        for _ in 0..60 {
+            if writes == odd {
+                cloud.fail("PUT loadBalancers", 409, "AnotherOperationInProgress", false);
+                writes += 1;
+            }
+            azure.apply(&moved, Compare::Remembered).await.unwrap();
+            writes += cloud.writes().len();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(changes.next().now_or_never().flatten(), Some(first.owner.clone()), "{odd}");
+        // Its owner corrects it, and the other one fails, before anybody writes.
+        cloud.change(&ips[0], |_| {});
+        cloud.fail_state(&ips[1]);
+        for _ in 0..60 {
+            azure.apply(&moved, Compare::Remembered).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(changes.next().now_or_never().flatten(), Some(second.owner.clone()), "{odd}");
+        assert!(changes.next().now_or_never().is_none(), "each is told once");
+    }
+}
