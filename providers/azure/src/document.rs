@@ -327,7 +327,9 @@ impl Document for BalancerDocument {
                 resource = self.layout.name(),
                 "Azure refuses the load balancer as it is because of this Service; writing it without this Service"
             );
-            owner.into_iter().for_each(|owner| self.to_reconcile.add(owner));
+            if let Some(owner) = owner {
+                self.to_reconcile.add(owner);
+            }
         }
     }
 

@@ -123,6 +123,8 @@ struct DocumentState<D: Document> {
     operation: Option<(Operation, Change<D>)>,
     /// A change that failed after Azure had accepted it: the resource shows it nevertheless.
     failed: Option<Change<D>>,
+    /// Nobody could say how the last change of this process ended: the state of the resource says whether it failed.
+    is_lost: bool,
     /// Since when somebody else changes it.
     busy: Option<Instant>,
     /// Azure refuses it as it is, because of something that nobody here wants.
@@ -218,6 +220,7 @@ impl<D: Document> Shared<D> {
             seen: None,
             operation: None,
             failed: None,
+            is_lost: false,
             busy: None,
             broken: None,
             sent: Sent::All,
@@ -397,6 +400,9 @@ impl<D: Document> Shared<D> {
             if !is_failed {
                 state.failed = None;
                 state.broken = None;
+            }
+            if std::mem::take(&mut state.is_lost) && is_failed {
+                self.note_lost_failure(state)?;
             }
             // Azure refuses it as it is, and there is nothing to write without what is given up.
             let is_given_up = present.as_ref().is_some_and(|body| self.document.is_given_up(body));

@@ -164,6 +164,18 @@ impl<D: Document> Shared<D> {
         Ok(true)
     }
 
+    /// The last change failed, as the state of the resource says, and Azure's words about it could not be read. It counts as a refusal that
+    /// names nobody: without that, the same would be written again and again.
+    pub(super) fn note_lost_failure(&self, state: &mut DocumentState<D>) -> Result<(), Error> {
+        let Some(change) = state.failed.as_ref().filter(|_| !state.sent.is_repair()) else {
+            state.note_broken_without_words();
+            return Ok(());
+        };
+        let (services, before) = (change.services.clone(), change.before.clone());
+        let failure = CallError::without_result(self.document.actions().put);
+        self.leave_out_refused(state, &services, before.as_ref(), &failure).map(drop)
+    }
+
     /// Leaves these Services out until each may try again.
     pub(super) fn reject(
         &self,
