@@ -488,14 +488,14 @@ fn not_tried(name: &str, refusal: &NotTried) -> FailedSettings {
     let message = if *is_same {
         format!(
             "The Service is served. Azure accepted the tags and the DNS label of its public IP {name}, and then failed to write them. The \
-             public IP has those that it had before, or none, and all else is in place. Steerage tries the new ones again, at first after a \
-             minute. Correct the annotation azure-dns-label-name or azure-pip-tags. {error}"
+             public IP has those that it had before, or none, and all else is in place. Steerage tries the new ones again, at first after \
+             a minute. Correct the annotation azure-dns-label-name or azure-pip-tags. {error}"
         )
     } else {
         format!(
             "The Service is served. The tags and the DNS label of its public IP {name} are not written yet, because Azure failed to write \
-             earlier ones. Steerage writes them after a time, which is longer after each different one that fails, and an hour at most. All \
-             else is in place. The earlier failure: {error}"
+             earlier ones. Steerage writes them after a time, which is longer after each different one that fails, and an hour at most. \
+             All else is in place. The earlier failure: {error}"
         )
     };
     FailedSettings { reason: error.reason(), message, retry: *wait }
