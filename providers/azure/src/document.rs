@@ -140,6 +140,14 @@ impl BalancerDocument {
         !self.given_up().is_disjoint(paths)
     }
 
+    /// The parts with this mark are the Service's, also if this process has not written them: it may be refused since it began.
+    pub(crate) fn note_service(&self, mark: &Mark, service: &Key) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.contains_key(mark) {
+            known.insert(mark.clone(), service.clone());
+        }
+    }
+
     /// Whose parts these are, if its Service was seen.
     fn owner(&self, mark: &Mark) -> Option<Owner> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -310,13 +318,18 @@ impl Document for BalancerDocument {
     }
 
     fn note_left_out(&self, services: &BTreeSet<Mark>) {
-        for owner in services.iter().filter_map(|mark| self.owner(mark)) {
+        for mark in services {
+            let owner = self.owner(mark);
+            let service = owner.as_ref().map_or("unknown".to_owned(), |owner| owner.service.to_string());
             tracing::warn!(
-                service = %owner.service,
+                service,
+                parts = mark.part(""),
                 resource = self.layout.name(),
                 "Azure refuses the load balancer as it is because of this Service; writing it without this Service"
             );
-            self.to_reconcile.add(owner);
+            if let Some(owner) = owner {
+                self.to_reconcile.add(owner);
+            }
         }
     }
 

@@ -73,6 +73,16 @@ impl CallError {
         Self { status: Some(StatusCode::BAD_REQUEST), ..error }
     }
 
+    /// The error of an operation that failed, and which Azure does not know any more.
+    pub(crate) fn without_result(action: &'static str) -> Self {
+        let message = "The change failed after Azure had accepted it, and why could not be read. The activity log has it.";
+        Self {
+            status: Some(StatusCode::BAD_REQUEST),
+            code: "Unknown".to_owned(),
+            ..Self::unusable(action, message)
+        }
+    }
+
     fn of_body(action: &'static str, error: &Value) -> Self {
         let get =
             |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();

@@ -28,6 +28,7 @@ use crate::merge::{Intent, Layout};
 use crate::options::Sources;
 use crate::paced::Paced;
 use crate::public_ips::{FailureExtent, PublicIps};
+use crate::reasons;
 use crate::service_state::ServiceState;
 use crate::shared::{Shared, Written};
 use crate::types::{Balancer, Frontend, Part};
@@ -112,7 +113,7 @@ impl Azure {
             && let Written::Done(None) = security_group.read(&*self.calls, KNOWN).await?
         {
             return Err(Error::invalid(
-                crate::reasons::NO_SECURITY_GROUP,
+                reasons::NO_SECURITY_GROUP,
                 format!(
                     "The network security group {} does not exist. Correct --azure-network-security-group.",
                     security_group.document.path
@@ -220,7 +221,7 @@ impl Azure {
         owner: &Owner,
         targets: &GroupTargets,
     ) -> Result<(Outcome, Vec<Part<Frontend>>), Error> {
-        let mut serving = Vec::new();
+        let (mut serving, mut place) = (Vec::new(), None);
         let Some(set) = &targets.nodes else { return Ok((Outcome::done(), serving)) };
         let (mark, mut outcome) = (self.mark(owner), Outcome::done());
         let (mut again, mut trouble): (Option<Duration>, Option<Error>) = (None, None);
@@ -243,6 +244,8 @@ impl Azure {
             if parts.is_none_or(|parts| parts.is_empty()) {
                 continue;
             }
+            balancer.document.note_service(&mark, &owner.service);
+            place = place.or(Some(balancer));
             let body = present.iter();
             serving.extend(body.flat_map(|body| balancer.document.layout.serving(body, &mark)));
             let (mut pools, mut without) = (BTreeMap::new(), BTreeMap::new());
@@ -260,6 +263,9 @@ impl Azure {
         }
         if let Some(error) = trouble {
             return Err(error);
+        }
+        if let Some(balancer) = place.filter(|_| serving.is_empty()) {
+            outcome.incomplete = Some((reasons::REJECTED_BY_PROVIDER, without_rules(balancer)));
         }
         Ok(match again {
             Some(wait) => (Outcome { progress: Progress::Again(wait), ..Outcome::done() }, serving),
@@ -323,6 +329,15 @@ impl Azure {
             Written::Done(_) => trouble.map_or(Ok(Some(admitted)), Err),
         }
     }
+}
+
+/// The condition of a Service that has addresses, and to which no packet comes.
+fn without_rules(balancer: &Shared<BalancerDocument>) -> String {
+    format!(
+        "The Service has an address and no rules in the {}, so it has no traffic. Azure may have refused the load balancer because of this \
+         Service, so that no other one could be changed. It has rules when what refuses it now is corrected.",
+        balancer.document.title()
+    )
 }
 
 fn busy() -> Error {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use self::known::KnownPublicIps;
 pub(crate) use self::repair::FailureExtent;
-use self::repair::{ChangeHistories, REPAIR_REST};
+use self::repair::{ChangeHistories, NotTried, REPAIR_REST};
 use crate::client::{Call, Calls, list, object, read};
 use crate::config::Config;
 use crate::desired::NewPublicIp;
@@ -198,8 +198,8 @@ impl PublicIps {
                 if let Some(lost) = self.lost(owner, (&name, ip), wanted) {
                     return Ok(Prepared::Ready(Usable { lost, ..usable }));
                 }
-                if let Some((error, retry)) = self.histories.refusal(&name, wanted) {
-                    let failed = Some(not_taken(&name, &error, retry));
+                if let Some(refusal) = self.histories.refusal(&name, wanted) {
+                    let failed = Some(not_tried(&name, &refusal));
                     return Ok(Prepared::Ready(Usable { failed, ..usable }));
                 }
                 // The list may be older than its use.
@@ -357,7 +357,7 @@ impl PublicIps {
         let mut written = self.written();
         if missing.is_empty() {
             written.remove(name);
-            self.histories.note_complete(name, wanted);
+            self.histories.note_complete(name);
             return Some(missing);
         }
         (written.get(name) == Some(wanted)).then_some(missing)
@@ -482,14 +482,23 @@ async fn by_name(
     Ok(all.into_iter().map(|ip| (ip.name.clone(), ip)).collect())
 }
 
-/// The condition of a Service whose tags or DNS label Azure does not take.
-fn not_taken(name: &str, error: &Error, retry: Duration) -> FailedSettings {
-    let message = format!(
-        "The Service is served. Azure accepted the tags and the DNS label of its public IP {name}, and then failed to write them. The public \
-         IP has those that it had before, or none, and all else is in place. Steerage tries the new ones again, at first after a minute. \
-         Correct the annotation azure-dns-label-name or azure-pip-tags. {error}"
-    );
-    FailedSettings { reason: error.reason(), message, retry }
+/// The condition of a Service whose tags or DNS label Azure does not take, or whose earlier ones it did not.
+fn not_tried(name: &str, refusal: &NotTried) -> FailedSettings {
+    let NotTried { error, is_same, wait } = refusal;
+    let message = if *is_same {
+        format!(
+            "The Service is served. Azure accepted the tags and the DNS label of its public IP {name}, and then failed to write them. The \
+             public IP has those that it had before, or none, and all else is in place. Steerage tries the new ones again, at first after \
+             a minute. Correct the annotation azure-dns-label-name or azure-pip-tags. {error}"
+        )
+    } else {
+        format!(
+            "The Service is served. The tags and the DNS label of its public IP {name} are not written yet, because Azure failed to write \
+             earlier ones. Steerage writes them after a time, which is longer after each different one that fails, and an hour at most. \
+             All else is in place. The earlier failure: {error}"
+        )
+    };
+    FailedSettings { reason: error.reason(), message, retry: *wait }
 }
 
 fn is_in_use(failure: &CallError) -> bool {

@@ -123,6 +123,8 @@ struct DocumentState<D: Document> {
     operation: Option<(Operation, Change<D>)>,
     /// A change that failed after Azure had accepted it: the resource shows it nevertheless.
     failed: Option<Change<D>>,
+    /// Nobody could say how the last change of this process ended: the state of the resource says whether it failed.
+    is_lost: bool,
     /// Since when somebody else changes it.
     busy: Option<Instant>,
     /// Azure refuses it as it is, because of something that nobody here wants.
@@ -142,6 +144,8 @@ struct DocumentState<D: Document> {
     /// Resources to which it refers already, and which Azure says are not ready, by path in lower case, with its words: until then Azure
     /// takes no change.
     not_ready: BTreeMap<String, String>,
+    /// Those of them whose Services the controller was told to look at.
+    told: BTreeSet<String>,
     /// Those that Azure does not let the identity use, or that a policy forbids, and when it said so last.
     forbidden: BTreeMap<String, (Instant, Error)>,
     refused: Refusals<IpAddr>,
@@ -187,6 +191,7 @@ impl<D: Document> DocumentState<D> {
     /// A change was accepted: what it refers to is as it should be.
     fn forget_troubles(&mut self) {
         self.not_ready.clear();
+        self.told.clear();
         self.forbidden.clear();
     }
 }
@@ -215,6 +220,7 @@ impl<D: Document> Shared<D> {
             seen: None,
             operation: None,
             failed: None,
+            is_lost: false,
             busy: None,
             broken: None,
             sent: Sent::All,
@@ -225,6 +231,7 @@ impl<D: Document> Shared<D> {
             rejections: BTreeMap::new(),
             waiting: BTreeMap::new(),
             not_ready: BTreeMap::new(),
+            told: BTreeSet::new(),
             forbidden: BTreeMap::new(),
             refused: Refusals::default(),
             last: String::new(),
@@ -393,6 +400,9 @@ impl<D: Document> Shared<D> {
             if !is_failed {
                 state.failed = None;
                 state.broken = None;
+            }
+            if std::mem::take(&mut state.is_lost) && is_failed {
+                self.note_lost_failure(state)?;
             }
             // Azure refuses it as it is, and there is nothing to write without what is given up.
             let is_given_up = present.as_ref().is_some_and(|body| self.document.is_given_up(body));

@@ -17,11 +17,10 @@ use crate::desired::NewPublicIp;
 use crate::marks::{self, Tags};
 use crate::types::PublicIp;
 
-/// What failed is tried again after this time, and after each further failure twice as late.
+/// What failed is tried again after this time, and after each further failure twice as late. So is anything else, where one thing after
+/// another fails: each failure makes the changes of all Services wait.
 const FIRST_WAIT: Duration = Duration::from_mins(1);
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// Most failed changes of a public IP that are remembered.
-const MOST_FAILED: usize = 8;
 /// Between two writes that shall end the state `Failed`.
 pub(super) const REPAIR_REST: Duration = Duration::from_secs(20);
 /// One that is `Failed` for so long after that, and so many such writes, is taken out of the load balancer: one Service loses its address
@@ -38,20 +37,60 @@ struct Settings {
     dns: Option<Value>,
 }
 
-/// What failed.
-#[derive(Debug)]
-struct FailedChange {
-    wanted: NewPublicIp,
-    error: Error,
+/// A time in which something is not tried.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
     until: Instant,
-    wait: Duration,
+    length: Duration,
 }
 
-impl FailedChange {
-    /// Whether somebody may want it again before long.
-    fn is_recent(&self) -> bool {
-        Instant::now() < self.until + LONGEST_WAIT
+impl Wait {
+    fn of(length: Duration) -> Self {
+        Self { until: Instant::now() + length, length }
     }
+
+    fn doubled(self) -> Duration {
+        self.length.saturating_mul(2).min(LONGEST_WAIT)
+    }
+}
+
+/// The failures of a public IP's changes. No success ends the waits: what succeeds in between may be set only for that.
+#[derive(Debug)]
+struct Failures {
+    /// What failed last.
+    wanted: NewPublicIp,
+    error: Error,
+    /// Until it is tried again: never shorter than the wait of anything else.
+    same: Wait,
+    /// Until anything else is tried. Who leaves what fails in place for long, and corrects it then, waits only a short time.
+    other: Wait,
+}
+
+impl Failures {
+    /// Whether the next failure is one more of these.
+    fn is_recent(&self) -> bool {
+        Instant::now() < self.same.until + LONGEST_WAIT
+    }
+
+    /// These, if any, and the failure of this.
+    fn with(before: Option<Self>, wanted: NewPublicIp, error: &Error) -> Self {
+        let (same, other) = match before.filter(Self::is_recent) {
+            None => (FIRST_WAIT, FIRST_WAIT),
+            Some(before) if before.wanted == wanted => (before.same.doubled(), before.other.length),
+            Some(before) => (before.other.doubled(), before.other.doubled()),
+        };
+        Self { wanted, error: error.clone(), same: Wait::of(same), other: Wait::of(other) }
+    }
+}
+
+/// Why a change is not made.
+#[derive(Clone, Debug)]
+pub(super) struct NotTried {
+    /// The last failure.
+    pub(super) error: Error,
+    /// Whether this failed, and not another one before.
+    pub(super) is_same: bool,
+    pub(super) wait: Duration,
 }
 
 /// The writes that shall end the state `Failed`.
@@ -66,8 +105,7 @@ struct Repairs {
 struct History {
     /// What it had before its last change.
     before: Option<Settings>,
-    /// The last one last. Who takes back what failed, and wants it again, has it tried no sooner.
-    failed: Vec<FailedChange>,
+    failures: Option<Failures>,
     /// The last failure, if no change succeeded since.
     last_error: Option<Error>,
     repairs: Option<Repairs>,
@@ -95,23 +133,17 @@ impl ChangeHistories {
         let mut all = self.lock();
         let history = all.entry(name.to_owned()).or_default();
         history.last_error = Some(error.clone());
-        let failed = &mut history.failed;
-        failed.retain(FailedChange::is_recent);
-        let before = failed.iter().position(|before| before.wanted == wanted).map(|at| failed.remove(at));
-        let wait = before.map_or(FIRST_WAIT, |before| before.wait.saturating_mul(2).min(LONGEST_WAIT));
-        let until = Instant::now() + wait;
-        if failed.len() >= MOST_FAILED {
-            failed.remove(0);
-        }
-        failed.push(FailedChange { wanted, error: error.clone(), until, wait });
+        history.failures = Some(Failures::with(history.failures.take(), wanted, error));
     }
 
-    /// Why the change to this is not made, and for how long.
-    pub(super) fn refusal(&self, name: &str, wanted: &NewPublicIp) -> Option<(Error, Duration)> {
+    /// Why the change to this is not made now.
+    pub(super) fn refusal(&self, name: &str, wanted: &NewPublicIp) -> Option<NotTried> {
         let all = self.lock();
-        let failed = all.get(name)?.failed.iter().find(|failed| failed.wanted == *wanted)?;
-        let wait = failed.until.saturating_duration_since(Instant::now());
-        (!wait.is_zero()).then(|| (failed.error.clone(), wait))
+        let failures = all.get(name)?.failures.as_ref()?;
+        let is_same = failures.wanted == *wanted;
+        let until = if is_same { failures.same.until } else { failures.other.until };
+        let wait = until.saturating_duration_since(Instant::now());
+        (!wait.is_zero()).then(|| NotTried { error: failures.error.clone(), is_same, wait })
     }
 
     /// The last failure, whatever was wanted.
@@ -126,13 +158,12 @@ impl ChangeHistories {
         }
     }
 
-    /// It is as this wants it.
-    pub(super) fn note_complete(&self, name: &str, wanted: &NewPublicIp) {
+    /// It is as its Service wants it.
+    pub(super) fn note_complete(&self, name: &str) {
         let mut all = self.lock();
         let Some(history) = all.get_mut(name) else { return };
-        history.failed.retain(|failed| failed.wanted != *wanted && failed.is_recent());
         (history.before, history.last_error, history.repairs) = (None, None, None);
-        if history.failed.is_empty() {
+        if !history.failures.as_ref().is_some_and(Failures::is_recent) {
             all.remove(name);
         }
     }

@@ -48,10 +48,12 @@ impl<D: Document> Shared<D> {
             // Where it is in place already, the others cannot be written without it either.
             let is_in_place = !named.is_empty();
             // The Service that has it may not have changed: nothing else makes the controller look at it.
-            if state.unready == UNREADY
+            if state.unready >= UNREADY
                 && let Some(before) = before
             {
-                self.document.note_not_ready(before, &named);
+                let is_new = |path: &&String| state.told.insert(path.to_ascii_lowercase());
+                let new: Vec<String> = named.iter().filter(is_new).cloned().collect();
+                self.document.note_not_ready(before, &new);
             }
             state.not_ready.extend(named.into_iter().map(|path| (path.to_ascii_lowercase(), told.clone())));
             let names =
@@ -160,6 +162,18 @@ impl<D: Document> Shared<D> {
         }
         self.reject(state, changed, &refused, failure);
         Ok(true)
+    }
+
+    /// The last change failed, as the state of the resource says, and Azure's words about it could not be read. It counts as a refusal that
+    /// names nobody: without that, the same would be written again and again.
+    pub(super) fn note_lost_failure(&self, state: &mut DocumentState<D>) -> Result<(), Error> {
+        let Some(change) = state.failed.as_ref().filter(|_| !state.sent.is_repair()) else {
+            state.note_broken_without_words();
+            return Ok(());
+        };
+        let (services, before) = (change.services.clone(), change.before.clone());
+        let failure = CallError::without_result(self.document.actions().put);
+        self.leave_out_refused(state, &services, before.as_ref(), &failure).map(drop)
     }
 
     /// Leaves these Services out until each may try again.

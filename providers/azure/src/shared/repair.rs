@@ -57,6 +57,14 @@ impl<D: Document> DocumentState<D> {
         broken.may_name = !error.is_some_and(is_nobodys);
     }
 
+    /// Nobody can say why Azure refused it, and so whom to leave out next.
+    pub(super) fn note_broken_without_words(&mut self) {
+        self.note_broken(None);
+        if let Some(broken) = self.broken.as_mut().filter(|_| self.sent == Sent::LeavingOut) {
+            broken.may_name = false;
+        }
+    }
+
     /// Whether it is time to write the resource as it is.
     pub(super) fn is_repair_due(&self) -> bool {
         self.broken.as_ref().is_none_or(|broken| broken.at.elapsed() >= BROKEN)

@@ -26,9 +26,17 @@ impl<D: Document> Shared<D> {
         match call_namespace::for_all(operation.ask(calls, self.poll)).await? {
             Running::For(wait) => Ok(Some(wait)),
             Running::Lost => {
-                let since = operation.began();
-                (state.operation, state.known) = (None, None);
+                // What somebody else changes is only read.
+                let (since, is_own) = (operation.began(), operation.action() != self.document.actions().get);
+                let change = state.operation.take().map(|(_, change)| change);
+                state.known = None;
                 state.busy.get_or_insert(since);
+                if is_own {
+                    state.is_lost = true;
+                    if !state.sent.is_repair() {
+                        state.failed = change.filter(|change| !change.services.is_empty());
+                    }
+                }
                 Ok(None)
             }
             Running::Succeeded => {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
-use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use steerage_provider_api::{Compare, GroupTargets, LoadBalancer, Progress, Provider as _};
 use tokio::time::Instant;
 
 use crate::annotations;
@@ -187,6 +187,56 @@ async fn service_that_azure_names_in_a_failed_load_balancer_is_left_out_for_the_
     }
 }
 
+/// Since the restart, the Service that Azure names is refused before it writes anything: only its targets follow.
+#[tokio::test(start_paused = true)]
+async fn service_that_is_left_out_is_looked_at_and_told_also_while_it_is_refused() {
+    let cloud = Scripted::new();
+    let [a, bad] = ["a", "bad"].map(|name| named(name, &[80], &[1]));
+    for lb in [&a, &bad] {
+        settle(&provider(&cloud), lb).await.unwrap();
+    }
+    let rule = part(&bad, "tcp-80-v4");
+    cloud.change(&path(false), |body| {
+        for part in body["properties"]["loadBalancingRules"].as_array_mut().unwrap() {
+            if part["name"] == *rule {
+                part["properties"]["idleTimeoutInMinutes"] = json!(99);
+            }
+        }
+    });
+    cloud.fail_state(&path(false));
+    cloud.refuse(false, move |body| {
+        let is_wrong = body["properties"].to_string().contains(WRONG);
+        is_wrong.then(|| ("InvalidTimeout", format!("{rule} is wrong")))
+    });
+    let azure = provider(&cloud);
+    let mut changes = azure.changes();
+    let refused = annotated(bad.clone(), annotations::INTERNAL, "maybe");
+    let targets = GroupTargets::of_nodes(bad.nodes());
+    let moved = named("a", &[80], &[2]);
+    let began = Instant::now();
+    loop {
+        assert!(azure.apply(&refused, Compare::Remembered).await.is_err());
+        // It serves at first, as far as anybody knows.
+        if let Ok(outcome) = azure.set_targets(&bad.owner, &targets).await {
+            assert!(outcome.incomplete.is_none() || began.elapsed() > Duration::from_mins(1), "{outcome:?}");
+        }
+        if azure.apply(&moved, Compare::Remembered).await.is_ok_and(|done| done.progress == Progress::Done) {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_mins(5), "it is never done");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(has(&cloud, &bad), [1, 0]);
+    assert_eq!(changes.next().now_or_never().flatten(), Some(bad.owner.clone()));
+    let outcome = azure.set_targets(&bad.owner, &targets).await.unwrap();
+    let (reason, message) = outcome.incomplete.unwrap();
+    assert!(reason == "RejectedByProvider" && message.contains("no rules"), "{message}");
+    // What refuses it is corrected.
+    settle(&azure, &bad).await.unwrap();
+    assert_eq!(has(&cloud, &bad), [1, 1]);
+    assert_eq!(azure.set_targets(&bad.owner, &targets).await.unwrap().incomplete, None);
+}
+
 /// A public IP of the user's holds up all Services: the controller looks at its Service at once, whose condition says what to do.
 #[tokio::test(start_paused = true)]
 async fn service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
@@ -214,5 +264,50 @@ async fn service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
         cloud.change(&ip, |_| {});
         let took = until_done(&azure, &[&moved]).await;
         assert!(took < Duration::from_secs(20), "{took:?}");
+    }
+}
+
+/// The same where Azure has said something else in between, or names another one later.
+#[tokio::test(start_paused = true)]
+async fn each_service_whose_own_public_ip_holds_up_the_others_is_looked_at() {
+    // The answer that is another one.
+    for odd in 0..5 {
+        let cloud = Scripted::new();
+        let ips = ["theirs", "more"].map(|name| config().public_ip_path(None, name));
+        put_theirs(&cloud);
+        let mut more = cloud.get(&ips[0]).unwrap();
+        more["properties"]["ipAddress"] = json!("203.0.113.8");
+        cloud.put(&ips[1], more);
+        let azure = provider(&cloud);
+        let mut changes = azure.changes();
+        let [first, second] = ["first", "second"].map(|name| named(name, &[80], &[1]));
+        let first = annotated(first, annotations::PIP_NAME, "theirs");
+        let second = annotated(second, annotations::PIP_NAME, "more");
+        for lb in [&named("a", &[80], &[1]), &first, &second] {
+            settle(&azure, lb).await.unwrap();
+        }
+        let moved = named("a", &[80], &[2]);
+        cloud.fail_state(&ips[0]);
+        cloud.calls();
+        let mut writes = 0;
+        for _ in 0..60 {
+            if writes == odd {
+                cloud.fail("PUT loadBalancers", 409, "AnotherOperationInProgress", false);
+                writes += 1;
+            }
+            azure.apply(&moved, Compare::Remembered).await.unwrap();
+            writes += cloud.writes().len();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(changes.next().now_or_never().flatten(), Some(first.owner.clone()), "{odd}");
+        // Its owner corrects it, and the other one fails, before anybody writes.
+        cloud.change(&ips[0], |_| {});
+        cloud.fail_state(&ips[1]);
+        for _ in 0..60 {
+            azure.apply(&moved, Compare::Remembered).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(changes.next().now_or_never().flatten(), Some(second.owner.clone()), "{odd}");
+        assert!(changes.next().now_or_never().is_none(), "each is told once");
     }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Changes of public IPs that Azure accepts and that fail then, and changes that follow one another too soon.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -196,14 +198,7 @@ async fn label_that_fails_is_not_tried_sooner_because_others_are_set_in_between(
     for lb in [&a, &bad] {
         settle(&azure, lb).await.unwrap();
     }
-    let failures = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let counted = std::sync::Arc::clone(&failures);
-    cloud.refuse(true, move |body| {
-        label(body).is_some_and(|label| label.starts_with(LABEL)).then(|| {
-            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            ("DnsRecordInUse", "DNS record taken is already used by another public IP.".to_owned())
-        })
-    });
+    let failures = count_refused_labels(&cloud);
     let wishes = [
         annotated(bad.clone(), annotations::DNS_LABEL, LABEL),
         annotated(bad.clone(), annotations::PIP_TAGS, "round=1"),
@@ -222,9 +217,84 @@ async fn label_that_fails_is_not_tried_sooner_because_others_are_set_in_between(
         }
     }
     assert!(slowest < Duration::from_secs(30), "{slowest:?}");
-    // Two labels for an hour: after 1, 2, 4, 8, 16 and 32 minutes each.
-    let failures = failures.load(std::sync::atomic::Ordering::Relaxed);
+    // Two labels for an hour: after 1, 2, 4, 8, 16 and 32 minutes.
+    let failures = failures.load(Ordering::Relaxed);
     assert!(began.elapsed() > Duration::from_mins(50) && (4..=14).contains(&failures), "{failures}");
+}
+
+/// Counts the failures of labels that begin with [`LABEL`]: each makes the load balancer wait.
+fn count_refused_labels(cloud: &Scripted) -> Arc<AtomicUsize> {
+    let failures = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&failures);
+    cloud.refuse(true, move |body| {
+        label(body).is_some_and(|label| label.starts_with(LABEL)).then(|| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            ("DnsRecordInUse", "DNS record taken is already used by another public IP.".to_owned())
+        })
+    });
+    failures
+}
+
+/// Whoever sets another label each minute stops the writes of all no more often than who leaves one that fails.
+#[tokio::test(start_paused = true)]
+async fn many_labels_that_fail_are_tried_no_more_often_than_one() {
+    // In between there is none, or one that Azure takes.
+    for (labels, between) in
+        [(usize::MAX, None), (9, None), (usize::MAX, Some("")), (usize::MAX, Some("free"))]
+    {
+        let cloud = Scripted::new();
+        let azure = provider(&cloud);
+        let bad = named("bad", &[80], &[1]);
+        settle(&azure, &bad).await.unwrap();
+        let failures = count_refused_labels(&cloud);
+        for round in 0..60_usize {
+            let label = match between {
+                Some(between) if round % 2 == 1 => between.to_owned(),
+                _ => format!("{LABEL}-{}", round % labels),
+            };
+            let wish = match label.as_str() {
+                "" => bad.clone(),
+                label => annotated(bad.clone(), annotations::DNS_LABEL, label),
+            };
+            let since = Instant::now();
+            while since.elapsed() < Duration::from_mins(1) {
+                azure.apply(&wish, Compare::Remembered).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+        // After 1, 2, 4, 8, 16 and 32 minutes.
+        let failures = failures.load(Ordering::Relaxed);
+        assert!((4..=7).contains(&failures), "{failures} of {labels}, {between:?}");
+    }
+}
+
+/// Who corrects a label that has failed for long does not wait as long as the wrong one would.
+#[tokio::test(start_paused = true)]
+async fn corrected_label_is_written_within_a_minute_and_a_half() {
+    let cloud = Scripted::new();
+    let azure = provider(&cloud);
+    let bad = named("bad", &[80], &[1]);
+    settle(&azure, &bad).await.unwrap();
+    let path = config().public_ip_path(None, &ip_name(&bad));
+    let failures = count_refused_labels(&cloud);
+    let wrong = annotated(bad.clone(), annotations::DNS_LABEL, LABEL);
+    while failures.load(Ordering::Relaxed) < 6 {
+        azure.apply(&wrong, Compare::Remembered).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let corrected = annotated(bad, annotations::DNS_LABEL, "free");
+    let began = Instant::now();
+    let mut told = String::new();
+    while label(&cloud.get(&path).unwrap()) != Some("free") {
+        let outcome = azure.apply(&corrected, Compare::Remembered).await.unwrap();
+        if let Some((_, message)) = outcome.incomplete {
+            told = message;
+        }
+        assert!(began.elapsed() < Duration::from_secs(90), "it is never written");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(told.contains("not written yet") && told.contains("already used"), "{told}");
+    assert_eq!(settle(&azure, &corrected).await.unwrap().incomplete, None);
 }
 
 /// The second change comes while the first one runs.

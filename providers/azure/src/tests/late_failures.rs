@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use steerage_provider_api::{Compare, LoadBalancer, Progress, Provider as _};
+use tokio::time::Instant;
 
 use crate::annotations;
 use crate::config::tests::config;
@@ -13,7 +14,7 @@ use crate::desired::tests::{annotated, named};
 use crate::marks::Mark;
 use crate::merge::Layout;
 use crate::provider::Azure;
-use crate::scripted::{Scripted, gone, settle};
+use crate::scripted::{Scripted, gone, parts, settle};
 
 /// Fails the first change that takes these parts out of a load balancer, after it was accepted.
 fn fail_first_without(cloud: &Scripted, is_internal: bool, part: String, words: String) {
@@ -107,4 +108,87 @@ async fn scheme_whose_change_fails_late_is_written_again() {
         gone(&provider, &lb.owner).await.unwrap();
     }
     assert!(cloud.all("loadBalancers").is_empty() && cloud.all("publicIPAddresses").is_empty());
+}
+
+/// Azure forgets each operation at once, so only the load balancer says that a change failed.
+#[tokio::test(start_paused = true)]
+async fn change_whose_failure_cannot_be_read_stops_nobody_else() {
+    for is_together in [false, true] {
+        let cloud = Scripted::new();
+        let azure = cloud.provider_with(|config| config.poll = Duration::from_secs(1));
+        let [a, b] = ["a", "b"].map(|name| named(name, &[80], &[1]));
+        for lb in [&a, &b] {
+            settle(&azure, lb).await.unwrap();
+        }
+        cloud.block("GET operations", 404);
+        let path = Layout { config: config(), is_internal: false }.path();
+        let timeouts = |body: &Value| -> Vec<Value> {
+            let rules = parts(body, "loadBalancingRules");
+            rules.map(|rule| rule["properties"]["idleTimeoutInMinutes"].clone()).collect()
+        };
+        cloud.refuse(true, move |body| {
+            timeouts(body).contains(&Value::from(9)).then(|| ("Wrong", "something".to_owned()))
+        });
+        let wrong = annotated(b.clone(), annotations::IDLE_TIMEOUT, "9");
+        let moved = named("a", &[80], &[2]);
+        let (began, mut told) = (Instant::now(), String::new());
+        loop {
+            if let Err(error) = azure.apply(&wrong, Compare::Remembered).await {
+                told = error.to_string();
+            }
+            let is_its_turn = is_together || began.elapsed() > Duration::from_mins(1);
+            if is_its_turn
+                && azure
+                    .apply(&moved, Compare::Remembered)
+                    .await
+                    .is_ok_and(|of| of.progress == Progress::Done)
+            {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_mins(5), "{is_together}: it is never done");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let body = cloud.get(&path).unwrap();
+        assert!(body.to_string().contains("10.0.0.2"), "{is_together}: {body}");
+        assert!(told.contains("could not be read"), "{is_together}: {told}");
+        cloud.refuse(true, |_| None);
+        // A try of before may have failed meanwhile.
+        let began = Instant::now();
+        while settle(&azure, &wrong).await.is_err() {
+            assert!(began.elapsed() < Duration::from_mins(10), "{is_together}: it is never tried again");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        let body = cloud.get(&path).unwrap();
+        assert_eq!(body["properties"]["provisioningState"], "Succeeded", "{is_together}");
+    }
+}
+
+/// The same of the write that shall end the state `Failed`.
+#[tokio::test(start_paused = true)]
+async fn repair_whose_failure_cannot_be_read_comes_to_an_end() {
+    let cloud = Scripted::new();
+    let a = named("a", &[80], &[1]);
+    settle(&cloud.provider(), &a).await.unwrap();
+    let path = Layout { config: config(), is_internal: false }.path();
+    cloud.change(&path, |body| body["tags"]["wrong"] = "yes".into());
+    cloud.fail_state(&path);
+    cloud.refuse(true, |body| {
+        (body["tags"]["wrong"] == "yes").then(|| ("Wrong", "something is wrong".to_owned()))
+    });
+    cloud.block("GET operations", 404);
+    let azure = cloud.provider_with(|config| config.poll = Duration::from_secs(1));
+    cloud.calls();
+    let (began, mut done) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_mins(14) {
+        let outcome = azure.apply(&a, Compare::InPlace).await;
+        done += u32::from(outcome.is_ok_and(|outcome| outcome.progress == Progress::Done));
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    // At once, and after 5 and 10 minutes.
+    assert_eq!(cloud.writes().len(), 3);
+    assert!(done > 70, "{done}");
+    // Who changes something is told.
+    let moved = named("a", &[80], &[2]);
+    let error = settle(&azure, &moved).await.unwrap_err();
+    assert_eq!(error.reason(), "LoadBalancerFailed", "{error}");
 }
