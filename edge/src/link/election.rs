@@ -237,9 +237,12 @@ impl Election {
         let first = self.peers.get(&from).map_or(now, |peer| peer.first);
         self.peers.insert(from, Peer { first, ..Peer::new(beat, now) });
         if self.peers.len() > MAX_PEERS {
-            // A dead one first, else the one that has been known for the shortest time.
-            let standing =
-                |peer: &Peer| (peer.is_alive(now, timeout), peer.last.duration_since(peer.first), peer.last);
+            // A dead one first, then one that answers for nothing: at most one host for each shard does. Else the one that has been
+            // known for the shortest time.
+            let standing = |peer: &Peer| {
+                let has_shards = !peer.active.is_empty();
+                (peer.is_alive(now, timeout), has_shards, peer.last.duration_since(peer.first), peer.last)
+            };
             let lowest = self.peers.iter().min_by_key(|(_, peer)| standing(peer)).map(|(mac, _)| *mac);
             if let Some(mac) = lowest {
                 self.peers.remove(&mac);

@@ -88,3 +88,28 @@ fn forged_hosts_do_not_displace_real_ones() {
     }
     assert_eq!(link.shards(), shards);
 }
+
+/// As where all nodes of a large cluster are edge hosts. A host that did not know who answers for a shard would answer for it, too.
+#[test]
+fn hosts_that_answer_are_known_among_any_number() {
+    let mut link = Link::new(1);
+    link.beats(10);
+    let host = link.hosts[0].as_mut().expect("host");
+    let beat = Link::new(1).host(0).heartbeat(Vec::new());
+    let mut hear = |number: u16, active: Shards, now| {
+        let [high, low] = number.to_be_bytes();
+        let shards = Some(HeartbeatShards { active, offered: Shards::NONE });
+        let (name, is_active) = (format!("node-{number}"), !active.is_empty());
+        let beat = Heartbeat { host: name, active: is_active, shards, ..beat.clone() };
+        host.on_heartbeat([6, 0, 0, 0, high, low], beat, now);
+    };
+    let (before, now) = (link.now, link.now + TIMING.interval);
+    for (number, at) in (0..600).flat_map(|number| [(number, before), (number, now)]) {
+        hear(number, Shards::NONE, at);
+    }
+    for (number, shard) in (600..).zip(Shard::all()) {
+        hear(number, [shard].into_iter().collect(), now);
+    }
+    let with_shards = host.peers.values().filter(|peer| !peer.active.is_empty()).count();
+    assert_eq!((host.peers.len(), with_shards), (256, 128));
+}
