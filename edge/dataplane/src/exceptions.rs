@@ -4,7 +4,7 @@
 //!
 //! The exchange of the daemon finds them here, and inserts those that another host has told. What is
 //! exchanged has no numbers, because those of Services and targets differ between hosts. Nothing here
-//! decides whose word counts.
+//! decides which host may end a flow.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -139,7 +139,7 @@ impl Election {
     /// Whether this host does not know yet if the active hosts are of its cluster: all of them name one. Then it must not end its
     /// lease for them.
     pub(crate) fn is_in_doubt(&self, now: Instant) -> bool {
-        let is_active = |peer: &Peer| !peer.keeps().is_empty() && peer.ability.can_serve;
+        let is_active = |peer: &Peer| !peer.kept_shards().is_empty() && peer.ability.can_serve;
         let mut others = self.live_peers(now).filter(|(_, peer)| is_active(peer)).peekable();
         self.cluster == Cluster::Unread
             && others.peek().is_some()
@@ -192,7 +192,7 @@ impl Election {
     /// The shards for which another host is active that can serve: their VIPs are not needed here.
     pub(crate) fn others_active(&self, now: Instant) -> Shards {
         let able = self.live_peers(now).filter(|(_, peer)| peer.ability.can_serve);
-        able.fold(Shards::NONE, |shards, (_, peer)| shards | peer.keeps())
+        able.fold(Shards::NONE, |shards, (_, peer)| shards | peer.kept_shards())
     }
 
     /// Whether another host could take over.
@@ -279,7 +279,9 @@ impl Election {
         let own = (self.ability.can_serve, self.term, self.name.as_str(), self.mac);
         let claims: Vec<_> = self
             .live_peers(now)
-            .map(|(mac, peer)| (peer.keeps(), (peer.ability.can_serve, peer.term, peer.host.as_str(), *mac)))
+            .map(|(mac, peer)| {
+                (peer.kept_shards(), (peer.ability.can_serve, peer.term, peer.host.as_str(), *mac))
+            })
             .collect();
         let mut quiet_since = self.quiet_since;
         let mut is_next = |shard: &Shard| {
@@ -290,7 +292,7 @@ impl Election {
             let quiet = &mut quiet_since[shard.index()];
             *quiet = is_quiet.then(|| quiet.unwrap_or(now));
             match strongest {
-                Some(peer) => is_active && !self.gives(*shard) && own > peer,
+                Some(peer) => is_active && !self.is_given_away(*shard) && own > peer,
                 None if is_active => !yields,
                 None if self.leaving || self.is_handed_over_by_better(*shard, now) => false,
                 None => {
@@ -305,7 +307,7 @@ impl Election {
     }
 
     /// Whether this host answers for the shard only until another one does.
-    fn gives(&self, shard: Shard) -> bool {
+    fn is_given_away(&self, shard: Shard) -> bool {
         self.leaving || self.offers.current().contains(shard)
     }
 
@@ -340,7 +342,7 @@ impl Election {
     /// Whether a host that can serve gives the shard away, and this one cannot: the kernel of the other one serves on without its
     /// process, as long as no host takes its VIPs.
     fn is_handed_over_by_better(&self, shard: Shard, now: Instant) -> bool {
-        let is_better = |peer: &Peer| peer.gives().contains(shard) && peer.ability.can_serve;
+        let is_better = |peer: &Peer| peer.given_shards().contains(shard) && peer.ability.can_serve;
         !self.ability.can_serve && self.live_peers(now).any(|(_, peer)| is_better(peer))
     }
 

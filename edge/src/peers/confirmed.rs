@@ -7,7 +7,7 @@
 //! is wrong.
 //!
 //! Routers may send a flow's packets to this host nevertheless. Of a flow that this host's own program has seen since the other host
-//! claimed the VIP, this host knows better, and no other host's word counts.
+//! claimed the VIP, no other host decides.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -162,7 +162,7 @@ impl ConfirmedFlows {
     }
 
     /// The list is complete. Returns the flows that it does not confirm any more, and whether it has VIPs for which the host of this
-    /// session did not answer before. `answers`: whether this host answers for the VIP; then no other one's word counts.
+    /// session did not answer before. `answers`: whether this host answers for the VIP; then no other one decides.
     pub(crate) fn end(
         &mut self,
         session: SessionId,

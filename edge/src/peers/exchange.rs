@@ -240,7 +240,7 @@ impl Exchange {
         self.pace.on_change(Instant::now());
     }
 
-    /// No other host's word counts for the VIPs for which this host answers, and for those that it does not have.
+    /// No other host decides about flows of VIPs for which this host answers, or that it does not have.
     fn forget_own(&mut self) {
         let (vips, lasting) = (&self.vips, &self.lasting);
         self.confirmed.take_over(|vip| !vips.contains_key(&vip) || answers(vips, lasting, vip));

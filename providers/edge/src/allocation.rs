@@ -27,11 +27,11 @@ const LATEST_EFFECT: Duration = Duration::from_secs(10);
 /// A released address is not given to another Service for this time, if another is free: until all nodes have removed the rules of the
 /// Service that had it. kube-proxy needs about a second, in large clusters some tens of seconds (`minSyncPeriod`, and the time of a
 /// sync).
-const REST: Duration = Duration::from_mins(1);
+const REUSE_AVOIDANCE: Duration = Duration::from_mins(1);
 
 /// An address of two load balancers stays with both for this time. If another program wrote it into one of them, that one gets its own
 /// back meanwhile.
-const DUPLICATE_PATIENCE: Duration = Duration::from_mins(1);
+const DUPLICATE_GRACE: Duration = Duration::from_mins(1);
 
 /// Released addresses in the status of a pool. An address is about 100 bytes.
 const MOST_HELD: usize = 1_000;
@@ -55,12 +55,12 @@ pub(crate) struct Allocation {
 
 /// What a load balancer has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct AssignedAddresses {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) sharing: Option<Sharing>,
 }
 
-impl Held {
+impl AssignedAddresses {
     pub(crate) fn of(entry: &Entry<LoadBalancerContent>) -> Self {
         Self { addresses: addresses(entry), sharing: Sharing::of(entry) }
     }
@@ -72,7 +72,7 @@ struct Reservation {
     /// That of the Service.
     namespace: String,
     /// What each of them would have.
-    tries: Vec<Held>,
+    tries: Vec<AssignedAddresses>,
     /// The time of the last write.
     since: Instant,
 }
@@ -83,7 +83,7 @@ impl Allocation {
     pub(crate) fn allocate(
         &mut self,
         lb: &LoadBalancer,
-        current: Held,
+        current: AssignedAddresses,
         pools: &[Pool],
         namespace_labels: Option<&Labels>,
         index: &Index,
@@ -98,14 +98,14 @@ impl Allocation {
     fn find_addresses(
         &mut self,
         lb: &LoadBalancer,
-        current: Held,
+        current: AssignedAddresses,
         pools: &[Pool],
         namespace_labels: Option<&Labels>,
         index: &Index,
     ) -> Result<Vec<IpAddr>, Error> {
         let name = spec::object_name(&lb.owner);
         let wanted = Sharing::wanted(lb)?;
-        let Held { addresses: current, sharing: present } = current;
+        let AssignedAddresses { addresses: current, sharing: present } = current;
         let (resting, held) = self.resting(&lb.owner.service, pools);
         let published = self.undisputed(&lb.owner, &name, &current, present.as_ref(), &lb.published, index);
         let request = Request {
@@ -159,14 +159,14 @@ impl Allocation {
             || Reservation { namespace: namespace.to_owned(), tries: Vec::new(), since: Instant::now() };
         let reserved = self.reserved.entry(name).or_insert_with(none);
         reserved.since = Instant::now();
-        let held = Held { addresses: addresses.to_vec(), sharing: wanted };
+        let held = AssignedAddresses { addresses: addresses.to_vec(), sharing: wanted };
         if !reserved.tries.contains(&held) {
             reserved.tries.push(held);
         }
     }
 
     /// Ends the reservation of the load balancer of this name, and returns what each try may have led to.
-    pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<Held>> {
+    pub(crate) fn end_reservation(&mut self, name: &str) -> Option<Vec<AssignedAddresses>> {
         self.reserved.remove(name).map(|reservation| reservation.tries)
     }
 
@@ -180,7 +180,7 @@ impl Allocation {
 
     /// How long the load balancer of this name keeps an address that another one has, and that is served for the other one.
     pub(crate) fn disputed_for(&self, name: &str) -> Option<Duration> {
-        let left = DUPLICATE_PATIENCE.saturating_sub(self.duplicates.get(name)?.elapsed());
+        let left = DUPLICATE_GRACE.saturating_sub(self.duplicates.get(name)?.elapsed());
         (!left.is_zero()).then_some(left)
     }
 
@@ -205,8 +205,8 @@ impl Allocation {
     pub(crate) fn release(
         &mut self,
         service: Option<&Key>,
-        before: &Held,
-        now: &Held,
+        before: &AssignedAddresses,
+        now: &AssignedAddresses,
         pools: &[Pool],
         index: &Index,
     ) -> Vec<Owner> {
@@ -248,11 +248,11 @@ impl Allocation {
         self.released.retain(|address, released| {
             let delay = reuse_delay(*address, pools);
             let is_announced = delay.is_zero() || released.is_over;
-            released.since.elapsed() < REST.max(delay) || !is_announced
+            released.since.elapsed() < REUSE_AVOIDANCE.max(delay) || !is_announced
         });
         let of_others =
             || self.released.iter().filter(|(_, released)| released.last.as_ref() != Some(service));
-        let rests = |released: &Released| released.since.elapsed() < REST;
+        let rests = |released: &Released| released.since.elapsed() < REUSE_AVOIDANCE;
         let resting = of_others().filter(|(_, released)| rests(released)).map(|(address, _)| *address);
         let held = of_others()
             .filter_map(|(address, released)| Some((*address, released.left(reuse_delay(*address, pools))?)));
@@ -343,12 +343,12 @@ impl Allocation {
                 load_balancer = name,
                 other,
                 address = %lost,
-                patience = ?DUPLICATE_PATIENCE,
+                grace = ?DUPLICATE_GRACE,
                 "address belongs to two load balancers; the other one is served; if it keeps the address, this Service gets another one"
             );
             Instant::now()
         });
-        if since.elapsed() < DUPLICATE_PATIENCE {
+        if since.elapsed() < DUPLICATE_GRACE {
             return published.to_vec();
         }
         published.iter().copied().filter(|address| !is_with_other(address, false)).collect()

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::Pool;
 
 /// So long a state lasts before it is told: the chart deletes a pool to change it, and creates it again.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const NOTICE_DELAY: Duration = Duration::from_secs(5);
 
 /// Kept addresses that users are told of at once: other events wait in the same queue.
 const MOST_TOLD: usize = 50;
@@ -22,7 +22,7 @@ pub const ADDRESS_KEPT: &str = "AddressKept";
 
 /// Why no pool would give the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Why {
+pub(crate) enum KeptReason {
     /// No pool has it.
     Outside,
     /// The pools that have it are not for the Service.
@@ -35,7 +35,7 @@ pub(crate) struct Kept {
     /// The kind and name of the Service, or of the object if it names no Service.
     pub(crate) holder: String,
     pub(crate) address: IpAddr,
-    pub(crate) why: Why,
+    pub(crate) why: KeptReason,
     pub(crate) owner: Option<Owner>,
 }
 
@@ -60,12 +60,12 @@ impl Tenant<'_> {
     }
 
     /// Why no pool would give the Service this address.
-    pub(crate) fn why_kept(self, address: IpAddr, pools: &[Pool]) -> Option<Why> {
+    pub(crate) fn why_kept(self, address: IpAddr, pools: &[Pool]) -> Option<KeptReason> {
         let mut of_address = pools.iter().filter(|pool| pool.contains(address)).peekable();
         if of_address.peek().is_none() {
-            return Some(Why::Outside);
+            return Some(KeptReason::Outside);
         }
-        of_address.all(|pool| self.is_refused_by(pool)).then_some(Why::NotAdmitted)
+        of_address.all(|pool| self.is_refused_by(pool)).then_some(KeptReason::NotAdmitted)
     }
 }
 
@@ -75,10 +75,10 @@ pub(crate) fn is_restricted(pool: &Pool) -> bool {
 }
 
 /// Since when each is so, and whether users were told.
-pub(crate) type Known = BTreeMap<Kept, (Instant, bool)>;
+pub(crate) type KnownKept = BTreeMap<Kept, (Instant, bool)>;
 
 /// The events of those that are so for a while and were not told yet, at most [`MOST_TOLD`]. Whether no other has to be told.
-pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut Known) -> (Vec<ProviderNotice>, bool) {
+pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut KnownKept) -> (Vec<ProviderNotice>, bool) {
     known.retain(|one, _| kept.contains(one));
     for one in kept {
         if !known.contains_key(one) {
@@ -87,14 +87,14 @@ pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut Known) -> (Vec<ProviderNot
     }
     let mut untold: Vec<_> = known.iter_mut().filter(|(_, (_, is_told))| !is_told).collect();
     let count = untold.len();
-    untold.retain(|(_, (since, _))| since.elapsed() >= PATIENCE);
+    untold.retain(|(_, (since, _))| since.elapsed() >= NOTICE_DELAY);
     untold.truncate(MOST_TOLD);
     let is_all = untold.len() == count;
     let mut notices = Vec::new();
     for (one, (_, is_told)) in untold {
         let reason = match one.why {
-            Why::Outside => "no pool has it",
-            Why::NotAdmitted => "the pools that have it are not for the Service",
+            KeptReason::Outside => "no pool has it",
+            KeptReason::NotAdmitted => "the pools that have it are not for the Service",
         };
         tracing::warn!(holder = one.holder, address = %one.address, reason, "no AddressPool would assign this address; keeping it");
         notices.extend(one.owner.clone().map(|owner| ProviderNotice {
@@ -111,11 +111,11 @@ impl Kept {
     fn note(&self) -> String {
         let address = self.address;
         match self.why {
-            Why::Outside => format!(
+            KeptReason::Outside => format!(
                 "Address {address} is in no AddressPool any more. The load balancer keeps it. Add it to a pool, or request another \
                  address."
             ),
-            Why::NotAdmitted => format!(
+            KeptReason::NotAdmitted => format!(
                 "Address {address} is in an AddressPool that is not for this Service any more (namespaces, namespaceSelector or \
                  serviceSelector). The load balancer keeps it. Correct the pool or the labels, or request another address."
             ),
@@ -153,7 +153,7 @@ mod tests {
             pool(|spec| spec.service_selector = Some(selector("b"))),
         ];
         for pool in &is_for_others {
-            assert_eq!(why(std::slice::from_ref(pool)), Some(Why::NotAdmitted), "{pool:?}");
+            assert_eq!(why(std::slice::from_ref(pool)), Some(KeptReason::NotAdmitted), "{pool:?}");
             assert!(is_restricted(pool));
         }
         let open = pool(|_| {});
@@ -161,8 +161,11 @@ mod tests {
         let mut both = is_for_others.to_vec();
         both.push(open);
         assert_eq!(why(&both), None, "another pool has it, too");
-        assert_eq!(why(&[pool(|spec| spec.excluded = vec!["10.9.0.1".to_owned()])]), Some(Why::Outside));
-        assert_eq!(why(&[]), Some(Why::Outside), "the pool is deleted");
+        assert_eq!(
+            why(&[pool(|spec| spec.excluded = vec!["10.9.0.1".to_owned()])]),
+            Some(KeptReason::Outside)
+        );
+        assert_eq!(why(&[]), Some(KeptReason::Outside), "the pool is deleted");
         // What is not known, as after a start, is no reason for an alarm.
         let unknown = Tenant { namespace_labels: None, labels: None, ..tenant };
         assert_eq!(unknown.why_kept(ip("10.9.0.1"), &is_for_others[1..]), None);
@@ -174,26 +177,26 @@ mod tests {
         let kept = |n: u8| Kept {
             holder: format!("Service shop/{n}"),
             address: [10, 9, 0, n].into(),
-            why: Why::Outside,
+            why: KeptReason::Outside,
             owner: Some(owner(&n.to_string())),
         };
         let all: BTreeSet<_> = (0..60).map(kept).collect();
-        let (mut known, none) = (Known::new(), BTreeSet::new());
-        let tell = |kept: &BTreeSet<Kept>, known: &mut Known| {
+        let (mut known, none) = (KnownKept::new(), BTreeSet::new());
+        let tell = |kept: &BTreeSet<Kept>, known: &mut KnownKept| {
             let (notices, is_all) = news(kept, known);
             (notices.len(), is_all)
         };
         assert_eq!(tell(&all, &mut known), (0, false), "the pool may come again");
         assert_eq!(tell(&none, &mut known), (0, true));
         assert_eq!(tell(&all, &mut known), (0, false));
-        tokio::time::advance(PATIENCE).await;
+        tokio::time::advance(NOTICE_DELAY).await;
         assert_eq!(tell(&all, &mut known), (50, false));
         assert_eq!(tell(&all, &mut known), (10, true));
         assert_eq!(tell(&all, &mut known), (0, true));
         assert_eq!(tell(&none, &mut known), (0, true));
         let one = [kept(1)].into();
         assert_eq!(tell(&one, &mut known), (0, false), "it happened again");
-        tokio::time::advance(PATIENCE).await;
+        tokio::time::advance(NOTICE_DELAY).await;
         let (notices, _) = news(&one, &mut known);
         assert_eq!(notices[0].reason, ADDRESS_KEPT);
         assert!(

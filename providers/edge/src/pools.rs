@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use steerage_edge_api::{AddressPoolSpec, AddressPoolStatus, ReleasedAddress};
 use steerage_model::Family;
 
-use crate::kept::{Kept, Why};
+use crate::kept::{Kept, KeptReason};
 use crate::{AddressSet, Pool, Range};
 
 /// Kept addresses that a status names, of each kind.
@@ -98,12 +98,12 @@ pub(crate) fn status_patch(status: &AddressPoolStatus) -> Value {
 /// What to tell of kept addresses: of all that are in no pool, and of those of this pool's ranges.
 fn report(kept: &BTreeSet<Kept>, ranges: &[Range]) -> Vec<String> {
     let is_of_pool = |one: &&Kept| ranges.iter().any(|range| range.contains(one.address));
-    let outside = list(kept.iter().filter(|one| one.why == Why::Outside)).map(|list| {
+    let outside = list(kept.iter().filter(|one| one.why == KeptReason::Outside)).map(|list| {
         format!(
             "Assigned addresses are in no AddressPool: {list}. Their load balancers keep them. Add them to a pool, or request others."
         )
     });
-    let refused = list(kept.iter().filter(|one| one.why == Why::NotAdmitted).filter(is_of_pool)).map(|list| {
+    let refused = list(kept.iter().filter(|one| one.why == KeptReason::NotAdmitted).filter(is_of_pool)).map(|list| {
         format!(
             "Services that the pool is not for have addresses of it: {list}. Their load balancers keep them. Admit the Services, or \
              let them request others."
@@ -156,7 +156,7 @@ mod tests {
         let outside = |n: u8| Kept {
             holder: format!("Service shop/{n}"),
             address: [10, 9, 0, n].into(),
-            why: Why::Outside,
+            why: KeptReason::Outside,
             owner: None,
         };
         let problem = |count| {

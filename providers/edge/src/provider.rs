@@ -22,7 +22,7 @@ use steerage_provider_api::{
 use steerage_watch::Watches;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::allocation::Held;
+use crate::allocation::AssignedAddresses;
 use crate::cache::follow;
 use crate::entry::{Change, Entry};
 use crate::index::References;
@@ -56,7 +56,7 @@ pub fn capabilities() -> Capabilities {
 }
 
 /// Retry interval while a finalizer of another program holds a deleted object.
-const HELD: Duration = Duration::from_secs(2);
+const DELETION_RETRY: Duration = Duration::from_secs(2);
 
 /// The provider for Steerage's own edge. Its watches run until it is dropped.
 #[derive(Debug)]
@@ -289,7 +289,7 @@ impl Provider for EdgeProvider {
         let entry = self.owned_entry(&lb.owner).await?;
         if entry.as_ref().is_some_and(|entry| entry.deleting) {
             // Its addresses stay reserved until it is deleted; then a new object is created.
-            return Ok(Outcome { progress: Progress::Again(HELD), ..Outcome::done() });
+            return Ok(Outcome { progress: Progress::Again(DELETION_RETRY), ..Outcome::done() });
         }
         let structure = spec::structure(lb, Vec::new());
         if structure.is_err() && entry.is_none() && lb.published.is_empty() {
@@ -301,7 +301,7 @@ impl Provider for EdgeProvider {
         let wanted = targets.put_into(structure);
         let current =
             entry.as_ref().and_then(|entry| entry.content.as_ref().ok()).map(|content| &content.spec);
-        let before = entry.as_ref().filter(|_| current.is_some()).map(Held::of);
+        let before = entry.as_ref().filter(|_| current.is_some()).map(AssignedAddresses::of);
         let left = current.and_then(|spec| spec.node_set.clone());
         let mut has_written = true;
         if let Some(entry) = &entry {
@@ -324,7 +324,7 @@ impl Provider for EdgeProvider {
             // Nothing else reminds of it: neither object changes.
             progress = Progress::Again(left);
         }
-        let now = Held { addresses: wanted.addresses.clone(), sharing: Sharing::wanted(lb)? };
+        let now = AssignedAddresses { addresses: wanted.addresses.clone(), sharing: Sharing::wanted(lb)? };
         if before.as_ref() != Some(&now) {
             self.shared.on_release(Some(&lb.owner.service), &before.unwrap_or_default(), &now);
             self.shared.pools_are_stale();
@@ -420,11 +420,11 @@ impl Provider for EdgeProvider {
         entry = entry.filter(|entry| entry.owner.as_ref() == Some(owner));
         let node_set = entry.as_ref().and_then(|entry| entry.content.as_ref().ok()?.spec.node_set.clone());
         if let Some(entry) = entry {
-            let released = Held::of(&entry);
+            let released = AssignedAddresses::of(&entry);
             if !self.shared.balancers.delete(&name, &entry).await? {
-                return Ok(Progress::Again(HELD));
+                return Ok(Progress::Again(DELETION_RETRY));
             }
-            self.shared.on_release(Some(&owner.service), &released, &Held::default());
+            self.shared.on_release(Some(&owner.service), &released, &AssignedAddresses::default());
             self.shared.pools_are_stale();
         }
         self.shared.end_reservation(owner);

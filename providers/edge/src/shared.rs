@@ -16,7 +16,7 @@ use steerage_provider_api::{Error, LoadBalancer, Owner, ProviderNotice};
 use steerage_watch::Event;
 use tokio::sync::{Notify, OnceCell};
 
-use crate::allocation::{Allocation, Held};
+use crate::allocation::{Allocation, AssignedAddresses};
 use crate::calls::Failure;
 use crate::entry::{Change, Entry};
 use crate::index::Index;
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     namespace: String,
     pub(crate) notices: Notifier<ProviderNotice>,
     /// The kept addresses, and whether users were told.
-    kept: Mutex<kept::Known>,
+    kept: Mutex<kept::KnownKept>,
     /// The pools and families that users were told are nearly full.
     full_pools: Mutex<BTreeSet<(String, String)>>,
 }
@@ -191,7 +191,7 @@ impl Shared {
     /// Allocates the addresses of a load balancer and reserves them until [`Shared::end_reservation`].
     pub(crate) fn allocate(&self, lb: &LoadBalancer) -> Result<Vec<IpAddr>, Error> {
         let current = self.balancers.cache.get(&spec::object_name(&lb.owner));
-        let current = current.map(|entry| Held::of(&entry)).unwrap_or_default();
+        let current = current.map(|entry| AssignedAddresses::of(&entry)).unwrap_or_default();
         let pools = self.known_pools();
         let namespace_labels = self.namespaces.labels(lb.owner.service.namespace());
         let mut allocation = self.allocation();
@@ -206,7 +206,12 @@ impl Shared {
 
     /// The load balancer of `service` had what `before` says, and has what `now` says: a released address rests, and the owners that may
     /// use it, or a port of it, are notified.
-    pub(crate) fn on_release(&self, service: Option<&Key>, before: &Held, now: &Held) {
+    pub(crate) fn on_release(
+        &self,
+        service: Option<&Key>,
+        before: &AssignedAddresses,
+        now: &AssignedAddresses,
+    ) {
         if before == now {
             return;
         }
@@ -269,7 +274,8 @@ impl Shared {
         let name = &spec::object_name(owner);
         self.users().remove(name);
         let Some(reserved) = self.allocation().end_reservation(name) else { return };
-        let now = self.balancers.cache.get(name).map(|entry| Held::of(&entry)).unwrap_or_default();
+        let now =
+            self.balancers.cache.get(name).map(|entry| AssignedAddresses::of(&entry)).unwrap_or_default();
         for held in reserved {
             self.on_release(Some(&owner.service), &held, &now);
         }
@@ -344,7 +350,10 @@ impl Shared {
                 self.notifier.send(owner);
             }
         }
-        let (before, now) = (old.map(Held::of).unwrap_or_default(), new.map(Held::of).unwrap_or_default());
+        let (before, now) = (
+            old.map(AssignedAddresses::of).unwrap_or_default(),
+            new.map(AssignedAddresses::of).unwrap_or_default(),
+        );
         if before.addresses != now.addresses {
             self.pools_are_stale();
         }

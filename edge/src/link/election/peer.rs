@@ -73,12 +73,12 @@ impl Peer {
     }
 
     /// The shards that it answers for and keeps.
-    pub(super) fn keeps(&self) -> Shards {
+    pub(super) fn kept_shards(&self) -> Shards {
         if self.leaving { Shards::NONE } else { self.active - self.offered }
     }
 
     /// The shards that it answers for until another host does.
-    pub(super) fn gives(&self) -> Shards {
+    pub(super) fn given_shards(&self) -> Shards {
         if self.leaving { self.active } else { self.active & self.offered }
     }
 }

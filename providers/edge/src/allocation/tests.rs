@@ -46,8 +46,8 @@ pub(crate) fn unreachable_client() -> Client {
     Client::new(service, "default")
 }
 
-fn held(addresses: &[IpAddr]) -> Held {
-    Held { addresses: addresses.to_vec(), sharing: None }
+fn held(addresses: &[IpAddr]) -> AssignedAddresses {
+    AssignedAddresses { addresses: addresses.to_vec(), sharing: None }
 }
 
 fn pools(range: &str) -> [Pool; 1] {
@@ -75,7 +75,7 @@ fn reserved_address_is_taken_until_the_reservation_ends() {
     let (mut allocation, index, pools) =
         (Allocation::default(), Index::default(), pools("10.9.0.1-10.9.0.2"));
     let get = |allocation: &mut Allocation, name| {
-        allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index)
+        allocation.allocate(&load_balancer(name, &[]), AssignedAddresses::default(), &pools, None, &index)
     };
     assert_eq!(get(&mut allocation, "a").expect("free"), [ip("10.9.0.1")]);
     assert_eq!(get(&mut allocation, "a").expect("its own"), [ip("10.9.0.1")]);
@@ -85,7 +85,7 @@ fn reserved_address_is_taken_until_the_reservation_ends() {
     assert_eq!(allocation.end_reservation(&name), Some(vec![held(&[ip("10.9.0.1")])]));
     assert_eq!(allocation.end_reservation(&name), None);
     assert_eq!(
-        allocation.release(None, &held(&[ip("10.9.0.1")]), &Held::default(), &pools, &index),
+        allocation.release(None, &held(&[ip("10.9.0.1")]), &AssignedAddresses::default(), &pools, &index),
         [owner("c")]
     );
     assert_eq!(get(&mut allocation, "c").expect("no other is free"), [ip("10.9.0.1")]);
@@ -97,7 +97,9 @@ fn addresses_of_all_tries_stay_reserved() {
     let (mut allocation, mut index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
     index.change(None, Some(&object("z", &[ip("10.9.0.1")])));
     let get = |allocation: &mut Allocation, index: &Index, name| {
-        allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, index).expect("free")
+        allocation
+            .allocate(&load_balancer(name, &[]), AssignedAddresses::default(), &pools, None, index)
+            .expect("free")
     };
     assert_eq!(get(&mut allocation, &index, "a"), [ip("10.9.0.2")]);
     index.change(Some(&object("z", &[ip("10.9.0.1")])), None);
@@ -126,24 +128,34 @@ fn address_of_an_object_is_taken() {
 #[tokio::test(start_paused = true)]
 async fn times_pass() {
     let (mut allocation, index, pools) = (Allocation::default(), Index::default(), pools("10.9.0.0/24"));
-    allocation.allocate(&load_balancer("a", &[]), Held::default(), &pools, None, &index).expect("free");
+    allocation
+        .allocate(&load_balancer("a", &[]), AssignedAddresses::default(), &pools, None, &index)
+        .expect("free");
     let name = spec::object_name(&owner("a"));
     assert!(allocation.unsettled(&name).is_some() && allocation.unsettled("lb-b").is_none());
     tokio::time::advance(LATEST_EFFECT).await;
     assert_eq!(allocation.unsettled(&name), None);
     let released = allocation.end_reservation(&name).expect("it was reserved");
-    allocation.release(Some(&owner("a").service), &released[0], &Held::default(), &pools, &index);
-    let mut get =
-        |name| allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index);
+    allocation.release(
+        Some(&owner("a").service),
+        &released[0],
+        &AssignedAddresses::default(),
+        &pools,
+        &index,
+    );
+    let mut get = |name| {
+        allocation.allocate(&load_balancer(name, &[]), AssignedAddresses::default(), &pools, None, &index)
+    };
     assert_eq!(get("b").expect("free"), [ip("10.9.0.2")], "the nodes may still forward the other");
     let again =
         LoadBalancer { owner: Owner { uid: "again".to_owned(), ..owner("a") }, ..load_balancer("a", &[]) };
-    let given = allocation.allocate(&again, Held::default(), &pools, None, &index);
+    let given = allocation.allocate(&again, AssignedAddresses::default(), &pools, None, &index);
     assert_eq!(given.expect("free"), [ip("10.9.0.1")], "they forward it to pods of the same Service");
     allocation.end_reservation(&spec::object_name(&again.owner));
-    let mut get =
-        |name| allocation.allocate(&load_balancer(name, &[]), Held::default(), &pools, None, &index);
-    tokio::time::advance(REST).await;
+    let mut get = |name| {
+        allocation.allocate(&load_balancer(name, &[]), AssignedAddresses::default(), &pools, None, &index)
+    };
+    tokio::time::advance(REUSE_AVOIDANCE).await;
     assert_eq!(get("c").expect("free"), [ip("10.9.0.1")]);
 }
 
@@ -174,7 +186,7 @@ fn released_address_wakes_only_those_who_may_use_it() {
     let woken = allocation.release(
         None,
         &held(&[ip("10.9.0.7")]),
-        &Held::default(),
+        &AssignedAddresses::default(),
         &pools("10.9.0.0/24"),
         &Index::default(),
     );
@@ -196,7 +208,7 @@ async fn duplicate_address_stays_with_the_load_balancer_that_is_served() {
         allocation.allocate(&lb, held(&[address]), &pools, None, &index)
     };
     assert_eq!(get("b", &[]).expect("its own"), [address], "another program may have edited the first");
-    tokio::time::advance(DUPLICATE_PATIENCE).await;
+    tokio::time::advance(DUPLICATE_GRACE).await;
     assert_eq!(get("b", &[]).expect("its own"), [address], "the other one may not publish it");
     assert_eq!(get("a", &[]).expect("its own"), [address]);
     assert_eq!(get("b", &["10.9.0.1"]).expect_err("of another").reason(), crate::ADDRESS_IN_USE);
@@ -233,7 +245,7 @@ async fn address_stays_if_the_other_service_does_not_publish_it() {
             assert_eq!(given.expect("its own"), [published]);
             assert_eq!(allocation.disputed_for(&spec::object_name(&lb.owner)), None);
         }
-        tokio::time::advance(DUPLICATE_PATIENCE).await;
+        tokio::time::advance(DUPLICATE_GRACE).await;
     }
 }
 
@@ -252,7 +264,7 @@ async fn address_that_was_duplicate_for_a_moment_stays() {
         index.change(None, Some(&edited));
         assert_eq!(get(&index), [address]);
         index.change(Some(&edited), None);
-        tokio::time::advance(DUPLICATE_PATIENCE).await;
+        tokio::time::advance(DUPLICATE_GRACE).await;
         assert_eq!(get(&index), [address]);
     }
 }

@@ -258,7 +258,7 @@ async fn change_of_a_pool_takes_no_address_away_and_is_told_once() {
         let problem = world.problem(told_at).await;
         assert!(problem.contains(in_status), "{changed:?}: {problem}");
         world.shared.stale_pools.notified().now_or_never().expect("to be told later");
-        tokio::time::advance(kept::PATIENCE).await;
+        tokio::time::advance(kept::NOTICE_DELAY).await;
         assert!(world.shared.write_pools().await);
         let notice = notices.next().now_or_never().flatten().expect("told");
         let about = (notice.subject, notice.reason);
@@ -289,7 +289,7 @@ async fn labels_that_change_take_no_address_away() {
     assert_eq!(world.shared.allocate(&labelled("b")).expect("its own"), [ip("10.9.0.7")]);
     world.shared.stale_pools.notified().now_or_never().expect("the status differs");
     assert!(world.problem("p").await.contains("that the pool is not for"));
-    tokio::time::advance(kept::PATIENCE).await;
+    tokio::time::advance(kept::NOTICE_DELAY).await;
     assert!(world.shared.write_pools().await);
     assert!(notices.next().now_or_never().flatten().is_some());
     let other = LoadBalancer { owner: owner("other"), published: Vec::new(), ..labelled("b") };
@@ -334,9 +334,9 @@ async fn released_addresses_are_in_the_status_for_the_next_process() {
     let mut world = PoolWorld::new();
     world.set("p", &spec);
     let gone = spec::object_name(&owner("web"));
-    let before = Held::of(&world.shared.balancers.cache.get(&gone).expect("an object"));
+    let before = AssignedAddresses::of(&world.shared.balancers.cache.get(&gone).expect("an object"));
     world.shared.balancers.cache.apply(Event::Delete { key: gone.clone(), version: "5".to_owned() });
-    world.shared.on_release(Some(&owner("web").service), &before, &Held::default());
+    world.shared.on_release(Some(&owner("web").service), &before, &AssignedAddresses::default());
     assert_eq!(world.problem("p").await, "");
     let status = world.statuses.lock().expect("not poisoned").get("p").cloned().expect("written");
     let released = &status["released"][0];

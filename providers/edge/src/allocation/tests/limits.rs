@@ -18,7 +18,7 @@ fn of_namespace(namespace: &str, name: &str) -> LoadBalancer {
 
 /// An allocation that reserves, so that nothing has to be written.
 fn get(allocation: &mut Allocation, lb: &LoadBalancer, pools: &[Pool]) -> Result<Vec<IpAddr>, &'static str> {
-    let (index, current) = (Index::default(), Held::default());
+    let (index, current) = (Index::default(), AssignedAddresses::default());
     allocation.allocate(lb, current, pools, None, &index).map_err(|error| error.reason())
 }
 
@@ -63,7 +63,8 @@ fn refusal_says_what_to_do_and_ends_when_an_address_of_the_namespace_is_free() {
     let (mut allocation, index) = (Allocation::default(), Index::default());
     let (first, second) = (of_namespace("shop", "a"), of_namespace("shop", "b"));
     assert!(get(&mut allocation, &first, &one).is_ok());
-    let refused = allocation.allocate(&second, Held::default(), &one, None, &index).expect_err("refused");
+    let refused =
+        allocation.allocate(&second, AssignedAddresses::default(), &one, None, &index).expect_err("refused");
     let text = refused.to_string();
     assert!(
         text.contains("Services of namespace shop have 1 IPv4 addresses of AddressPool `default`"),
@@ -71,7 +72,13 @@ fn refusal_says_what_to_do_and_ends_when_an_address_of_the_namespace_is_free() {
     );
     assert!(text.contains("No address is assigned. Delete Services"), "{text}");
     let tries = allocation.end_reservation(&spec::object_name(&first.owner)).expect("reserved");
-    let woken = allocation.release(Some(&first.owner.service), &tries[0], &Held::default(), &one, &index);
+    let woken = allocation.release(
+        Some(&first.owner.service),
+        &tries[0],
+        &AssignedAddresses::default(),
+        &one,
+        &index,
+    );
     assert_eq!(woken.as_slice(), std::slice::from_ref(&second.owner));
     assert!(get(&mut allocation, &second, &one).is_ok());
 }
@@ -88,7 +95,13 @@ async fn released_address_is_kept_for_the_service_that_had_it() {
     assert_eq!(get(&mut allocation, &first, &delayed), Ok(vec![ip("10.9.0.1")]));
     let release = |allocation: &mut Allocation, lb: &LoadBalancer| {
         let tries = allocation.end_reservation(&spec::object_name(&lb.owner)).expect("reserved");
-        allocation.release(Some(&lb.owner.service), &tries[0], &Held::default(), &delayed, &index)
+        allocation.release(
+            Some(&lb.owner.service),
+            &tries[0],
+            &AssignedAddresses::default(),
+            &delayed,
+            &index,
+        )
     };
     release(&mut allocation, &first);
     assert_eq!(allocation.held_by(&delayed[0], &index).len(), 1);

@@ -71,7 +71,8 @@ impl World {
     /// Allocates, and writes nothing yet.
     fn begin(&mut self, asked: &Asked) -> Result<Vec<IpAddr>, Error> {
         let mut lb = asked.load_balancer();
-        let current = self.objects.get(&spec::object_name(&lb.owner)).map(Held::of).unwrap_or_default();
+        let current =
+            self.objects.get(&spec::object_name(&lb.owner)).map(AssignedAddresses::of).unwrap_or_default();
         lb.published.clone_from(&current.addresses);
         self.allocation.allocate(&lb, current, &self.pools, None, &self.index)
     }
@@ -100,7 +101,7 @@ impl World {
     fn write(&mut self, name: &str, new: Option<Entry<LoadBalancerContent>>) -> Vec<Owner> {
         let old = self.objects.remove(name);
         self.index.change(old.as_ref(), new.as_ref());
-        let held = |entry: Option<&Entry<_>>| entry.map(Held::of).unwrap_or_default();
+        let held = |entry: Option<&Entry<_>>| entry.map(AssignedAddresses::of).unwrap_or_default();
         let (before, now) = (held(old.as_ref()), held(new.as_ref()));
         let service = old.as_ref().and_then(|old| old.owner.as_ref()).map(|owner| owner.service.clone());
         if let Some(new) = new {
@@ -261,7 +262,7 @@ async fn shared_address_is_no_duplicate() {
             assert_eq!(world.apply(one), Ok(FIRST));
             assert_eq!(world.allocation.disputed_for(&spec::object_name(&one.owner())), None);
         }
-        tokio::time::advance(DUPLICATE_PATIENCE).await;
+        tokio::time::advance(DUPLICATE_GRACE).await;
     }
     // Another program writes it into the object of one without the key, the last by name.
     let foreign = asked("z", None, &[99]);
@@ -271,7 +272,7 @@ async fn shared_address_is_no_duplicate() {
     edited.content = Err(json!({"spec": {"addresses": [FIRST]}}));
     world.write(&name, Some(edited));
     assert_eq!(world.apply(&foreign), Ok(FIRST), "its Service publishes it now");
-    tokio::time::advance(DUPLICATE_PATIENCE).await;
+    tokio::time::advance(DUPLICATE_GRACE).await;
     assert_eq!(world.apply(&foreign), Ok(SECOND));
     for one in &all {
         assert_eq!(world.apply(one), Ok(FIRST));
@@ -324,7 +325,7 @@ proptest! {
             match step {
                 Step::Apply(asked) => {
                     let name = spec::object_name(&asked.owner());
-                    let before = world.objects.get(&name).map(Held::of).unwrap_or_default().addresses;
+                    let before = world.objects.get(&name).map(AssignedAddresses::of).unwrap_or_default().addresses;
                     if let Ok(address) = world.apply(&asked) && !before.is_empty() {
                         prop_assert!(before.contains(&address) || asked.addresses.contains(&address));
                     }
@@ -332,7 +333,7 @@ proptest! {
                 Step::Begin(asked) => drop(world.begin(&asked)),
                 Step::Delete(asked) => drop(world.delete(&asked)),
             }
-            let held: Vec<Held> = world.objects.values().map(Held::of).collect();
+            let held: Vec<AssignedAddresses> = world.objects.values().map(AssignedAddresses::of).collect();
             for (i, one) in held.iter().enumerate() {
                 for other in held.iter().skip(i + 1).filter(|other| other.addresses == one.addresses) {
                     let found = conflict(one.sharing.as_ref(), other.sharing.as_ref(), scope);
