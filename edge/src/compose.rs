@@ -38,7 +38,7 @@ use crate::prober::Prober;
 use crate::routes::{self, RouteExporter, RouteInputs};
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
-use crate::vips::{LeaseKeeper, ServedVips, VipLeases, WITHHELD, lease_time};
+use crate::vips::{LeaseRenewer, ServedVips, VipLeases, WITHHELD, lease_time};
 
 /// Events that may wait for the engine; then the watches wait.
 const EVENT_BUFFER: usize = 1024;
@@ -161,7 +161,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (statements, statements_rx) = mpsc::channel(STATEMENT_BUFFER);
     let prober = Prober::new(statements_port, health, statements, metrics.clone());
     let keeper =
-        LeaseKeeper { leases: leases.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
+        LeaseRenewer { leases: leases.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
     process.spawn("lease", keeper.run());
     let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving);
     export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;

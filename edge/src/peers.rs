@@ -13,9 +13,9 @@ mod key;
 mod message;
 mod missed;
 mod pace;
+mod sent_exceptions;
 mod server;
 mod session;
-mod told;
 
 use std::collections::BTreeSet;
 use std::io;

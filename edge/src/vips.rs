@@ -17,7 +17,7 @@ use crate::shards::{Shard, Shards};
 
 mod lease;
 
-pub(crate) use lease::{AFTER_STANDBY, LeaseKeeper, VipLeases, lease_time, now as boot_time};
+pub(crate) use lease::{AFTER_STANDBY, LeaseRenewer, VipLeases, lease_time, now as boot_time};
 
 /// The lease of all VIPs in the maps that an earlier version has written, which did not divide them.
 pub(crate) const UNDIVIDED: u32 = 0;
@@ -37,7 +37,7 @@ pub(crate) enum VipRole {
     /// Another host answers.
     Standby,
     /// No host is known to answer: continue if this one does, and do not begin.
-    Keeper,
+    Unanswered,
 }
 
 /// The roles for all shards.
@@ -61,7 +61,7 @@ impl VipRoles {
             (false, ..) => VipRole::Undecided,
             (true, true, _) => VipRole::Active,
             (true, false, true) if !self.is_leaving => VipRole::Standby,
-            (true, false, _) => VipRole::Keeper,
+            (true, false, _) => VipRole::Unanswered,
         }
     }
 
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(role(false, true, false, false), VipRole::Undecided);
         assert_eq!(role(true, true, true, false), VipRole::Active);
         assert_eq!(role(true, false, true, false), VipRole::Standby);
-        assert_eq!(role(true, false, false, false), VipRole::Keeper);
-        assert_eq!(role(true, false, true, true), VipRole::Keeper, "until the overlap is over");
+        assert_eq!(role(true, false, false, false), VipRole::Unanswered);
+        assert_eq!(role(true, false, true, true), VipRole::Unanswered, "until the overlap is over");
     }
 }

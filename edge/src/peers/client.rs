@@ -44,7 +44,7 @@ pub(super) async fn run(shared: Shared, mut membership: watch::Receiver<Membersh
                 crate::channel::send_if_changed(&task.addresses, addresses);
             } else {
                 let (sender, receiver) = watch::channel(addresses);
-                let task = tokio::spawn(tell(shared.clone(), mac, receiver));
+                let task = tokio::spawn(send_to(shared.clone(), mac, receiver));
                 tasks.insert(mac, Task { addresses: sender, abort: task.abort_handle() });
             }
         }
@@ -86,13 +86,13 @@ fn in_order(mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
 }
 
 /// Tells one host, at its addresses in turn.
-async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>) {
+async fn send_to(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>) {
     let (mut attempt, mut wait) = (0, FIRST_WAIT);
     loop {
         let known = in_order(addresses.borrow().clone());
         if let Some(address) = known.get(attempt % known.len().max(1)).copied() {
             let mut was_connected = false;
-            if let Err(error) = tell_at(&shared, mac, address, &mut was_connected).await {
+            if let Err(error) = send_to_address(&shared, mac, address, &mut was_connected).await {
                 shared.on_end(address, &error);
             }
             if was_connected {
@@ -107,7 +107,12 @@ async fn tell(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr>>)
 }
 
 /// Ends when the host is gone.
-async fn tell_at(shared: &Shared, mac: Mac, address: IpAddr, was_connected: &mut bool) -> io::Result<()> {
+async fn send_to_address(
+    shared: &Shared,
+    mac: Mac,
+    address: IpAddr,
+    was_connected: &mut bool,
+) -> io::Result<()> {
     // A key that cannot be read is logged elsewhere.
     let Ok(key) = shared.key() else { return Ok(()) };
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
@@ -200,7 +205,7 @@ mod tests {
         let mut informed = shared.informed.subscribe();
         let (addresses, receiver) = watch::channel(vec![address.ip()]);
         let mac = [2, 0, 0, 0, 0, 1];
-        let task = tokio::spawn(tell(shared.clone(), mac, receiver));
+        let task = tokio::spawn(send_to(shared.clone(), mac, receiver));
         let task = Task { addresses, abort: task.abort_handle() };
         let stream = listener.accept().await.expect("accept").0;
         let mut session = Session::accept(stream, &shared_key()).await.expect("session");

@@ -26,7 +26,7 @@ use super::items::{Changes, Command, CompleteList, Item};
 use super::message::Message;
 use super::missed::MissedParts;
 use super::pace::{ScanPace, rest};
-use super::told::{Rechecked, ToldExceptions};
+use super::sent_exceptions::{Rechecked, SentExceptions};
 use crate::metrics::{FULL, FlowMetrics, reason};
 
 /// How often the leases are looked at.
@@ -51,7 +51,7 @@ pub(crate) struct Exchange {
     flows: FlowTable,
     leases: Leases,
     metrics: FlowMetrics,
-    told: ToldExceptions,
+    sent: SentExceptions,
     confirmed: ConfirmedFlows,
     missed: MissedParts,
     /// What has been offered, and was not confirmed when the last scan looked.
@@ -93,7 +93,7 @@ impl Exchange {
         // Half of the map: what others tell must not take the places of this host's own flows.
         let limit = usize::try_from(flows.size()? / 2).unwrap_or(0);
         let mut exchange = Self {
-            told: ToldExceptions::new(limit),
+            sent: SentExceptions::new(limit),
             confirmed: ConfirmedFlows::new(limit),
             missed: MissedParts::default(),
             offered: HashSet::new(),
@@ -134,7 +134,7 @@ impl Exchange {
             Command::Connected(session, items) => {
                 if self.followers.is_empty() {
                     // Nobody was told, and nothing was looked for.
-                    self.told.clear();
+                    self.sent.clear();
                     self.is_scanned = false;
                 }
                 self.followers.insert(session, Follower { items, listed: None });
@@ -145,7 +145,7 @@ impl Exchange {
             Command::Disconnected(session) => {
                 self.followers.remove(&session);
                 if self.followers.is_empty() {
-                    self.told.clear();
+                    self.sent.clear();
                 }
             }
             Command::Received(session, message, done) => {
@@ -175,7 +175,7 @@ impl Exchange {
         self.look_at_changes();
         if self.pace.due().is_some_and(|due| due <= now) {
             self.scan();
-        } else if self.is_scanned && !self.told.is_empty() && self.recheck_at.is_none_or(|at| at <= now) {
+        } else if self.is_scanned && !self.sent.is_empty() && self.recheck_at.is_none_or(|at| at <= now) {
             self.recheck();
         }
         self.send_lists(now);
@@ -256,14 +256,14 @@ impl Exchange {
         let now = flow_time();
         let (vips, lasting) = (&self.vips, &self.lasting);
         let is_own = |vip| answers(vips, lasting, vip);
-        let (told, confirmed, offered) = (&mut self.told, &self.confirmed, &self.offered);
+        let (sent, confirmed, offered) = (&mut self.sent, &self.confirmed, &self.offered);
         let tells = !self.followers.is_empty();
         let (mut news, mut offers) = (Vec::new(), Vec::new());
         let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
-        told.begin_scan();
+        sent.begin_scan();
         let scanned = self.flows.scan(now, |key, pinned| {
             if is_own(key.vip) {
-                if tells && pinned.is_established && told.note(key, &pinned) {
+                if tells && pinned.is_established && sent.note(key, &pinned) {
                     news.push((key, pinned));
                 }
             } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) {
@@ -288,7 +288,7 @@ impl Exchange {
         };
         let flows = &self.flows;
         let is_exception = |key: &FlowKey<V6>| flows.get(key, now).is_ok_and(|found| found.is_some());
-        let gone = told.end_scan(is_own, is_exception);
+        let gone = sent.end_scan(is_own, is_exception);
         let changes =
             Changes { gone, exceptions: self.exceptions(&news, now), offers: self.exceptions(&offers, now) };
         let has_offers = !offers.is_empty();
@@ -306,15 +306,15 @@ impl Exchange {
         waiting.truncate(MOST_OFFERS - offers.len());
         self.offered = offers.into_iter().map(|(key, _)| key).chain(waiting).collect();
         self.pace.on_scan(began, Instant::now());
-        self.metrics.count_scan(self.told.count(), began.elapsed());
+        self.metrics.count_scan(self.sent.count(), began.elapsed());
         match deleted {
             Ok(()) => self.has_failed = false,
             Err(error) => self.on_error(&error),
         }
         tracing::debug!(
             flows = count,
-            exceptions = self.told.count(),
-            beyond_limit = self.told.beyond(),
+            exceptions = self.sent.count(),
+            beyond_limit = self.sent.beyond(),
             offered = self.offered.len(),
             forgotten = unconfirmed.len(),
             took = ?began.elapsed(),
@@ -326,7 +326,7 @@ impl Exchange {
     pub(crate) fn recheck(&mut self) {
         let (began, now) = (Instant::now(), flow_time());
         let flows = &self.flows;
-        let Rechecked { changed, gone } = self.told.recheck(|key| flows.get(key, now).ok().flatten());
+        let Rechecked { changed, gone } = self.sent.recheck(|key| flows.get(key, now).ok().flatten());
         let exceptions = self.exceptions(&changed, now);
         self.send(Changes { gone, exceptions, offers: Vec::new() });
         self.recheck_at = Some(Instant::now() + rest(began.elapsed(), RECHECK));
@@ -379,7 +379,7 @@ impl Exchange {
         let list = CompleteList {
             vips: self.vips.keys().copied().filter(own).collect(),
             exceptions: self
-                .told
+                .sent
                 .all()
                 .filter_map(|(key, pinned)| self.exception(key, &pinned, time))
                 .collect(),

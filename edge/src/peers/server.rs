@@ -96,7 +96,7 @@ async fn listen(
             };
             let shared = shared.clone();
             tasks.spawn(async move {
-                if let Err(error) = hear(&shared, stream).await {
+                if let Err(error) = receive_from(&shared, stream).await {
                     shared.on_end(from.ip(), &error);
                 }
                 drop(permit);
@@ -120,21 +120,21 @@ fn bind(shared: &Shared, address: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// Applies the messages of a host, one after the other, until it is gone.
-async fn hear(shared: &Shared, stream: TcpStream) -> io::Result<()> {
+async fn receive_from(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     // A key that cannot be read is logged elsewhere.
     let Ok(key) = shared.key() else { return Ok(()) };
     let mut session = Session::accept(stream, &key).await?;
-    let heard = Heard { shared, id: shared.new_session() };
+    let receiver = ReceiverSession { shared, id: shared.new_session() };
     loop {
         let bytes = session.receive().await?;
         let message =
             Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match message {
             Some(Message::Ping) => {
-                let wants_list = heard.apply(Message::Ping).await?;
+                let wants_list = receiver.apply(Message::Ping).await?;
                 session.send(if wants_list { WANTS_LIST } else { &[] }).await?;
             }
-            Some(message) => drop(heard.apply(message).await?),
+            Some(message) => drop(receiver.apply(message).await?),
             // Of a later version.
             None => {}
         }
@@ -142,12 +142,12 @@ async fn hear(shared: &Shared, stream: TcpStream) -> io::Result<()> {
 }
 
 /// Tells the exchange when it ends, also when the task is aborted.
-struct Heard<'a> {
+struct ReceiverSession<'a> {
     shared: &'a Shared,
     id: SessionId,
 }
 
-impl Heard<'_> {
+impl ReceiverSession<'_> {
     /// Waits until it is applied, so that a host cannot fill the memory. Returns whether this host wants a complete list. Fails if
     /// nobody applies messages any more: the other host must not be told that it was done.
     async fn apply(&self, message: Message) -> io::Result<bool> {
@@ -157,7 +157,7 @@ impl Heard<'_> {
     }
 }
 
-impl Drop for Heard<'_> {
+impl Drop for ReceiverSession<'_> {
     fn drop(&mut self) {
         let _ = self.shared.commands.send(Command::Ended(self.id));
     }
@@ -181,8 +181,10 @@ mod tests {
             session.send(&Message::Ping.encode()).await?;
             session.receive().await
         };
-        let (heard, answer) =
-            tokio::join!(async { hear(&shared, listener.accept().await.expect("accept").0).await }, client);
+        let (heard, answer) = tokio::join!(
+            async { receive_from(&shared, listener.accept().await.expect("accept").0).await },
+            client
+        );
         assert!(answer.is_err(), "{answer:?}");
         assert!(heard.is_err());
     }

@@ -54,9 +54,9 @@ impl Renewal {
     fn new(role: VipRole, lasts: bool, since_standby: Option<Duration>) -> Self {
         match (role, lasts) {
             // A process that has just started does not know whether another host has the VIPs.
-            (VipRole::Undecided, _) | (VipRole::Keeper, false) => Self::Unchanged,
+            (VipRole::Undecided, _) | (VipRole::Unanswered, false) => Self::Unchanged,
             (VipRole::Standby, _) => Self::End,
-            (VipRole::Active, _) | (VipRole::Keeper, true) => match since_standby {
+            (VipRole::Active, _) | (VipRole::Unanswered, true) => match since_standby {
                 Some(Duration::ZERO) => Self::Limited,
                 Some(since) if since < AFTER_STANDBY => Self::Long,
                 _ => Self::Unlimited,
@@ -196,14 +196,14 @@ pub(crate) fn now() -> Duration {
 
 /// The task that renews and ends the leases while this process runs.
 #[derive(Debug)]
-pub(crate) struct LeaseKeeper {
+pub(crate) struct LeaseRenewer {
     pub(crate) leases: VipLeases,
     pub(crate) membership: watch::Receiver<Membership>,
     /// Of the engine.
     pub(crate) leaving: watch::Receiver<bool>,
 }
 
-impl LeaseKeeper {
+impl LeaseRenewer {
     /// Runs until the engine is gone: the heartbeats go on for as long as anybody receives the membership.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(RENEWAL_INTERVAL);
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn lease_is_limited_while_another_host_could_take_over() {
         use Renewal::{End, Limited, Long, Unchanged, Unlimited};
-        use VipRole::{Active, Keeper, Standby, Undecided};
+        use VipRole::{Active, Standby, Unanswered, Undecided};
         let (now, lately) = (Some(Duration::ZERO), Some(AFTER_STANDBY / 2));
         for (role, lasts, since_standby, wanted) in [
             (Active, false, now, Limited),
@@ -260,11 +260,11 @@ mod tests {
             (Active, true, lately, Long),
             (Active, true, Some(AFTER_STANDBY), Unlimited),
             (Active, false, None, Unlimited),
-            (Keeper, true, now, Limited),
-            (Keeper, true, lately, Long),
-            (Keeper, true, None, Unlimited),
-            (Keeper, false, now, Unchanged),
-            (Keeper, false, None, Unchanged),
+            (Unanswered, true, now, Limited),
+            (Unanswered, true, lately, Long),
+            (Unanswered, true, None, Unlimited),
+            (Unanswered, false, now, Unchanged),
+            (Unanswered, false, None, Unchanged),
             (Standby, true, now, End),
             (Standby, true, None, End),
             (Undecided, true, now, Unchanged),

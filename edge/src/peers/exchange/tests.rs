@@ -228,7 +228,7 @@ fn connections_survive_a_takeover_although_their_slots_have_moved() {
     };
     assert!(moved(&Host::new(3)) == 0, "the slots before are the same on all hosts");
     settle(&mut first, &mut second);
-    assert!(first.exchange.told.count() > opened.len() / 2, "{}", first.exchange.told.count());
+    assert!(first.exchange.sent.count() > opened.len() / 2, "{}", first.exchange.sent.count());
     take_over(&mut first, &mut second);
     assert_eq!(second.continued(CLIENTS), opened);
     // The one that has taken over tells the next.
@@ -273,7 +273,7 @@ fn flow_that_no_host_has_confirmed_is_forgotten() {
     // By their slots, so no exceptions.
     let opened = first.open(CLIENTS);
     settle(&mut first, &mut second);
-    assert_eq!(first.exchange.told.count(), 0);
+    assert_eq!(first.exchange.sent.count(), 0);
     take_over(&mut first, &mut second);
     assert_eq!(second.continued(CLIENTS), opened);
 }
@@ -306,12 +306,12 @@ fn exception_ends_on_other_hosts_when_its_port_is_used_again() {
         host.set_nodes(9);
     }
     settle(&mut first, &mut second);
-    assert!(first.exchange.told.count() > 50);
+    assert!(first.exchange.sent.count() > 50);
     // No table changes.
     let opened = first.open(CLIENTS);
     first.exchange.recheck();
     first.tell(&mut second);
-    assert_eq!(first.exchange.told.count(), 0);
+    assert_eq!(first.exchange.sent.count(), 0);
     take_over(&mut first, &mut second);
     assert_eq!(second.continued(CLIENTS), opened);
 }
@@ -386,8 +386,8 @@ fn lease_of_each_vip_decides() {
         host.set_nodes(9);
     }
     settle(&mut first, &mut second);
-    assert!(first.exchange.told.count() > 50 && second.exchange.told.count() > 50);
-    assert!(first.exchange.told.all().all(|(key, _)| key.vip == v4.into()));
+    assert!(first.exchange.sent.count() > 50 && second.exchange.sent.count() > 50);
+    assert!(first.exchange.sent.all().all(|(key, _)| key.vip == v4.into()));
     let next = |host: &Host, vip| {
         CLIENTS.map(|port| (port, host.target(&frame(vip, port, ACK)))).collect::<BTreeMap<_, _>>()
     };
@@ -574,7 +574,7 @@ async fn measure_exchange() {
         tokio::join!(sending, hearing);
         println!(
             "round {round}: {} exceptions, {bytes} bytes: list made in {made:?}, sent and inserted after {:?}",
-            first.exchange.told.count(),
+            first.exchange.sent.count(),
             began.elapsed()
         );
     }

@@ -67,7 +67,7 @@ fn other_host_cannot_end_flows_that_this_host_sees() {
         assert_eq!(second.continued(CLIENTS), opened);
         expire(&first, &opened);
         if by_list {
-            first.exchange.told.clear();
+            first.exchange.sent.clear();
             first.exchange.handle(Command::WantsList(1));
             first.exchange.send_lists(Instant::now());
         } else {
@@ -110,7 +110,7 @@ fn told_flows_of_which_no_packet_comes_end_with_the_word_of_the_other_host() {
         assert!(second.dataplane.flows().expect("flows").len() > 50);
         expire(&first, &opened);
         if by_list {
-            first.exchange.told.clear();
+            first.exchange.sent.clear();
             first.exchange.handle(Command::WantsList(1));
             first.exchange.send_lists(Instant::now());
         } else {

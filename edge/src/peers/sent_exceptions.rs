@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The exceptions that this host has told the others. Pure, owned by `exchange`: it finds what is new, changed or gone since.
+//! The exceptions that this host has sent to the others. Pure, owned by `exchange`: it finds what is new, changed or gone since.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,7 +9,7 @@ use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, TCP_IDLE, UDP_IDLE
 use steerage_edge_dataplane::packet::{V6, protocol};
 
 #[derive(Debug)]
-struct Told {
+struct Sent {
     target: u32,
     /// What the others know.
     seen: u32,
@@ -17,7 +17,7 @@ struct Told {
     scan: u32,
 }
 
-/// Told flows of which the others have to be told again.
+/// Exceptions that the others have to be sent again.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rechecked {
     pub(crate) changed: Vec<(FlowKey<V6>, Pinned)>,
@@ -25,8 +25,8 @@ pub(crate) struct Rechecked {
 }
 
 #[derive(Debug)]
-pub(crate) struct ToldExceptions {
-    flows: HashMap<FlowKey<V6>, Told>,
+pub(crate) struct SentExceptions {
+    flows: HashMap<FlowKey<V6>, Sent>,
     /// The number of the current scan.
     scan: u32,
     limit: usize,
@@ -34,13 +34,13 @@ pub(crate) struct ToldExceptions {
     beyond: usize,
 }
 
-/// The others forget a flow of which they are told nothing as if no packet came. They are told of packets long before that.
-fn is_old(key: &FlowKey<V6>, told: u32, seen: u32) -> bool {
+/// The others forget a flow of which they get nothing as if no packet came. They get news of packets long before that.
+fn is_old(key: &FlowKey<V6>, sent: u32, seen: u32) -> bool {
     let limit = if key.protocol == u32::from(protocol::TCP) { TCP_IDLE } else { UDP_IDLE };
-    (told ^ seen) & CLOSING != 0 || seen.wrapping_sub(told) & !CLOSING >= limit / 4
+    (sent ^ seen) & CLOSING != 0 || seen.wrapping_sub(sent) & !CLOSING >= limit / 4
 }
 
-impl ToldExceptions {
+impl SentExceptions {
     /// Keeps at most so many, because each takes memory here and on the other hosts.
     pub(crate) fn new(limit: usize) -> Self {
         Self { flows: HashMap::new(), scan: 0, limit, beyond: 0 }
@@ -51,7 +51,7 @@ impl ToldExceptions {
         self.flows.len() + self.beyond
     }
 
-    /// How many of these were not told.
+    /// How many of these were not sent.
     pub(crate) fn beyond(&self) -> usize {
         self.beyond
     }
@@ -71,17 +71,17 @@ impl ToldExceptions {
         self.beyond = 0;
     }
 
-    /// The flow is an exception. Returns whether the others have to be told.
+    /// The flow is an exception. Returns whether the others have to be sent.
     pub(crate) fn note(&mut self, key: FlowKey<V6>, pinned: &Pinned) -> bool {
         let is_full = self.flows.len() >= self.limit;
         let Pinned { target, seen, .. } = *pinned;
         match self.flows.entry(key) {
             Entry::Occupied(mut entry) => {
-                let told = entry.get_mut();
-                told.scan = self.scan;
-                let is_news = told.target != target || is_old(&key, told.seen, seen);
+                let sent = entry.get_mut();
+                sent.scan = self.scan;
+                let is_news = sent.target != target || is_old(&key, sent.seen, seen);
                 if is_news {
-                    (told.target, told.seen) = (target, seen);
+                    (sent.target, sent.seen) = (target, seen);
                 }
                 is_news
             }
@@ -90,22 +90,22 @@ impl ToldExceptions {
                 false
             }
             Entry::Vacant(entry) => {
-                entry.insert(Told { target, seen, scan: self.scan });
+                entry.insert(Sent { target, seen, scan: self.scan });
                 true
             }
         }
     }
 
     /// The scan has ended. Removes what it has not found and `is_exception` no longer is, and returns what of it the others have to be
-    /// told, which are flows of VIPs for which this host `answers`: who answers for others tells of them.
+    /// sent, which are flows of VIPs for which this host `answers`: who answers for others sends them.
     pub(crate) fn end_scan(
         &mut self,
         answers: impl Fn(V6) -> bool,
         is_exception: impl Fn(&FlowKey<V6>) -> bool,
     ) -> Vec<FlowKey<V6>> {
         let scan = self.scan;
-        let is_gone = |key: &FlowKey<V6>, told: &mut Told| {
-            told.scan != scan && !(answers(key.vip) && is_exception(key))
+        let is_gone = |key: &FlowKey<V6>, sent: &mut Sent| {
+            sent.scan != scan && !(answers(key.vip) && is_exception(key))
         };
         let gone = self.flows.extract_if(is_gone).map(|(key, _)| key);
         let gone = gone.filter(|key| answers(key.vip)).collect();
@@ -116,16 +116,16 @@ impl ToldExceptions {
         gone
     }
 
-    /// Looks at each flow again. Returns those that the others have to be told of, and those that are gone.
+    /// Looks at each flow again. Returns those that the others have to be sent of, and those that are gone.
     pub(crate) fn recheck(&mut self, mut look: impl FnMut(&FlowKey<V6>) -> Option<Pinned>) -> Rechecked {
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
-        self.flows.retain(|key, told| {
+        self.flows.retain(|key, sent| {
             let Some(pinned) = look(key) else {
                 gone.push(*key);
                 return false;
             };
-            if told.target != pinned.target || is_old(key, told.seen, pinned.seen) {
-                (told.target, told.seen) = (pinned.target, pinned.seen);
+            if sent.target != pinned.target || is_old(key, sent.seen, pinned.seen) {
+                (sent.target, sent.seen) = (pinned.target, pinned.seen);
                 changed.push((*key, pinned));
             }
             true
@@ -137,7 +137,7 @@ impl ToldExceptions {
     pub(crate) fn all(&self) -> impl Iterator<Item = (FlowKey<V6>, Pinned)> {
         self.flows
             .iter()
-            .map(|(key, told)| (*key, Pinned { target: told.target, seen: told.seen, is_established: true }))
+            .map(|(key, sent)| (*key, Pinned { target: sent.target, seen: sent.seen, is_established: true }))
     }
 }
 
@@ -157,45 +157,45 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_of_packets_before_they_forget_a_flow() {
-        let mut told = ToldExceptions::new(10);
-        told.begin_scan();
-        assert!(told.note(key(1), &pinned(1, 100)));
-        assert!(!told.note(key(1), &pinned(1, 101)));
-        assert!(told.note(key(1), &pinned(1, 100 + TCP_IDLE / 4)));
-        assert!(told.note(key(1), &pinned(1, (101 + TCP_IDLE / 4) | CLOSING)), "closed");
-        assert!(!told.note(key(1), &pinned(1, (102 + TCP_IDLE / 4) | CLOSING)));
-        assert!(told.note(key(1), &pinned(2, (102 + TCP_IDLE / 4) | CLOSING)), "another target");
+    fn others_get_news_of_packets_before_they_forget_a_flow() {
+        let mut sent = SentExceptions::new(10);
+        sent.begin_scan();
+        assert!(sent.note(key(1), &pinned(1, 100)));
+        assert!(!sent.note(key(1), &pinned(1, 101)));
+        assert!(sent.note(key(1), &pinned(1, 100 + TCP_IDLE / 4)));
+        assert!(sent.note(key(1), &pinned(1, (101 + TCP_IDLE / 4) | CLOSING)), "closed");
+        assert!(!sent.note(key(1), &pinned(1, (102 + TCP_IDLE / 4) | CLOSING)));
+        assert!(sent.note(key(1), &pinned(2, (102 + TCP_IDLE / 4) | CLOSING)), "another target");
         let datagrams = FlowKey { protocol: 17, ..key(1) };
-        assert!(told.note(datagrams, &pinned(1, 100)));
-        assert!(told.note(datagrams, &pinned(1, 100 + UDP_IDLE / 4)));
-        assert_eq!(told.end_scan(|_| true, |_| false), []);
-        let rechecked = told.recheck(|key| (key.protocol == 17).then(|| pinned(3, 200)));
+        assert!(sent.note(datagrams, &pinned(1, 100)));
+        assert!(sent.note(datagrams, &pinned(1, 100 + UDP_IDLE / 4)));
+        assert_eq!(sent.end_scan(|_| true, |_| false), []);
+        let rechecked = sent.recheck(|key| (key.protocol == 17).then(|| pinned(3, 200)));
         let (changed, gone) = (vec![(datagrams, pinned(3, 200))], vec![key(1)]);
         assert_eq!(rechecked, Rechecked { changed, gone });
     }
 
     #[test]
-    fn exceptions_beyond_the_limit_are_counted_and_not_told() {
-        let mut told = ToldExceptions::new(2);
-        told.begin_scan();
-        let news: Vec<_> = (0..5).map(|port| told.note(key(port), &pinned(1, 1))).collect();
+    fn exceptions_beyond_the_limit_are_counted_and_not_sent() {
+        let mut sent = SentExceptions::new(2);
+        sent.begin_scan();
+        let news: Vec<_> = (0..5).map(|port| sent.note(key(port), &pinned(1, 1))).collect();
         assert_eq!(news, [true, true, false, false, false]);
-        assert_eq!((told.count(), told.beyond(), told.all().count()), (5, 3, 2));
+        assert_eq!((sent.count(), sent.beyond(), sent.all().count()), (5, 3, 2));
     }
 
     proptest! {
-        /// Whoever follows what is told has what the last scan found.
+        /// Whoever follows what is sent has what the last scan found.
         #[test]
         fn follower_has_what_the_last_scan_found(
             scans in prop::collection::vec(prop::collection::btree_map(0..20_u16, 0..3_u32, 0..20), 1..8),
             by_look in any::<bool>(),
         ) {
-            let mut told = ToldExceptions::new(100);
+            let mut sent = SentExceptions::new(100);
             let mut follower = BTreeMap::new();
             for scan in &scans {
                 if by_look {
-                    let Rechecked { changed, gone } = told.recheck(|key| {
+                    let Rechecked { changed, gone } = sent.recheck(|key| {
                         Some(pinned(*scan.get(&u16::try_from(key.ports).ok()?)?, 1))
                     });
                     follower.extend(changed.iter().map(|(key, pinned)| (*key, pinned.target)));
@@ -203,18 +203,18 @@ mod tests {
                         prop_assert!(follower.remove(&key).is_some());
                     }
                 }
-                told.begin_scan();
+                sent.begin_scan();
                 for (port, target) in scan {
-                    if told.note(key(*port), &pinned(*target, 1)) {
+                    if sent.note(key(*port), &pinned(*target, 1)) {
                         follower.insert(key(*port), *target);
                     }
                 }
-                for key in told.end_scan(|_| true, |_| false) {
+                for key in sent.end_scan(|_| true, |_| false) {
                     prop_assert!(follower.remove(&key).is_some());
                 }
                 let wanted: BTreeMap<_, _> = scan.iter().map(|(port, target)| (key(*port), *target)).collect();
                 prop_assert_eq!(&follower, &wanted);
-                let all: BTreeMap<_, _> = told.all().map(|(key, pinned)| (key, pinned.target)).collect();
+                let all: BTreeMap<_, _> = sent.all().map(|(key, pinned)| (key, pinned.target)).collect();
                 prop_assert_eq!(&all, &wanted);
             }
         }
