@@ -47,6 +47,9 @@ fn last(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or_default()
 }
 
+/// A name that begins as a known one does, or ends earlier, is close if it has so many letters: one letter begins many names.
+const SHORTEST_PART: usize = 3;
+
 /// The known name that is nearest, if it is worth a mention.
 pub(crate) fn nearest<T: AsRef<str>>(name: &str, known: impl Iterator<Item = T>) -> Option<T> {
     let distance = |a: &str, b: &str| strsim::levenshtein(&letters(a), &letters(b));
@@ -66,7 +69,8 @@ fn is_close(name: &str, known: &str) -> bool {
     let rest = |name: &str| letters(name).get(same.unwrap_or_default()..).unwrap_or_default().to_owned();
     let (name, known) = (rest(name), rest(known));
     strsim::levenshtein(&name, &known) <= MAX_TYPOS.max(name.len() / 3)
-        || (!name.is_empty() && !known.is_empty() && (name.starts_with(&known) || known.starts_with(&name)))
+        || (name.len().min(known.len()) >= SHORTEST_PART
+            && (name.starts_with(&known) || known.starts_with(&name)))
 }
 
 impl PeerAnnotations {

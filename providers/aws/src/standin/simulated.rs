@@ -265,8 +265,11 @@ impl SimulatedCloud for SimulatedAws {
                         format!("a target in {}", found.name)
                     }
                     Some("gone target") => {
-                        let gone = found.targets.pop_first();
-                        format!("{gone:?} not in {}", found.name)
+                        // Without times: equal seeds have equal histories.
+                        match found.targets.pop_first() {
+                            Some(((instance, port), _)) => format!("no {instance}:{port} in {}", found.name),
+                            None => format!("no target in {} to remove", found.name),
+                        }
                     }
                     _ => {
                         found.health.healthy = 9;
