@@ -214,14 +214,30 @@ fn take_over(from: &mut Host, to: &mut Host) {
     to.set_answers(true);
 }
 
+/// A ninth node comes.
+fn move_slots(hosts: [&mut Host; 2]) {
+    for host in hosts {
+        host.set_nodes(9);
+    }
+}
+
+/// The first host answers, and has not seen a packet of the flows of the second one, which answered before. Returns these flows.
+fn second_host_has_idle_flows() -> (Host, Host, BTreeMap<FlowKey<V6>, IpAddr>) {
+    let (mut first, mut second) = two_hosts();
+    take_over(&mut first, &mut second);
+    settle(&mut first, &mut second);
+    let idle = second.open(CLIENTS);
+    take_over(&mut second, &mut first);
+    settle(&mut first, &mut second);
+    (first, second, idle)
+}
+
 #[test]
 fn connections_survive_a_takeover_although_their_slots_have_moved() {
     requires!(Root);
     let (mut first, mut second) = two_hosts();
     let opened = first.open(CLIENTS);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     let moved = |host: &Host| {
         let now = host.continued(CLIENTS);
         opened.iter().filter(|(key, target)| now[*key] != **target).count()
@@ -267,9 +283,7 @@ fn flow_that_no_host_has_confirmed_is_forgotten() {
     second.open(CLIENTS);
     take_over(&mut second, &mut first);
     settle(&mut first, &mut second);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     // By their slots, so no exceptions.
     let opened = first.open(CLIENTS);
     settle(&mut first, &mut second);
@@ -287,9 +301,7 @@ fn complete_list_makes_a_host_forget_what_it_does_not_confirm() {
     second.open(CLIENTS);
     second.set_answers(false);
     first.set_answers(true);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     let opened = first.open(CLIENTS);
     first.connect();
     settle(&mut first, &mut second);
@@ -302,9 +314,7 @@ fn exception_ends_on_other_hosts_when_its_port_is_used_again() {
     requires!(Root);
     let (mut first, mut second) = two_hosts();
     first.open(CLIENTS);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     settle(&mut first, &mut second);
     assert!(first.exchange.sent.count() > 50);
     // No table changes.
@@ -320,19 +330,12 @@ fn exception_ends_on_other_hosts_when_its_port_is_used_again() {
 #[test]
 fn idle_connections_of_an_earlier_host_stay_while_their_slots_move() {
     requires!(Root);
-    let (mut first, mut second) = two_hosts();
-    take_over(&mut first, &mut second);
-    settle(&mut first, &mut second);
-    let idle = second.open(CLIENTS);
-    take_over(&mut second, &mut first);
-    settle(&mut first, &mut second);
+    let (mut first, mut second, idle) = second_host_has_idle_flows();
     // One has ended, and another one has the port.
     let again = CLIENTS.start;
     first.target(&frame(vips()[0], again, ACK));
     first.target(&frame(vips()[0], again, FIN_ACK));
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     let reopened = first.target(&frame(vips()[0], again, SYN));
     assert_eq!(first.target(&frame(vips()[0], again, ACK)), reopened);
     settle(&mut first, &mut second);
@@ -351,9 +354,7 @@ fn host_that_answers_keeps_its_own_flows() {
     requires!(Root);
     let (mut first, mut second) = two_hosts();
     first.open(CLIENTS);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     // Both answer, as while one hands over.
     second.set_answers(true);
     let opened = second.open(CLIENTS);
@@ -382,9 +383,7 @@ fn lease_of_each_vip_decides() {
         CLIENTS.map(open).collect::<BTreeMap<_, _>>()
     };
     let (of_v4, of_v6) = (open(&first, v4), open(&second, v6));
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     settle(&mut first, &mut second);
     assert!(first.exchange.sent.count() > 50 && second.exchange.sent.count() > 50);
     assert!(first.exchange.sent.all().all(|(key, _)| key.vip == v4.into()));
@@ -399,9 +398,7 @@ fn flush_is_answered_once_all_is_told() {
     requires!(Root);
     let (mut first, mut second) = two_hosts();
     let opened = first.open(CLIENTS);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     let (done, mut answers) = mpsc::channel(1);
     first.exchange.handle(Command::Flush(done));
     assert!(matches!(answers.try_recv(), Err(mpsc::error::TryRecvError::Empty)));
@@ -540,9 +537,7 @@ async fn measure_exchange() {
     first.connect();
     settle(&mut first, &mut second);
     first.open(1000..8000);
-    for host in [&mut first, &mut second] {
-        host.set_nodes(9);
-    }
+    move_slots([&mut first, &mut second]);
     settle(&mut first, &mut second);
     let key = SharedKey::new(&[b'k'; 32]).expect("a key");
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");

@@ -32,6 +32,22 @@ fn part(lb: &LoadBalancer, name: &str) -> String {
     Mark::new(&config().cluster, &lb.owner).part(name)
 }
 
+/// The load balancer is `Failed` because of this rule, whose timeout Azure refuses by its name.
+fn fail_by_rule(cloud: &Scripted, is_internal: bool, is_late: bool, rule: String) {
+    cloud.change(&path(is_internal), |body| {
+        for part in body["properties"]["loadBalancingRules"].as_array_mut().unwrap() {
+            if part["name"] == *rule {
+                part["properties"]["idleTimeoutInMinutes"] = json!(99);
+            }
+        }
+    });
+    cloud.fail_state(&path(is_internal));
+    cloud.refuse(is_late, move |body| {
+        let is_wrong = body["properties"].to_string().contains(WRONG);
+        is_wrong.then(|| ("InvalidTimeout", format!("{rule} is wrong")))
+    });
+}
+
 /// How many frontends and rules of a Service there are.
 fn has(cloud: &Scripted, lb: &LoadBalancer) -> [usize; 2] {
     ["frontendIPConfigurations", "loadBalancingRules"].map(|kind| {
@@ -143,21 +159,7 @@ async fn service_that_azure_names_in_a_failed_load_balancer_is_left_out_for_the_
         for lb in [&a, &bad].into_iter().skip(usize::from(is_alone)) {
             address = settle(&provider(&cloud), lb).await.unwrap().ingress;
         }
-        let rule = part(&bad, "tcp-80-v4");
-        cloud.change(&path(is_internal), |body| {
-            for part in body["properties"]["loadBalancingRules"].as_array_mut().unwrap() {
-                if part["name"] == *rule {
-                    part["properties"]["idleTimeoutInMinutes"] = json!(99);
-                }
-            }
-        });
-        cloud.fail_state(&path(is_internal));
-        cloud.refuse(is_late, move |body| {
-            body["properties"]
-                .to_string()
-                .contains(WRONG)
-                .then(|| ("InvalidTimeout", format!("{rule} is wrong")))
-        });
+        fail_by_rule(&cloud, is_internal, is_late, part(&bad, "tcp-80-v4"));
         let wrong = annotated(bad.clone(), annotations::IDLE_TIMEOUT, "99");
         let azure = provider(&cloud);
         let mut changes = azure.changes();
@@ -195,19 +197,7 @@ async fn service_that_is_left_out_is_looked_at_and_told_also_while_it_is_refused
     for lb in [&a, &bad] {
         settle(&provider(&cloud), lb).await.unwrap();
     }
-    let rule = part(&bad, "tcp-80-v4");
-    cloud.change(&path(false), |body| {
-        for part in body["properties"]["loadBalancingRules"].as_array_mut().unwrap() {
-            if part["name"] == *rule {
-                part["properties"]["idleTimeoutInMinutes"] = json!(99);
-            }
-        }
-    });
-    cloud.fail_state(&path(false));
-    cloud.refuse(false, move |body| {
-        let is_wrong = body["properties"].to_string().contains(WRONG);
-        is_wrong.then(|| ("InvalidTimeout", format!("{rule} is wrong")))
-    });
+    fail_by_rule(&cloud, false, false, part(&bad, "tcp-80-v4"));
     let azure = provider(&cloud);
     let mut changes = azure.changes();
     let refused = annotated(bad.clone(), annotations::INTERNAL, "maybe");

@@ -180,6 +180,13 @@ async fn full(cloud: &Full, gce: &Gce) -> LoadBalancer {
     LoadBalancer { published, ..good(&[(Protocol::Tcp, 80), (Protocol::Tcp, 81)]) }
 }
 
+/// Applies the change until the old rule is being deleted.
+async fn until_deleted(cloud: &Full, gce: &Gce, changed: &LoadBalancer) {
+    while *cloud.deleted.lock().unwrap() == 0 {
+        drop(gce.apply(changed, Compare::Remembered).await.unwrap());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn tenant_takes_no_rule_that_is_being_replaced() {
     // Where the first request to be refused would be the one that takes the rule, nothing says that the quota is full.
@@ -194,9 +201,7 @@ async fn tenant_takes_no_rule_that_is_being_replaced() {
         let changed = full(&cloud, &gce).await;
         sleep(quiet).await;
         cloud.cloud.slow_rules(deletion);
-        while *cloud.deleted.lock().unwrap() == 0 {
-            drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
-        }
+        until_deleted(&cloud, &gce, &changed).await;
         if is_killed || !quiet.is_zero() {
             sleep(Duration::from_secs(5)).await;
             assert!(cloud.rules().is_empty());
@@ -227,9 +232,7 @@ async fn lost_rule_is_told_and_tried_again_soon() {
     let cloud = Full::new();
     let gce = cloud.provider();
     let changed = full(&cloud, &gce).await;
-    while *cloud.deleted.lock().unwrap() == 0 {
-        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
-    }
+    until_deleted(&cloud, &gce, &changed).await;
     sleep(Duration::from_secs(5)).await;
     // Somebody else takes the place.
     let path = format!("{REGION}/forwardingRules/theirs");
@@ -486,9 +489,7 @@ async fn deletion_of_an_earlier_service_of_the_name_ends_no_claim() {
     let cloud = Full::new();
     let gce = cloud.provider();
     let changed = full(&cloud, &gce).await;
-    while *cloud.deleted.lock().unwrap() == 0 {
-        drop(gce.apply(&changed, Compare::Remembered).await.unwrap());
-    }
+    until_deleted(&cloud, &gce, &changed).await;
     let earlier = steerage_provider_api::Owner { uid: "u0".to_owned(), ..changed.owner.clone() };
     sleep(Duration::from_secs(5)).await;
     gce.delete(&earlier).await.unwrap();

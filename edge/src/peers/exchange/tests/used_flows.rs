@@ -12,12 +12,6 @@ fn second_host_is_used() -> (Host, Host, BTreeMap<FlowKey<V6>, IpAddr>) {
     (first, second, opened)
 }
 
-fn move_slots(hosts: [&mut Host; 2]) {
-    for host in hosts {
-        host.set_nodes(9);
-    }
-}
-
 /// The exceptions among the flows, as the first host knows and tells them.
 fn exceptions_of(host: &Host) -> Vec<Exception> {
     let now = flow_time();
@@ -29,10 +23,17 @@ fn exceptions_of(host: &Host) -> Vec<Exception> {
     found
 }
 
-/// As if the host had not seen a packet of them for so long that they have ended.
-fn expire(host: &Host, flows: &BTreeMap<FlowKey<V6>, IpAddr>) {
+/// As if the host had not seen a packet of them for so long that they have ended: it says so, or sends a list without them.
+fn end_flows(host: &mut Host, flows: &BTreeMap<FlowKey<V6>, IpAddr>, by_list: bool) {
     let keys: Vec<_> = flows.keys().copied().collect();
     host.exchange.flows.delete(&keys).expect("delete");
+    if by_list {
+        host.exchange.sent.clear();
+        host.exchange.handle(Command::WantsList(1));
+        host.exchange.send_lists(Instant::now());
+    } else {
+        host.exchange.recheck();
+    }
 }
 
 #[test]
@@ -65,14 +66,7 @@ fn other_host_cannot_end_flows_that_this_host_sees() {
         let idle = told.iter().map(|exception| Exception { idle: 100, ..*exception }).collect();
         second.exchange.receive(1, Message::Exceptions(idle));
         assert_eq!(second.continued(CLIENTS), opened);
-        expire(&first, &opened);
-        if by_list {
-            first.exchange.sent.clear();
-            first.exchange.handle(Command::WantsList(1));
-            first.exchange.send_lists(Instant::now());
-        } else {
-            first.exchange.recheck();
-        }
+        end_flows(&mut first, &opened, by_list);
         assert!(first.tell(&mut second) > 0);
         assert_eq!(second.continued(CLIENTS), opened, "{by_list}");
     }
@@ -108,14 +102,7 @@ fn told_flows_of_which_no_packet_comes_end_with_the_word_of_the_other_host() {
         move_slots([&mut first, &mut second]);
         settle(&mut first, &mut second);
         assert!(second.dataplane.flows().expect("flows").len() > 50);
-        expire(&first, &opened);
-        if by_list {
-            first.exchange.sent.clear();
-            first.exchange.handle(Command::WantsList(1));
-            first.exchange.send_lists(Instant::now());
-        } else {
-            first.exchange.recheck();
-        }
+        end_flows(&mut first, &opened, by_list);
         first.tell(&mut second);
         assert!(second.dataplane.flows().expect("flows").is_empty(), "{by_list}");
     }
@@ -151,12 +138,7 @@ fn flows_stay_until_it_is_clear_whether_their_packets_come_here() {
 #[test]
 fn host_without_a_list_is_offered_flows_as_well() {
     requires!(Root);
-    let (mut first, mut second) = two_hosts();
-    take_over(&mut first, &mut second);
-    settle(&mut first, &mut second);
-    let idle = second.open(CLIENTS);
-    take_over(&mut second, &mut first);
-    settle(&mut first, &mut second);
+    let (mut first, mut second, idle) = second_host_has_idle_flows();
     second.connect();
     move_slots([&mut first, &mut second]);
     second.exchange.scan();
@@ -172,12 +154,7 @@ fn host_without_a_list_is_offered_flows_as_well() {
 #[test]
 fn host_that_connects_is_offered_what_others_were_offered() {
     requires!(Root);
-    let (mut first, mut second) = two_hosts();
-    take_over(&mut first, &mut second);
-    settle(&mut first, &mut second);
-    let idle = second.open(CLIENTS);
-    take_over(&mut second, &mut first);
-    settle(&mut first, &mut second);
+    let (mut first, mut second, idle) = second_host_has_idle_flows();
     move_slots([&mut first, &mut second]);
     // To a host that does not answer.
     second.exchange.scan();
@@ -193,12 +170,7 @@ fn host_that_connects_is_offered_what_others_were_offered() {
 #[test]
 fn flows_that_no_host_could_be_offered_stay() {
     requires!(Root);
-    let (mut first, mut second) = two_hosts();
-    take_over(&mut first, &mut second);
-    settle(&mut first, &mut second);
-    let idle = second.open(CLIENTS);
-    take_over(&mut second, &mut first);
-    settle(&mut first, &mut second);
+    let (mut first, mut second, idle) = second_host_has_idle_flows();
     while second.exchange.followers.values_mut().all(|follower| follower.send(Item::List(Arc::default()))) {}
     move_slots([&mut first, &mut second]);
     for _ in 0..3 {
@@ -214,12 +186,7 @@ fn flows_that_no_host_could_be_offered_stay() {
 fn without_a_host_to_offer_to_flows_are_forgotten_only_while_one_answers() {
     requires!(Root);
     for is_live in [true, false] {
-        let (mut first, mut second) = two_hosts();
-        take_over(&mut first, &mut second);
-        settle(&mut first, &mut second);
-        let idle = second.open(CLIENTS);
-        take_over(&mut second, &mut first);
-        settle(&mut first, &mut second);
+        let (mut first, mut second, idle) = second_host_has_idle_flows();
         second.exchange.handle(Command::Disconnected(1));
         if !is_live {
             second.exchange.handle(Command::Ended(1));
