@@ -348,11 +348,13 @@ impl Exchange {
             return false;
         }
         let count = changes.exceptions.len() + changes.offers.len();
-        let offers = changes.offers.clone();
-        let (all, mut has_offered) = (Item::Changes(Arc::new(changes)), false);
+        let offered = changes.offers.len();
         // A host without a list gets everything else with its list.
-        let offered = offers.len();
-        let offers = (offered > 0).then(|| Item::Changes(Arc::new(Changes { offers, ..Changes::default() })));
+        let has_unlisted = self.followers.values().any(|follower| follower.listed.is_none());
+        let offers = (offered > 0 && has_unlisted).then(|| {
+            Item::Changes(Arc::new(Changes { offers: changes.offers.clone(), ..Changes::default() }))
+        });
+        let (all, mut has_offered) = (Item::Changes(Arc::new(changes)), false);
         for follower in self.followers.values_mut() {
             let (item, count) =
                 if follower.listed.is_some() { (Some(&all), count) } else { (offers.as_ref(), offered) };
