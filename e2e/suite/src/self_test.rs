@@ -46,7 +46,7 @@ const ANSWER: &str = "ip length > 70";
 pub(crate) async fn run(test: &TestContext, clients: &[Client]) -> Result<()> {
     let tests = async || match (test.suite.cloud(), clients) {
         (None, _) => test_all(test).await,
-        (Some(_), [client, ..]) => in_cloud::test_all(test, client),
+        (Some(_), [client, ..]) => in_cloud::test_all(test, client).await,
         (Some(_), []) => anyhow::bail!("the tests in a cloud take a load balancer"),
     };
     test.suite.meter_tested.get_or_try_init(tests).await.map(drop)
