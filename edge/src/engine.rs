@@ -15,7 +15,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
-use crate::health::{HealthByProbe, Probe, TargetHealth};
+use crate::health::{HealthByProbe, Probe};
 use crate::host::{EdgePeer, HostNetwork};
 use crate::index::{Index, IndexEvent};
 use crate::kernel::Kernel;
@@ -28,7 +28,8 @@ use crate::metrics::Metrics;
 use crate::plan::{
     Assignments, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted, Room, plan,
 };
-use crate::prober::{Prober, StatementReport};
+use crate::plan_pace::PlanPace;
+use crate::prober::{HealthChange, Prober, StatementReport};
 use crate::status::HostStatus;
 use crate::timer::sleep_until;
 use crate::vips::{ServedVips, VipRoles, WITHHELD};
@@ -54,7 +55,7 @@ const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub(crate) events: mpsc::Receiver<IndexEvent>,
-    pub(crate) health: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
+    pub(crate) health: mpsc::UnboundedReceiver<HealthChange>,
     /// Ended requests to nodes for statements. The prober records them, and sends the changes of health that follow to `health`.
     pub(crate) statements: mpsc::Receiver<StatementReport>,
     pub(crate) membership: watch::Receiver<Membership>,
@@ -112,6 +113,7 @@ pub(crate) struct Engine {
     warmed_up: bool,
     /// A VIP waits for probes of its new targets, for a limited time.
     is_waiting: bool,
+    pace: PlanPace,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
     /// The process is ending.
@@ -150,6 +152,7 @@ impl Engine {
             synced_at: None,
             warmed_up: listeners == 0,
             is_waiting: false,
+            pace: PlanPace::default(),
             healthy_vips: 0,
             is_leaving: false,
         };
@@ -186,20 +189,21 @@ impl Engine {
                         self.index.apply(event);
                     }
                 }
-                Some((probe, health)) = inputs.health.recv() => {
-                    let changed = changed.insert(Vec::from_iter(self.update_health(probe, health)));
-                    while let Ok((probe, health)) = inputs.health.try_recv() {
-                        changed.extend(self.update_health(probe, health));
+                Some(change) = inputs.health.recv() => {
+                    let changed = changed.insert(Vec::from_iter(self.update_health(change)));
+                    while let Ok(change) = inputs.health.try_recv() {
+                        changed.extend(self.update_health(change));
                     }
                 }
                 Some(report) = inputs.statements.recv() => {
-                    self.prober.record(&report);
+                    self.prober.record(&report, &self.health);
                     for _ in 0..MOST_STATEMENTS_AT_ONCE {
                         let Ok(report) = inputs.statements.try_recv() else { break };
-                        self.prober.record(&report);
+                        self.prober.record(&report, &self.health);
                     }
                     continue;
                 }
+                () = sleep_until(self.pace.due()) => {}
                 Ok(()) = inputs.membership.changed() => {
                     let next = inputs.membership.borrow_and_update().clone();
                     self.update_membership(next);
@@ -223,8 +227,14 @@ impl Engine {
                 }
             }
             tokio::task::block_in_place(|| {
-                if !changed.is_some_and(|changed| self.retarget(&changed)) {
+                if let Some(changed) = changed {
+                    if !self.retarget(&changed) {
+                        self.pace.request(Instant::now());
+                    }
+                } else {
+                    let begun = Instant::now();
                     self.reconcile();
+                    self.pace.record(begun, Instant::now());
                 }
             });
             if let Some(deadline) = &mut deadline {
@@ -254,8 +264,19 @@ impl Engine {
     }
 
     /// Returns the probe if that is news.
-    fn update_health(&mut self, probe: Probe, health: TargetHealth) -> Option<Probe> {
-        let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
+    fn update_health(&mut self, change: HealthChange) -> Option<Probe> {
+        let (probe, health) = match change {
+            HealthChange::Target(probe, health) => (probe, health),
+            HealthChange::Stated(address, ports) => {
+                if self.prober.follows_node(address) {
+                    self.health.set_stated(address, ports);
+                    // Of many groups one target is known better, which hardly ever changes what they use.
+                    self.pace.request(Instant::now());
+                }
+                return None;
+            }
+        };
+        let health = self.prober.stated_health(&probe).unwrap_or(health);
         // A result may come after the last load balancer with this check has gone.
         if !self.prober.follows(&probe) || self.health.is_known(&probe, &health) {
             return None;
@@ -349,8 +370,7 @@ impl Engine {
     /// Lets the kernel follow the changed health of these probes. Returns false where only a plan can tell what follows.
     fn retarget(&mut self, changed: &[Probe]) -> bool {
         let Some(groups) = &mut self.groups else { return false };
-        let (host, health, now) = (&self.host, &self.health, Instant::now());
-        let inputs = HealthInputs { host, health, room: self.room, now };
+        let inputs = HealthInputs { health: &self.health, room: self.room, now: Instant::now() };
         let Some(Retargeted { tables, statuses, urgent }) =
             groups.retarget(inputs, &mut self.assignments, changed)
         else {
@@ -395,27 +415,27 @@ impl Engine {
         let now = Instant::now();
         let inputs =
             PlanInputs { index: &self.index, host: &self.host, health: &self.health, room: self.room, now };
-        let Plan { state, probes, urgent_probes, statuses, is_waiting, groups, assignments } =
+        let Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments } =
             plan(&inputs, &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
-        self.health.set_probes(&probes);
-        self.prober.set_probes(&probes, &urgent_probes, &self.health, |target| self.host.source_for(target));
+        self.health.set_checks(&checks);
+        self.prober.set_checks(&checks, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
         // All, also those in conflict: the detection checks each.
         send_if_changed(&self.outputs.monitored_vips, vips.clone());
         self.kernel.set_planned_vips(&self.link, vips);
         let synced_at = *self.synced_at.get_or_insert(now);
         // A target counts once its first probe has ended, answered or not: one that refuses must not delay all VIPs.
-        self.warmed_up |= self.health.len() == probes.len() || now.duration_since(synced_at) >= WARM_UP_LIMIT;
+        self.warmed_up |= is_tried || now.duration_since(synced_at) >= WARM_UP_LIMIT;
         if !self.warmed_up {
             return;
         }
         if self.write(state) {
             self.groups = Some(groups);
         }
-        self.metrics.probes.set(number(probes.len()));
+        self.metrics.probes.set(number(checks.len()));
         self.publish(statuses);
     }
 

@@ -2,33 +2,20 @@
 //! The health of targets: thresholds and weights, from the results of single probes, or what their nodes state. Pure; `prober` makes
 //! the probes and asks for the statements.
 
-use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::{HealthCheck, HealthCheckProtocol, TargetState};
+use steerage_edge_api::{HealthCheck, TargetState};
+
+mod by_probe;
+
+pub(crate) use by_probe::{HealthByProbe, Question};
 
 /// An address and how it is probed. Load balancers with equal checks share the probes of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Probe {
     pub(crate) address: IpAddr,
     pub(crate) check: HealthCheck,
-}
-
-/// What a probe asks. Checks that differ in their times and thresholds ask the same.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Question {
-    address: IpAddr,
-    protocol: HealthCheckProtocol,
-    port: u16,
-    path: Option<String>,
-}
-
-impl Probe {
-    pub(crate) fn question(&self) -> Question {
-        let HealthCheck { protocol, port, path, .. } = &self.check;
-        Question { address: self.address, protocol: *protocol, port: *port, path: path.clone() }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,66 +54,24 @@ impl Default for TargetHealth {
     }
 }
 
+impl TargetHealth {
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.state == TargetState::Healthy
+    }
+
+    /// Of a target that has said so, and nothing else.
+    pub(crate) fn without_endpoint() -> Self {
+        Self {
+            state: TargetState::Unhealthy,
+            reason: NO_ENDPOINT.to_owned(),
+            weight: None,
+            lacks_endpoint: true,
+        }
+    }
+}
+
 /// Why a target is unhealthy, in its status.
 const NO_ENDPOINT: &str = "no local endpoint";
-
-/// Of every probe that was tried at least once, answered or not, or that a node's statement decides. A new probe that asks the same
-/// as another one begins with its health: an edited interval or threshold says nothing about the target.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct HealthByProbe {
-    by_probe: HashMap<Probe, TargetHealth>,
-    /// The last change of any probe that asks this.
-    by_question: HashMap<Question, TargetHealth>,
-    /// The number of probes whose target is healthy.
-    healthy: usize,
-}
-
-impl HealthByProbe {
-    pub(crate) fn get(&self, probe: &Probe) -> Option<&TargetHealth> {
-        self.by_probe.get(probe).or_else(|| self.by_question.get(&probe.question()))
-    }
-
-    /// Whether this is what was inserted last for the probe.
-    pub(crate) fn is_known(&self, probe: &Probe, health: &TargetHealth) -> bool {
-        self.by_probe.get(probe) == Some(health)
-    }
-
-    pub(crate) fn insert(&mut self, probe: Probe, health: TargetHealth) {
-        self.by_question.insert(probe.question(), health.clone());
-        self.healthy += usize::from(is_healthy(&health));
-        let before = self.by_probe.insert(probe, health);
-        self.healthy -= usize::from(before.as_ref().is_some_and(is_healthy));
-    }
-
-    /// Forgets all but these, which are probed from now on. New ones begin with what is known.
-    pub(crate) fn set_probes(&mut self, probes: &HashSet<Probe>) {
-        for probe in probes {
-            if !self.by_probe.contains_key(probe)
-                && let Some(health) = self.by_question.get(&probe.question())
-            {
-                self.by_probe.insert(probe.clone(), health.clone());
-            }
-        }
-        self.by_probe.retain(|probe, _| probes.contains(probe));
-        self.healthy = self.by_probe.values().filter(|health| is_healthy(health)).count();
-        let asked: HashSet<_> = self.by_probe.keys().map(Probe::question).collect();
-        self.by_question.retain(|question, _| asked.contains(question));
-    }
-
-    /// The number of probes that were tried.
-    pub(crate) fn len(&self) -> usize {
-        self.by_probe.len()
-    }
-
-    /// The number of probes whose target is healthy.
-    pub(crate) fn healthy(&self) -> usize {
-        self.healthy
-    }
-}
-
-fn is_healthy(health: &TargetHealth) -> bool {
-    health.state == TargetState::Healthy
-}
 
 /// The least time between two changes of a weight: each change moves connections.
 const WEIGHT_INTERVAL: Duration = Duration::from_secs(5);
@@ -410,37 +355,6 @@ mod tests {
         let mut tracker = HealthTracker::new(Some(known(TargetState::Unhealthy)), now);
         assert!(!tracker.record(&check(), ProbeResult::Failed(String::new()), now), "nothing new");
         assert!(tracker.record(&check(), ProbeResult::Passed(None), now));
-    }
-
-    #[test]
-    fn health_is_inherited_by_a_probe_that_asks_the_same() {
-        let probe = |change: fn(&mut HealthCheck)| {
-            let mut check = check();
-            change(&mut check);
-            Probe { address: [10, 0, 0, 1].into(), check }
-        };
-        let healthy = TargetHealth {
-            state: TargetState::Healthy,
-            reason: String::new(),
-            weight: Some(3),
-            lacks_endpoint: false,
-        };
-        let (old, slower) = (probe(|_| {}), probe(|check| check.interval_milliseconds = 5000));
-        let mut health = HealthByProbe::default();
-        health.insert(old.clone(), healthy.clone());
-        for other in [
-            probe(|check| check.port = 2),
-            probe(|check| check.path = Some("/x".to_owned())),
-            probe(|check| check.protocol = HealthCheckProtocol::Tcp),
-            Probe { address: [10, 0, 0, 2].into(), ..old.clone() },
-        ] {
-            assert_eq!(health.get(&other), None, "{other:?}");
-        }
-        assert_eq!(health.get(&slower), Some(&healthy));
-        health.set_probes(&[slower.clone()].into());
-        assert_eq!((health.len(), health.get(&slower)), (1, Some(&healthy)));
-        health.set_probes(&HashSet::new());
-        assert_eq!((health.len(), health.get(&old)), (0, None));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 mod args;
 mod channel;
+mod checks;
 mod cluster;
 mod compose;
 mod engine;
@@ -19,6 +20,8 @@ mod numbers;
 mod peers;
 mod pin_names;
 mod plan;
+mod plan_pace;
+mod port_set;
 mod probe_schedule;
 mod prober;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! The plan: what the kernel should hold, which targets to probe and what to report, from the index, the host's network and
 //! the health of targets. Pure: it changes nothing, and what the next plan needs of this one is part of the result.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use ipnet::IpNet;
 use steerage_edge_api::TargetStatus;
 use steerage_edge_dataplane::{Listener, Path, Sender, State, TargetState};
 
-use crate::health::{HealthByProbe, Probe};
+use crate::checks::{CheckSet, Checks};
+use crate::health::HealthByProbe;
 use crate::host::HostNetwork;
 use crate::index::Index;
 use crate::link::mac::Mac;
@@ -20,11 +21,13 @@ use crate::vips::WITHHELD;
 
 mod accept;
 mod assignments;
+mod held;
 mod retarget;
 mod room;
 mod select;
 mod targets;
 mod usage;
+mod view;
 
 use accept::{Accepted, accept_all};
 pub(crate) use assignments::Assignments;
@@ -34,6 +37,7 @@ pub(crate) use room::Room;
 use room::served;
 use select::{Frontend, Selection, select};
 use targets::TargetGroup;
+use view::{View, distinct};
 
 /// What a plan follows from.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +51,7 @@ pub(crate) struct PlanInputs<'a> {
 
 impl<'a> PlanInputs<'a> {
     fn health_inputs(&self) -> HealthInputs<'a> {
-        HealthInputs { host: self.host, health: self.health, room: self.room, now: self.now }
+        HealthInputs { health: self.health, room: self.room, now: self.now }
     }
 }
 
@@ -55,9 +59,10 @@ impl<'a> PlanInputs<'a> {
 pub(crate) struct Plan {
     /// What the kernel's maps should hold. VIPs in conflict are withheld.
     pub(crate) state: State,
-    pub(crate) probes: HashSet<Probe>,
-    /// Those of groups without a healthy target.
-    pub(crate) urgent_probes: HashSet<Probe>,
+    /// What to follow the health of. Checks of groups without a healthy target are urgent.
+    pub(crate) checks: Checks,
+    /// The first probe of every target has ended.
+    pub(crate) is_tried: bool,
     /// By name of the load balancer.
     pub(crate) statuses: BTreeMap<String, LoadBalancerStatus>,
     /// Whether a VIP waits for probes: it gets its new targets by a later plan, also if nothing changes.
@@ -91,11 +96,23 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     let state = state(inputs.host, &groups, &frontends, &tables, &assignments);
     assignments.served = served(&state);
     let statuses = statuses(&accepted, &groups, &frontends);
-    let probes = groups.iter().flat_map(|group| &group.probes).cloned().collect();
-    let urgent = groups.iter().filter(|group| !group.has_healthy());
-    let urgent_probes = urgent.flat_map(|group| &group.probes).cloned().collect();
+    let (checks, is_tried) = (checks(&groups), groups.iter().all(TargetGroup::is_tried));
     let groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut);
-    Plan { state, probes, urgent_probes, statuses, is_waiting, groups, assignments }
+    Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments }
+}
+
+/// The checks of all groups, in a set for each view.
+fn checks(groups: &[TargetGroup]) -> Checks {
+    let mut of_views = HashMap::<_, (&View, Vec<_>)>::new();
+    for group in groups {
+        let of_view = of_views.entry(Arc::as_ptr(&group.view)).or_insert_with(|| (&*group.view, Vec::new()));
+        of_view.1.push((group.check().clone(), !group.has_healthy()));
+    }
+    Checks::new(
+        of_views
+            .into_values()
+            .map(|(view, checks)| (view.addresses(), checks.into_iter().collect::<CheckSet>())),
+    )
 }
 
 fn state(
@@ -141,12 +158,13 @@ fn senders(
     targets: &BTreeMap<u32, TargetState>,
 ) -> BTreeMap<Mac, Sender> {
     let is_node = targets.values().any(|target| target.path == Path::Local)
-        || groups.iter().any(|group| group.has_target(|address| host.is_local(address)));
+        || groups.iter().any(|group| group.view.has_own_host);
     // Heartbeats can be forged, and packets that a router forwards are of any source.
     let routers = host.default_gateways();
     let peers = || host.peers.iter().filter(|peer| !routers.contains(&peer.mac));
     let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
-    for (mac, nets) in groups.iter().flat_map(|group| &group.sources) {
+    let views = distinct(groups.iter().map(|group| &group.view));
+    for (mac, nets) in views.flat_map(|view| &view.sources) {
         senders.entry(*mac).or_default().extend(nets);
     }
     for peer in peers() {

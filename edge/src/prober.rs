@@ -3,16 +3,19 @@
 //! decides as a cloud's load balancer does. The engine hands back the reports of the tasks that ask, and receives changes of
 //! health. The prober decides nothing about load balancers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_process::duration;
 use tokio::sync::mpsc;
 
+use crate::checks::Checks;
 use crate::hash;
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::metrics::Metrics;
+use crate::port_set::{PortSet, SharedSets};
 
 mod http;
 mod node;
@@ -26,11 +29,21 @@ mod test_node;
 #[cfg(test)]
 mod tests;
 
-use node::Node;
+use node::{Bench, Node};
 pub(crate) use node_statement::{StatementMode, StatementResult};
 use probe_task::ProbeTasks;
 pub(crate) use statement_task::StatementReport;
 use statement_task::StatementTask;
+
+/// What the engine hears of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum HealthChange {
+    /// The health of one target.
+    Target(Probe, TargetHealth),
+    /// The ports that a node states from now on. It has no local endpoint of those whose health is not sent. That stays so until probes
+    /// say otherwise, also when it states nothing any more.
+    Stated(IpAddr, Arc<PortSet>),
+}
 
 #[derive(Debug)]
 pub(crate) struct Prober {
@@ -41,6 +54,8 @@ pub(crate) struct Prober {
     last_task: u64,
     reports: mpsc::Sender<StatementReport>,
     tasks: ProbeTasks,
+    /// The ports that nodes state.
+    shared: SharedSets,
 }
 
 impl Prober {
@@ -48,61 +63,49 @@ impl Prober {
     /// arrives on `reports` back to [`record`](Self::record).
     pub(crate) fn new(
         statements_port: u16,
-        changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
+        changes: mpsc::UnboundedSender<HealthChange>,
         reports: mpsc::Sender<StatementReport>,
         metrics: Metrics,
     ) -> Self {
         let tasks = ProbeTasks::new(changes, metrics);
         let statements_port = Some(statements_port).filter(|port| *port != 0);
-        Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks }
+        let shared = SharedSets::default();
+        Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks, shared }
     }
 
-    /// Follows exactly these, each from the source address that `source` returns. Those in `urgent` are probed sooner. New ones
-    /// begin with the health that is known.
-    pub(crate) fn set_probes(
+    /// Follows exactly these, each from the source address that `source` returns. New ones begin with the health that is known.
+    pub(crate) fn set_checks(
         &mut self,
-        probes: &HashSet<Probe>,
-        urgent: &HashSet<Probe>,
+        checks: &Checks,
         known: &HealthByProbe,
         source: impl Fn(IpAddr) -> Option<IpAddr>,
     ) {
         let now = Instant::now();
-        let mut changed: HashSet<IpAddr> = HashSet::new();
-        for (address, node) in &mut self.nodes {
-            if node.retain(probes) {
-                changed.insert(*address);
+        self.nodes.retain(|address, node| {
+            let is_followed = !checks.of(*address).is_empty();
+            if !is_followed {
+                self.tasks.metrics.count_node(node.mode(), StatementMode::Asked);
             }
-        }
-        let mut new = Vec::new();
-        for probe in probes {
-            let node = self.nodes.entry(probe.address).or_default();
-            if node.set(probe, urgent.contains(probe), || known.get(probe).cloned()) {
-                changed.insert(probe.address);
-                new.push((probe.address, probe.check.port));
+            is_followed
+        });
+        for (address, sets) in checks.iter() {
+            let node = self.nodes.entry(address).or_insert_with(|| Node::new(address));
+            node.set_checks(sets);
+            let source = source(address);
+            if node.source != source {
+                node.set_source(source, &self.tasks);
             }
-        }
-        for (address, node) in &mut self.nodes {
-            let source = source(*address);
-            if changed.contains(address) || node.source != source {
-                if node.source != source {
-                    node.set_source(source, &self.tasks);
-                }
-                let before = node.mode();
-                let settings = self.statements_port.and_then(|port| Some((port, node.request_settings()?)));
-                let (port, settings) = settings.unzip();
-                node.set_requests(settings, |settings| {
-                    self.last_task += 1;
-                    let to = SocketAddr::new(*address, port.unwrap_or_default());
-                    StatementTask::spawn(self.last_task, to, settings, self.reports.clone())
-                });
-                self.tasks.metrics.count_node(before, node.mode());
-            }
-        }
-        self.nodes.retain(|_, node| !node.is_empty());
-        for (address, port) in new {
-            if let Some(node) = self.nodes.get_mut(&address) {
-                node.judge(port, &self.tasks, now);
-            }
+            let before = node.mode();
+            let settings = self.statements_port.and_then(|port| Some((port, node.request_settings()?)));
+            let (port, settings) = settings.unzip();
+            node.set_requests(settings, |settings| {
+                self.last_task += 1;
+                let to = SocketAddr::new(address, port.unwrap_or_default());
+                StatementTask::spawn(self.last_task, to, settings, self.reports.clone())
+            });
+            self.tasks.metrics.count_node(before, node.mode());
+            node.judge_new(Bench { tasks: &self.tasks, known, now });
+            node.send_ports(&self.tasks);
         }
     }
 
@@ -114,15 +117,21 @@ impl Prober {
     }
 
     /// A node has answered, or not.
-    pub(crate) fn record(&mut self, report: &StatementReport) {
+    pub(crate) fn record(&mut self, report: &StatementReport, known: &HealthByProbe) {
         let address = report.address;
         let Some(node) = self.nodes.get_mut(&address) else { return };
         let before = node.mode();
-        if node.record(report, &self.tasks, Instant::now()) {
+        let bench = Bench { tasks: &self.tasks, known, now: Instant::now() };
+        if node.record(report, &mut self.shared, bench) {
             self.tasks.metrics.count_statement(&report.result);
             self.tasks.metrics.count_node(before, node.mode());
             log(address, node, before, &report.result);
         }
+    }
+
+    /// Whether it has checks at this address.
+    pub(crate) fn follows_node(&self, address: IpAddr) -> bool {
+        self.nodes.contains_key(&address)
     }
 
     /// Whether it finds the health of this probe's target.
@@ -131,7 +140,7 @@ impl Prober {
     }
 
     /// The health that the node's statements have decided. It wins over the last result of a probe that has ended meanwhile.
-    pub(crate) fn stated_health(&self, probe: &Probe) -> Option<&TargetHealth> {
+    pub(crate) fn stated_health(&self, probe: &Probe) -> Option<TargetHealth> {
         self.nodes.get(&probe.address)?.stated_health(probe)
     }
 }

@@ -16,6 +16,7 @@ use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
 use super::select::{Frontend, TargetsInUse};
 use super::targets::{TableKey, TargetGroup};
 use super::usage::Memory;
+use super::view::distinct;
 use crate::numbers::{TableNumbers, TargetNumbers};
 
 /// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
@@ -143,7 +144,8 @@ pub(super) fn assign(
         })
         .collect();
     // Also of targets that are in no table now: they may be in one as soon as they are healthy.
-    let candidates = wanted.iter().flat_map(|(_, group, ..)| group.numbers(&targets)).collect();
+    let views = distinct(wanted.iter().map(|(_, group, ..)| &group.view));
+    let numbered = views.flat_map(|view| view.addresses()).map(|address| targets.assign(address)).collect();
     let is_cut = fit(&mut wanted, inputs.room);
     let mut used = SlotsAndMembers::default();
     for (position, group, members, size) in wanted {
@@ -156,7 +158,7 @@ pub(super) fn assign(
         used = used.plus(SlotsAndMembers::of(size, members.len()));
         assigned.insert(group.key.clone(), AssignedTable { number, size, members, table });
     }
-    targets.retain(&candidates, inputs.now);
+    targets.retain(&numbered, inputs.now);
     numbers.retain(assigned.values().map(|table| table.number).collect());
     let memories = groups.iter().map(|group| (group.key.clone(), Arc::clone(&group.memory))).collect();
     let assignments = Assignments {

@@ -17,13 +17,12 @@ use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
 use super::targets::TargetGroup;
 use crate::health::{HealthByProbe, Probe, Question};
-use crate::host::HostNetwork;
 
 /// The groups of a plan, and who uses them.
 #[derive(Debug, Default)]
 pub(crate) struct PlannedGroups {
     groups: Vec<PlannedGroup>,
-    /// The positions of groups whose targets are asked this.
+    /// The positions of groups whose checks ask this.
     asked: HashMap<Question, Vec<usize>>,
     /// Of all tables.
     used: SlotsAndMembers,
@@ -43,10 +42,9 @@ struct PlannedGroup {
     reported: Vec<(String, usize)>,
 }
 
-/// What health is a matter of, beside the load balancers.
+/// What the use of targets is a matter of, beside the load balancers and the host's network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HealthInputs<'a> {
-    pub(crate) host: &'a HostNetwork,
     pub(crate) health: &'a HealthByProbe,
     pub(crate) room: Room,
     pub(crate) now: Instant,
@@ -80,9 +78,7 @@ impl PlannedGroups {
     ) -> Self {
         let mut asked = HashMap::<_, Vec<_>>::new();
         for (position, group) in groups.iter().enumerate() {
-            for probe in &group.probes {
-                asked.entry(probe.question()).or_default().push(position);
-            }
+            asked.entry(Question::from(group.check())).or_default().push(position);
         }
         let unused = |group| PlannedGroup { group, vips: 0, reported: Vec::new() };
         let mut groups: Vec<_> = groups.into_iter().map(unused).collect();
@@ -129,8 +125,7 @@ impl PlannedGroups {
             return None;
         }
         let mut result = Retargeted::default();
-        let asked = changed.iter().filter_map(|probe| self.asked.get(&probe.question()));
-        let mut positions: BTreeSet<usize> = asked.flatten().copied().collect();
+        let mut positions: BTreeSet<usize> = changed.iter().flat_map(|probe| self.asked(probe)).collect();
         let is_due = self.is_due(inputs.now);
         if is_due {
             let is_due =
@@ -165,7 +160,8 @@ impl PlannedGroups {
                 } else {
                     self.healthy_vips -= planned.vips;
                 }
-                flipped.extend(group.probes.iter().cloned());
+                let probe = |address| Probe { address, check: group.check().clone() };
+                flipped.extend(group.view.addresses().map(probe));
             }
             self.next_change = self.next_change.into_iter().chain(group.next_change).min();
             planned.group = group;
@@ -177,12 +173,22 @@ impl PlannedGroups {
         Some(result)
     }
 
+    /// The positions of groups with this target whose checks ask the same.
+    fn asked(&self, probe: &Probe) -> impl Iterator<Item = usize> {
+        let positions = self.asked.get(&Question::from(&probe.check)).into_iter().flatten().copied();
+        let has_target = |position: &usize| {
+            let planned = self.groups.get(*position);
+            planned.is_some_and(|planned| planned.group.view.position(probe.address).is_some())
+        };
+        positions.filter(has_target)
+    }
+
     /// Whether one of the groups that share the probe has no healthy target.
     fn with_urgency(&self, probe: Probe) -> (Probe, bool) {
-        let groups = self.asked.get(&probe.question()).into_iter().flatten();
-        let mut groups =
-            groups.filter_map(|position| self.groups.get(*position)).map(|planned| &planned.group);
-        let is_urgent = groups.any(|group| group.probes.contains(&probe) && !group.has_healthy());
+        let groups = self.asked(&probe).filter_map(|position| self.groups.get(position));
+        let is_urgent = groups
+            .map(|planned| &planned.group)
+            .any(|group| *group.check() == probe.check && !group.has_healthy());
         (probe, is_urgent)
     }
 }

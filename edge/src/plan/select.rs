@@ -15,6 +15,7 @@ use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::accept::Accepted;
 use super::targets::{TableKey, TargetGroup, Targets};
+use super::view::Views;
 use super::{Assignments, PlanInputs};
 use crate::index::LoadBalancer;
 
@@ -68,6 +69,7 @@ struct Groups<'a> {
     previous: &'a Assignments,
     list: Vec<TargetGroup>,
     positions: HashMap<TableKey, usize>,
+    views: Views,
 }
 
 impl Groups<'_> {
@@ -80,9 +82,11 @@ impl Groups<'_> {
         self.push(group)
     }
 
-    fn group(&self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
+    fn group(&mut self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
         let before = self.previous.memory(&key, &first, self.inputs.now);
-        TargetGroup::new(self.inputs.health_inputs(), key, targets, first, &before)
+        let PlanInputs { host, health, .. } = self.inputs;
+        let view = self.views.view(targets, key.is_v6(), host, health);
+        TargetGroup::new(self.inputs.health_inputs(), key, targets, view, first, &before)
     }
 
     fn push(&mut self, group: TargetGroup) -> usize {
@@ -97,7 +101,7 @@ impl Groups<'_> {
         let is_served = self.list.get(named).is_some_and(TargetGroup::has_healthy);
         let is_patient = last.waited(self.inputs.now) < MAX_WAIT;
         let is_safer = |group: &TargetGroup| {
-            !group.candidates.is_empty() && (group.has_healthy() || is_patient && !is_served)
+            !group.view.targets.is_empty() && (group.has_healthy() || is_patient && !is_served)
         };
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
@@ -113,7 +117,8 @@ pub(super) fn select<'a>(
     previous: &Assignments,
 ) -> Selection<'a> {
     let last = &previous.in_use;
-    let mut groups = Groups { inputs, previous, list: Vec::new(), positions: HashMap::new() };
+    let mut groups =
+        Groups { inputs, previous, list: Vec::new(), positions: HashMap::new(), views: Views::default() };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {

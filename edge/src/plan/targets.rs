@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The targets of a load balancer and family: which can be reached, with what weight, and what is reported of each. `usage` decides
-//! which of them are used.
+//! which of them are used. `held` decides of which targets
+//! a group holds anything.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ipnet::IpNet;
 use steerage_edge_api::{
-    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus, TargetUse,
+    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus,
 };
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
-use super::is_same_family;
+use super::held::{Held, MOST_WITHOUT_ENDPOINT, hold};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
+use super::view::{View, ViewedTarget};
 use crate::hash;
 use crate::health::{Probe, TargetHealth};
-use crate::host::HostNetwork;
 use crate::index::LoadBalancer;
-use crate::link::mac::Mac;
 use crate::numbers::TargetNumbers;
 
 /// Load balancers with the same targets, check and rules share a table.
@@ -53,10 +52,20 @@ impl TableKey {
         Self { owner, check, rules: UseRules::new(&object.spec), v6: vip.is_ipv6() }
     }
 
-    /// The same on all hosts.
-    fn hash(&self) -> u64 {
+    /// The check of the targets.
+    pub(super) fn check(&self) -> &HealthCheck {
+        &self.check
+    }
+
+    pub(super) fn is_v6(&self) -> bool {
+        self.v6
+    }
+
+    /// The order in which a group keeps targets if it keeps only some: the same on all hosts, and another one for each group.
+    pub(super) fn rank(&self, name_hash: u64) -> u64 {
         let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
-        hash::bytes(name.as_bytes())
+        let own = hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port));
+        hash::mix64(name_hash ^ own)
     }
 }
 
@@ -77,7 +86,15 @@ impl Targets {
         }
     }
 
-    fn as_slice(&self) -> &[EdgeTarget] {
+    /// Where the value is in memory.
+    pub(super) fn place(&self) -> usize {
+        match self {
+            Self::Own(spec) => Arc::as_ptr(spec).addr(),
+            Self::OfNodeSet(spec) => Arc::as_ptr(spec).addr(),
+        }
+    }
+
+    pub(super) fn as_slice(&self) -> &[EdgeTarget] {
         match self {
             Self::Own(spec) => &spec.targets,
             Self::OfNodeSet(spec) => &spec.targets,
@@ -85,7 +102,7 @@ impl Targets {
     }
 
     /// Those whose nodes drain. One that is among the others too, as its removal is held, does not.
-    fn draining(&self) -> impl Iterator<Item = &EdgeTarget> {
+    pub(super) fn draining(&self) -> impl Iterator<Item = &EdgeTarget> {
         let draining = match self {
             Self::Own(spec) => &spec.draining,
             Self::OfNodeSet(spec) => &spec.draining,
@@ -100,15 +117,18 @@ impl Targets {
 pub(super) struct TargetGroup {
     pub(super) key: TableKey,
     pub(super) targets: Targets,
+    pub(super) view: Arc<View>,
     /// The first listener that it serves.
     pub(super) first: ListenerKey,
+    /// See [`hold`].
     pub(super) candidates: Vec<Candidate>,
-    /// Of all targets, also of refused ones; by node and address.
+    /// Of these targets and of refused ones; by node and address.
     pub(super) statuses: Arc<Vec<TargetStatus>>,
-    pub(super) probes: Vec<Probe>,
-    /// The sources that frames of a node may carry.
-    pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
     basis: Basis,
+    /// All say that they have no endpoint.
+    is_without_endpoint: bool,
+    /// The number of targets of which nothing is known, also of those that are no candidates.
+    unknown: usize,
     /// For the next group with this key.
     pub(super) memory: Arc<Memory>,
     /// When the group changes without any news.
@@ -122,8 +142,6 @@ pub(super) struct Candidate {
     name_hash: u64,
     weight: u32,
     state: TargetState,
-    /// Whether its first probe has ended, answered or not.
-    is_tried: bool,
     /// In parts of [`STEPS`] of its weight.
     share: u32,
 }
@@ -140,81 +158,72 @@ impl TargetGroup {
         inputs: HealthInputs<'_>,
         key: TableKey,
         targets: &Targets,
+        view: Arc<View>,
         first: ListenerKey,
         before: &Memory,
     ) -> Self {
-        let vip = IpAddr::from(first.vip);
-        let HealthInputs { host, health, now, .. } = inputs;
-        let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
-        let rules = key.rules;
-        let mut group = Self {
-            key,
-            targets: targets.clone(),
-            first,
-            candidates: Vec::new(),
-            statuses: Arc::default(),
-            probes: Vec::new(),
-            sources: Vec::new(),
-            basis: Basis::All,
-            memory: Arc::default(),
-            next_change: None,
-        };
-        let (mut statuses, mut known) = (Vec::new(), Vec::new());
-        let draining = targets.draining().map(|target| (target, Some(target.drain_reason.as_str())));
-        for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
-            let mut of_family = target.addresses.iter().filter(|address| is_same_family(**address, vip));
-            let Some(address) = of_family.next().copied() else { continue };
-            let status = |state, reason, weight| TargetStatus {
+        let HealthInputs { health, now, .. } = inputs;
+        let mut probe = Probe { address: IpAddr::from(first.vip), check: key.check.clone() };
+        let mut candidates = Vec::new();
+        let (mut statuses, mut known) = (view.refused.clone(), Vec::new());
+        let Held { positions, unknown } = hold(&view, &key, health, before);
+        for position in positions {
+            let Some(target) = view.targets.get(position) else { continue };
+            probe.address = target.address;
+            let TargetHealth { state, reason, weight, lacks_endpoint } =
+                health.get(&probe).cloned().unwrap_or_default();
+            let weight = if view.has_own_weights { target.weight } else { weight.unwrap_or(1) };
+            let ViewedTarget { address, name_hash, .. } = *target;
+            known.push(Known { address, state, lacks_endpoint, drain: target.drain.as_deref() });
+            candidates.push(Candidate { address, name_hash, weight, state, share: 0 });
+            statuses.push(TargetStatus {
                 node: target.node.clone(),
                 address,
                 state,
                 reason,
                 weight,
-                usage: Some(TargetUse::Inactive),
-                use_reason: "refused".to_owned(),
-            };
-            let is_local = host.is_local(address);
-            if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
-                statuses.push(status(TargetState::Refused, reason, 0));
-                continue;
-            }
-            let probe = Probe { address, check: group.key.check.clone() };
-            let of_probe = health.get(&probe);
-            let is_tried = of_probe.is_some();
-            let TargetHealth { state, reason, weight, lacks_endpoint } =
-                of_probe.cloned().unwrap_or_default();
-            let weight = if use_own_weights { target.weight } else { weight.unwrap_or(1) };
-            group.probes.push(probe);
-            group.sources.extend(sources(host, target, address));
-            known.push((Known { address, state, lacks_endpoint, drain }, statuses.len()));
-            statuses.push(status(state, reason, weight));
-            let name_hash = hash::bytes(target.node.as_bytes());
-            group.candidates.push(Candidate { address, name_hash, weight, state, is_tried, share: 0 });
+                usage: None,
+                use_reason: String::new(),
+            });
         }
-        let (known, places): (Vec<_>, Vec<_>) = known.into_iter().unzip();
-        let usage = decide(&known, rules, before, now);
-        for ((candidate, place), used) in group.candidates.iter_mut().zip(places).zip(usage.used) {
+        let is_without_endpoint = known.iter().all(|target| target.lacks_endpoint);
+        let usage = decide(&known, key.rules, before, now);
+        let of_candidates = statuses.iter_mut().skip(view.refused.len());
+        for ((candidate, status), used) in candidates.iter_mut().zip(of_candidates).zip(usage.used) {
             let Used { usage, reason, share } = used;
             candidate.share = share;
-            if let Some(status) = statuses.get_mut(place) {
-                (status.usage, status.use_reason) = (Some(usage), reason);
-            }
+            (status.usage, status.use_reason) = (Some(usage), reason);
         }
-        (group.basis, group.next_change) = (usage.basis, usage.next_change);
-        group.memory = Arc::new(usage.memory);
         statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
-        group.statuses = Arc::new(statuses);
-        group
-    }
-
-    /// Whether a target's address is such.
-    pub(super) fn has_target(&self, is_such: impl Fn(IpAddr) -> bool) -> bool {
-        self.candidates.iter().any(|candidate| is_such(candidate.address))
+        Self {
+            key,
+            targets: targets.clone(),
+            view,
+            first,
+            candidates,
+            statuses: Arc::new(statuses),
+            basis: usage.basis,
+            is_without_endpoint,
+            unknown,
+            memory: Arc::new(usage.memory),
+            next_change: usage.next_change,
+        }
     }
 
     /// The same targets, with the health that they have now.
     pub(super) fn refreshed(&self, inputs: HealthInputs<'_>) -> Self {
-        Self::new(inputs, self.key.clone(), &self.targets, self.first, &self.memory)
+        let view = Arc::clone(&self.view);
+        Self::new(inputs, self.key.clone(), &self.targets, view, self.first, &self.memory)
+    }
+
+    /// The check of its targets.
+    pub(super) fn check(&self) -> &HealthCheck {
+        &self.key.check
+    }
+
+    /// Whether the first probe of every target has ended.
+    pub(super) fn is_tried(&self) -> bool {
+        self.unknown == 0
     }
 
     pub(super) fn has_healthy(&self) -> bool {
@@ -225,13 +234,11 @@ impl TargetGroup {
     /// for a moment; and while all refuse their first probes, the ports of a new Service may not be open yet.
     pub(super) fn is_health_known(&self) -> bool {
         let is_decided = |candidate: &Candidate| candidate.state != TargetState::Initial;
-        self.candidates.iter().all(|candidate| candidate.is_tried)
-            && (self.has_healthy() || self.candidates.iter().all(is_decided))
+        self.is_tried() && (self.has_healthy() || self.candidates.iter().all(is_decided))
     }
 
-    /// The targets that are used, and the size of their table. Every target gets a number, also an unused one. The size follows from
-    /// the whole weights of these members alone, and not from an earlier size: all hosts must have the same, and a target that fills
-    /// must not move the slots of the others.
+    /// The targets that are used, and the size of their table. The size follows from the whole weights of these members alone, and not
+    /// from an earlier size: all hosts must have the same, and a target that fills must not move the slots of the others.
     pub(super) fn members(&self, numbers: &mut TargetNumbers) -> (Vec<Member>, u32) {
         let mut used = Vec::new();
         for candidate in &self.candidates {
@@ -246,20 +253,17 @@ impl TargetGroup {
         let size = maglev::size(None, &members);
         let size = if self.basis == Basis::All { size.min(MAX_FAIL_OPEN_SIZE) } else { size };
         take_shares(&mut members, &shares);
+        if self.basis == Basis::All && self.is_without_endpoint {
+            self.keep_members(&mut members, MOST_WITHOUT_ENDPOINT);
+        }
         self.keep_members(&mut members, usize::try_from(size).unwrap_or(usize::MAX));
         (members, size)
-    }
-
-    /// The numbers of all targets, once they have any.
-    pub(super) fn numbers(&self, numbers: &TargetNumbers) -> impl Iterator<Item = u32> {
-        self.candidates.iter().filter_map(|candidate| numbers.get(candidate.address))
     }
 
     /// Keeps so many of the members. Groups keep different ones.
     pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
         if members.len() > most {
-            let own = self.key.hash();
-            members.sort_by_key(|member| (hash::mix64(member.seed ^ own), member.target));
+            members.sort_by_key(|member| (self.key.rank(member.seed), member.target));
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
         }
@@ -276,12 +280,4 @@ fn take_shares(members: &mut [Member], shares: &[u32]) {
     for (member, share) in members.iter_mut().zip(shares) {
         member.weight = (member.weight.saturating_mul(scale * share) / STEPS).max(1);
     }
-}
-
-/// Where frames of a target come from, once its link-layer address is known.
-fn sources(host: &HostNetwork, target: &EdgeTarget, address: IpAddr) -> Option<(Mac, Vec<IpNet>)> {
-    let mac = host.neighbours.get(&address).copied()?;
-    let pods = target.pod_cidrs.iter().filter_map(|net| net.parse().ok());
-    let own = target.addresses.iter().copied().map(IpNet::from);
-    Some((mac, own.chain(pods).collect()))
 }

@@ -2,13 +2,14 @@
 //! Plans from objects, a host and the health of targets.
 
 use super::*;
-use crate::health::TargetHealth;
+use crate::health::{Probe, TargetHealth};
 use crate::host::{EdgePeer, PeerLiveness};
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
@@ -21,6 +22,7 @@ mod last_good;
 mod measure;
 mod retargeting;
 mod shared_vips;
+mod statements;
 
 fn lease(vip: &str) -> u32 {
     Shard::of(ip(vip)).lease()
@@ -115,6 +117,14 @@ fn reached(plan: &Plan, vip: &str, protocol: u8, port: u16) -> BTreeSet<IpAddr> 
     slots(plan, vip, protocol, port).into_iter().collect()
 }
 
+fn probes(plan: &Plan) -> HashSet<Probe> {
+    plan.checks.probes().into_keys().collect()
+}
+
+fn urgent_probes(plan: &Plan) -> HashSet<Probe> {
+    plan.checks.probes().into_iter().filter(|(_, is_urgent)| *is_urgent).map(|(probe, _)| probe).collect()
+}
+
 fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
     let target_health = |probe: &Probe| {
         let state = if failing.iter().any(|address| ip(address) == probe.address) {
@@ -125,7 +135,7 @@ fn health(plan: &Plan, failing: &[&str]) -> HealthByProbe {
         (probe.clone(), TargetHealth { state, reason: String::new(), ..TargetHealth::default() })
     };
     let mut all = HealthByProbe::default();
-    plan.probes.iter().map(target_health).for_each(|(probe, health)| all.insert(probe, health));
+    probes(plan).iter().map(target_health).for_each(|(probe, health)| all.insert(probe, health));
     all
 }
 
@@ -281,7 +291,7 @@ fn weights_come_from_the_spec_or_else_from_probes() {
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), target(2, 1)])];
     let first = plan(&load_balancers, &host(), &HealthByProbe::default());
     let mut health = health(&first, &[]);
-    for probe in first.probes.iter().filter(|probe| probe.address == ip("10.0.0.1")) {
+    for probe in probes(&first).iter().filter(|probe| probe.address == ip("10.0.0.1")) {
         let told = TargetHealth { weight: Some(9), ..health.get(probe).cloned().expect("probed") };
         health.insert(probe.clone(), told);
     }
@@ -390,7 +400,15 @@ fn table_without_a_healthy_target_stays_small() {
     let targets: Vec<_> = (1..=100).map(|number| target(number, 1)).collect();
     let load_balancers = [load_balancer("a", "10.0.0.100", &targets)];
     let open = plan(&load_balancers, &host(), &HealthByProbe::default());
-    assert_eq!((size(&open, "10.0.0.100"), reached(&open, "10.0.0.100", 6, 80).len()), (1021, 100));
+    assert_eq!(
+        (size(&open, "10.0.0.100"), reached(&open, "10.0.0.100", 6, 80).len()),
+        (1021, 32),
+        "not tried"
+    );
+    let all: Vec<_> = (1..=100).map(|number| format!("10.0.0.{number}")).collect();
+    let all: Vec<_> = all.iter().map(String::as_str).collect();
+    let failed = plan(&load_balancers, &host(), &health(&open, &all));
+    assert_eq!((size(&failed, "10.0.0.100"), reached(&failed, "10.0.0.100", 6, 80).len()), (1021, 100));
     let healthy = plan(&load_balancers, &host(), &health(&open, &[]));
     assert_eq!(size(&healthy, "10.0.0.100"), 8191);
     let all_but_two: Vec<_> = (3..=100).map(|number| format!("10.0.0.{number}")).collect();
@@ -417,8 +435,13 @@ fn largest_tables_get_less_if_there_is_no_room_for_all() {
         load_balancer("b", "10.0.0.101", &many[..50]),
         load_balancer("c", "10.0.0.102", &many[..2]),
     ];
+    let first = plan(&load_balancers, &host(), &HealthByProbe::default());
+    let all: Vec<_> = probes(&first).iter().map(|probe| probe.address.to_string()).collect();
+    let failed = health(&first, &all.iter().map(String::as_str).collect::<Vec<_>>());
+    let index = index(&load_balancers);
     let sizes = |room| {
-        let plan = plan_in(room, &load_balancers);
+        let inputs = PlanInputs { index: &index, host: &host(), health: &failed, room, now: Instant::now() };
+        let plan = super::plan(&inputs, &Assignments::default());
         ["10.0.0.100", "10.0.0.101", "10.0.0.102"]
             .map(|vip| (size(&plan, vip), reached(&plan, vip, 6, 80).len()))
     };

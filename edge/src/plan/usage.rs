@@ -80,6 +80,11 @@ impl Memory {
         Self { failed, none_since: Some(now), ..Self::default() }
     }
 
+    /// The targets that it is about.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.healthy.iter().chain(self.failed.keys()).copied()
+    }
+
     fn next(&self, known: &[Known<'_>], now: Instant) -> Self {
         let mut healthy: Vec<_> =
             known.iter().filter(|target| target.is_healthy()).map(|target| target.address).collect();

@@ -2,23 +2,33 @@
 //! The checks of one node address: for each, whether the node's statement decides it, or a task that probes. `Prober` owns the nodes
 //! and hands over what its tasks report.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_edge_api::{HealthCheckProtocol, TargetState};
+use steerage_edge_api::{HealthCheck, TargetState};
 
+use super::HealthChange;
 use super::node_statement::{AffectedPorts, NodeStatement, SILENT, StatementMode, Verdict};
 use super::probe_task::{ProbeTask, ProbeTasks};
 use super::statement_task::{RequestSettings, StatementReport, StatementTask};
-use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
+use crate::checks::{CheckSet, HttpChecks, urgency};
+use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
+use crate::port_set::{PortSet, SharedSets};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Node {
+    address: IpAddr,
     pub(super) source: Option<IpAddr>,
-    /// By the port of the check.
-    checks: HashMap<u16, Vec<NodeCheck>>,
+    /// All checks of the node.
+    sets: Vec<Arc<CheckSet>>,
+    /// Those that are probed or have a local endpoint, by port. Of the others the node states that they have none, or will soon state
+    /// something.
+    judged: HashMap<u16, Vec<JudgedCheck>>,
     statement: NodeStatement,
+    /// What was sent last of the ports that it states.
+    sent_ports: Option<Arc<PortSet>>,
     /// Runs while a statement may decide a check.
     task: Option<StatementTask>,
     /// Ports with a weight that changed too soon after the last change.
@@ -26,24 +36,39 @@ pub(super) struct Node {
 }
 
 #[derive(Debug)]
-struct NodeCheck {
+struct JudgedCheck {
     probe: Probe,
-    is_urgent: bool,
     judge: Judge,
 }
 
 /// What decides the health of a target with one check.
 #[derive(Debug)]
 enum Judge {
-    /// Nothing yet. The health may be known from earlier.
-    None(Option<TargetHealth>),
     Probes(ProbeTask),
     Statements(HealthTracker),
 }
 
+/// What judging a check takes.
+#[derive(Clone, Copy)]
+pub(super) struct Bench<'a> {
+    pub(super) tasks: &'a ProbeTasks,
+    /// The health that is known.
+    pub(super) known: &'a HealthByProbe,
+    pub(super) now: Instant,
+}
+
 impl Node {
-    pub(super) fn is_empty(&self) -> bool {
-        self.checks.is_empty()
+    pub(super) fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            source: None,
+            sets: Vec::new(),
+            judged: HashMap::new(),
+            statement: NodeStatement::default(),
+            sent_ports: None,
+            task: None,
+            held_back: HashSet::new(),
+        }
     }
 
     pub(super) fn mode(&self) -> StatementMode {
@@ -52,56 +77,64 @@ impl Node {
 
     /// The number of ports that the node states.
     pub(super) fn stated_ports(&self) -> usize {
-        self.statement.len()
+        self.statement.ports().map_or(0, |ports| ports.len())
     }
 
-    /// Drops all checks but these; whether there were others.
-    pub(super) fn retain(&mut self, wanted: &HashSet<Probe>) -> bool {
-        let mut has_dropped = false;
-        self.checks.retain(|_, checks| {
-            let before = checks.len();
-            checks.retain(|check| wanted.contains(&check.probe));
-            has_dropped |= checks.len() != before;
+    /// Has exactly the checks of these sets from now on. [`judge_new`](Self::judge_new) follows.
+    pub(super) fn set_checks(&mut self, sets: &[Arc<CheckSet>]) {
+        self.sets = sets.to_vec();
+        self.judged.retain(|_, checks| {
+            checks.retain(|check| match urgency(sets, &check.probe.check) {
+                Some(is_urgent) => {
+                    check.set_urgent(is_urgent);
+                    true
+                }
+                None => false,
+            });
             !checks.is_empty()
         });
-        has_dropped
     }
 
-    /// Adds a check, or sets its urgency; whether it is new. A new one begins with the health that is known.
-    pub(super) fn set(
-        &mut self,
-        probe: &Probe,
-        is_urgent: bool,
-        known: impl FnOnce() -> Option<TargetHealth>,
-    ) -> bool {
-        if self.set_urgent(probe, is_urgent) {
-            return false;
+    /// Decides the checks that nothing decides yet.
+    pub(super) fn judge_new(&mut self, bench: Bench<'_>) {
+        for port in self.undecided_ports() {
+            let judged = self.judged.get(&port).map_or(&[][..], Vec::as_slice);
+            let is_judged = |check: &HealthCheck| judged.iter().any(|judged| judged.probe.check == *check);
+            if !self.sets.iter().flat_map(|set| set.at(port)).all(|(check, _)| is_judged(check)) {
+                self.judge(port, bench);
+            }
         }
-        let check = NodeCheck { probe: probe.clone(), is_urgent, judge: Judge::None(known()) };
-        self.checks.entry(probe.check.port).or_default().push(check);
-        true
     }
 
-    /// Sets the urgency of a check; whether there is one.
-    pub(super) fn set_urgent(&mut self, probe: &Probe, is_urgent: bool) -> bool {
-        let checks = self.checks.get_mut(&probe.check.port).into_iter().flatten();
-        let Some(check) = checks.into_iter().find(|check| check.probe == *probe) else { return false };
-        check.is_urgent = is_urgent;
-        if let Judge::Probes(task) = &check.judge {
-            task.set_urgent(is_urgent);
+    /// The ports with a check that is no matter of the ports that the node states.
+    fn undecided_ports(&self) -> BTreeSet<u16> {
+        match self.statement.ports() {
+            Some(stated) => {
+                let others = self.sets.iter().flat_map(|set| set.undecided_ports(stated));
+                self.statement.ports_with_endpoints().chain(others).collect()
+            }
+            // The first answer tells.
+            None if self.mode() == StatementMode::Asked && self.task.is_some() => {
+                self.sets.iter().flat_map(|set| set.other_ports()).copied().collect()
+            }
+            None => self.sets.iter().flat_map(|set| set.ports()).collect(),
         }
-        true
+    }
+
+    /// Sets the urgency of a check.
+    pub(super) fn set_urgent(&mut self, probe: &Probe, is_urgent: bool) {
+        if let Some(check) = self.judged(probe) {
+            check.set_urgent(is_urgent);
+        }
     }
 
     /// How the node is to be asked for statements; `None` without a check that they could decide.
     pub(super) fn request_settings(&self) -> Option<RequestSettings> {
-        let checks = self.checks.values().flatten().map(|check| &check.probe.check);
-        let http = || checks.clone().filter(|check| check.protocol == HealthCheckProtocol::Http);
+        let http = self.sets.iter().filter_map(|set| set.http()).reduce(HttpChecks::least)?;
         let milliseconds = |count: u32| Duration::from_millis(count.into());
-        let interval = milliseconds(http().map(|check| check.interval_milliseconds).min()?);
-        let timeout = milliseconds(http().map(|check| check.timeout_milliseconds).min()?);
-        let other_port = http().map(|check| check.port).min()?;
-        Some(RequestSettings::new(self.source, interval, timeout, other_port))
+        let (interval, timeout) =
+            (milliseconds(http.interval_milliseconds), milliseconds(http.timeout_milliseconds));
+        Some(RequestSettings::new(self.source, interval, timeout, http.port))
     }
 
     /// Begins to ask, continues with other settings, or ends.
@@ -120,134 +153,197 @@ impl Node {
     /// Probes from another source address, with the health that is known.
     pub(super) fn set_source(&mut self, source: Option<IpAddr>, tasks: &ProbeTasks) {
         self.source = source;
-        for check in self.checks.values_mut().flatten() {
+        for check in self.judged.values_mut().flatten() {
             if let Judge::Probes(task) = &check.judge {
-                let known = task.health();
-                let task = tasks.spawn(check.probe.clone(), known, source, check.is_urgent, true);
-                check.judge = Judge::Probes(task);
+                let (known, is_urgent) = (task.health(), task.is_urgent());
+                check.judge = Judge::Probes(tasks.spawn(check.probe.clone(), known, source, is_urgent, true));
             }
         }
     }
 
     /// Whether it has this check.
     pub(super) fn has(&self, probe: &Probe) -> bool {
-        self.check(probe).is_some()
+        urgency(&self.sets, &probe.check).is_some()
     }
 
-    fn check(&self, probe: &Probe) -> Option<&NodeCheck> {
-        self.checks.get(&probe.check.port)?.iter().find(|check| check.probe == *probe)
+    fn judged(&self, probe: &Probe) -> Option<&JudgedCheck> {
+        self.judged.get(&probe.check.port)?.iter().find(|check| check.probe == *probe)
     }
 
     /// A request has ended; whether it is one of the present task.
-    pub(super) fn record(&mut self, report: &StatementReport, tasks: &ProbeTasks, now: Instant) -> bool {
+    pub(super) fn record(
+        &mut self,
+        report: &StatementReport,
+        shared: &mut SharedSets,
+        bench: Bench<'_>,
+    ) -> bool {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
             return false;
         }
-        match self.statement.record(&report.result, report.begun) {
-            AffectedPorts::All => self.judge_all(tasks, now),
-            AffectedPorts::These(ports) => {
-                let held_back = std::mem::take(&mut self.held_back);
-                for port in held_back.into_iter().chain(ports) {
-                    self.judge(port, tasks, now);
-                }
-            }
+        let affected = self.statement.record(&report.result, report.begun);
+        self.statement.share(|ports| shared.share(ports));
+        let is_stated = |ports: &PortSet| {
+            self.statement.ports().is_none_or(|stated| ports.without(stated).next().is_none())
+        };
+        if !self.sent_ports.as_deref().is_none_or(is_stated) {
+            self.send_ports(bench.tasks);
         }
+        let held_back = std::mem::take(&mut self.held_back);
+        let ports: BTreeSet<u16> = match affected {
+            AffectedPorts::All => self.judged.keys().copied().chain(self.undecided_ports()).collect(),
+            AffectedPorts::These(ports) => held_back.into_iter().chain(ports).collect(),
+        };
+        for port in ports {
+            self.judge(port, bench);
+        }
+        self.send_ports(bench.tasks);
         true
     }
 
-    pub(super) fn judge_all(&mut self, tasks: &ProbeTasks, now: Instant) {
-        self.held_back.clear();
-        let ports: Vec<_> = self.checks.keys().copied().collect();
-        for port in ports {
-            self.judge(port, tasks, now);
+    /// Sends the ports that the node states if they are others than before: after the health of those that have endpoints, as in between
+    /// they would have none; but before that of ports which it states no more, which would be taken for stated ones.
+    pub(super) fn send_ports(&mut self, tasks: &ProbeTasks) {
+        if let Some(ports) = self.statement.ports()
+            && self.sent_ports.as_ref() != Some(ports)
+        {
+            self.sent_ports = Some(Arc::clone(ports));
+            // Without a receiver the process is ending.
+            let _ = tasks.changes.send(HealthChange::Stated(self.address, Arc::clone(ports)));
         }
     }
 
     /// Decides the checks of a port as the statement says now.
-    pub(super) fn judge(&mut self, port: u16, tasks: &ProbeTasks, now: Instant) {
-        for check in self.checks.get_mut(&port).into_iter().flatten() {
-            let is_asked = self.task.is_some();
-            match self.statement.verdict(&check.probe.check, now) {
-                Verdict::Wait if is_asked => {}
-                Verdict::Wait | Verdict::Probe => check.probe(self.source, tasks),
-                Verdict::Keep => check.keep(tasks, now),
-                Verdict::Obey(result) => {
-                    if check.obey(result, tasks, now) {
-                        self.held_back.insert(port);
+    fn judge(&mut self, port: u16, bench: Bench<'_>) {
+        let mut checks: Vec<(&HealthCheck, bool)> = Vec::new();
+        for (check, is_urgent) in self.sets.iter().flat_map(|set| set.at(port)) {
+            match checks.iter_mut().find(|(known, _)| *known == check) {
+                Some((_, urgent)) => *urgent |= is_urgent,
+                None => checks.push((check, *is_urgent)),
+            }
+        }
+        let mut judged = self.judged.remove(&port).unwrap_or_default();
+        for (check, is_urgent) in checks {
+            let at = judged.iter().position(|judged| judged.probe.check == *check);
+            let before = at.map(|at| judged.swap_remove(at));
+            let probe = Probe { address: self.address, check: check.clone() };
+            match self.statement.verdict(check, bench.now) {
+                Verdict::Wait if self.task.is_some() => judged.extend(before),
+                Verdict::Wait | Verdict::Probe => {
+                    let is_last = self.mode() == StatementMode::Probed;
+                    judged.push(probed(probe, before, self.source, is_urgent, is_last, bench));
+                }
+                Verdict::Keep => judged.push(kept(probe, before, bench)),
+                Verdict::Obey(ProbeResult::NoEndpoint) => {
+                    if before.is_some() || bench.known.has_value(&probe) {
+                        obeying(probe, before, ProbeResult::NoEndpoint, bench);
                     }
                 }
+                Verdict::Obey(result) => {
+                    let weight = match &result {
+                        ProbeResult::Passed(weight) => Some(*weight),
+                        _ => None,
+                    };
+                    let (check, tracker) = obeying(probe, before, result, bench);
+                    if weight.is_some_and(|weight| !tracker.has_weight(weight)) {
+                        self.held_back.insert(port);
+                    }
+                    judged.push(JudgedCheck { probe: check, judge: Judge::Statements(tracker) });
+                }
             }
+        }
+        if !judged.is_empty() {
+            self.judged.insert(port, judged);
         }
     }
 
     /// The health that the node's statements have decided.
-    pub(super) fn stated_health(&self, probe: &Probe) -> Option<&TargetHealth> {
-        match &self.check(probe)?.judge {
-            Judge::Statements(tracker) => Some(tracker.health()),
-            Judge::None(_) | Judge::Probes(_) => None,
+    pub(super) fn stated_health(&self, probe: &Probe) -> Option<TargetHealth> {
+        match self.judged(probe).map(|check| &check.judge) {
+            Some(Judge::Statements(tracker)) => Some(tracker.health().clone()),
+            Some(Judge::Probes(_)) => None,
+            None => {
+                let lacks = self.has(probe) && self.statement.lacks_endpoint(&probe.check);
+                lacks.then(TargetHealth::without_endpoint)
+            }
         }
     }
 
     /// The number of checks that are probed.
     #[cfg(test)]
     pub(super) fn probed(&self) -> usize {
-        self.checks.values().flatten().filter(|check| matches!(check.judge, Judge::Probes(_))).count()
+        self.judged.values().flatten().filter(|check| matches!(check.judge, Judge::Probes(_))).count()
     }
 }
 
-impl NodeCheck {
-    fn probe(&mut self, source: Option<IpAddr>, tasks: &ProbeTasks) {
-        let (known, at_once) = match &mut self.judge {
-            Judge::Probes(_) => return,
-            Judge::None(known) => (known.take(), true),
-            // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
-            // must all ports of a node be probed together.
-            Judge::Statements(tracker) => {
-                (Some(tracker.health().clone()), tracker.health().state == TargetState::Initial)
-            }
-        };
-        self.judge = Judge::Probes(tasks.spawn(self.probe.clone(), known, source, self.is_urgent, at_once));
-    }
-
-    /// Whether its weight is held back.
-    fn obey(&mut self, result: ProbeResult, tasks: &ProbeTasks, now: Instant) -> bool {
-        let weight = match &result {
-            ProbeResult::Passed(weight) => Some(*weight),
-            ProbeResult::NoEndpoint | ProbeResult::Failed(_) | ProbeResult::Unanswered(_) => None,
-        };
-        self.decide(tasks, now, |tracker, _| tracker.obey(result, now));
-        let Judge::Statements(tracker) = &self.judge else { return false };
-        weight.is_some_and(|weight| !tracker.has_weight(weight))
-    }
-
-    /// The health stays. Without any, the target has been tried and is undecided.
-    fn keep(&mut self, tasks: &ProbeTasks, now: Instant) {
-        self.decide(tasks, now, |tracker, probe| {
-            let is_new = tracker.health().state == TargetState::Initial;
-            is_new && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), now)
-        });
-    }
-
-    /// Sends the health if `change` says that it has changed.
-    fn decide(
-        &mut self,
-        tasks: &ProbeTasks,
-        now: Instant,
-        change: impl FnOnce(&mut HealthTracker, &Probe) -> bool,
-    ) {
-        let known = match &mut self.judge {
-            Judge::None(known) => Some(known.take()),
-            Judge::Probes(task) => Some(task.health()),
-            Judge::Statements(_) => None,
-        };
-        if let Some(known) = known {
-            self.judge = Judge::Statements(HealthTracker::new(known, now));
-        }
-        if let Judge::Statements(tracker) = &mut self.judge
-            && change(tracker, &self.probe)
-        {
-            // Without a receiver the process is ending.
-            let _ = tasks.changes.send((self.probe.clone(), tracker.health().clone()));
+impl JudgedCheck {
+    fn set_urgent(&self, is_urgent: bool) {
+        if let Judge::Probes(task) = &self.judge {
+            task.set_urgent(is_urgent);
         }
     }
+}
+
+/// Probes go on, or begin.
+fn probed(
+    probe: Probe,
+    before: Option<JudgedCheck>,
+    source: Option<IpAddr>,
+    is_urgent: bool,
+    is_last_statement: bool,
+    bench: Bench<'_>,
+) -> JudgedCheck {
+    let (known, at_once) = match before.map(|before| before.judge) {
+        Some(judge @ Judge::Probes(_)) => return JudgedCheck { probe, judge },
+        // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
+        // must all ports of a node be probed together.
+        Some(Judge::Statements(tracker)) => {
+            (Some(tracker.health().clone()), tracker.health().state == TargetState::Initial)
+        }
+        // Of most ports of a node that states nothing any more, its last statement said that they have no endpoint.
+        None => {
+            let known = bench.known.get(&probe).cloned();
+            let is_stated = known.is_some() && !bench.known.has_value(&probe);
+            (known, !(is_stated && is_last_statement))
+        }
+    };
+    let task = bench.tasks.spawn(probe.clone(), known, source, is_urgent, at_once);
+    JudgedCheck { probe, judge: Judge::Probes(task) }
+}
+
+/// The health stays. Without any, the target has been tried and is undecided.
+fn kept(probe: Probe, before: Option<JudgedCheck>, bench: Bench<'_>) -> JudgedCheck {
+    let mut tracker = tracker(&probe, before, bench);
+    if tracker.health().state == TargetState::Initial
+        && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), bench.now)
+    {
+        send(&probe, tracker.health(), bench);
+    }
+    JudgedCheck { probe, judge: Judge::Statements(tracker) }
+}
+
+/// The node says so.
+fn obeying(
+    probe: Probe,
+    before: Option<JudgedCheck>,
+    result: ProbeResult,
+    bench: Bench<'_>,
+) -> (Probe, HealthTracker) {
+    let mut tracker = tracker(&probe, before, bench);
+    if tracker.obey(result, bench.now) {
+        send(&probe, tracker.health(), bench);
+    }
+    (probe, tracker)
+}
+
+fn tracker(probe: &Probe, before: Option<JudgedCheck>, bench: Bench<'_>) -> HealthTracker {
+    match before.map(|before| before.judge) {
+        Some(Judge::Statements(tracker)) => tracker,
+        Some(Judge::Probes(task)) => HealthTracker::new(task.health(), bench.now),
+        None => HealthTracker::new(bench.known.get(probe).cloned(), bench.now),
+    }
+}
+
+fn send(probe: &Probe, health: &TargetHealth, bench: Bench<'_>) {
+    // Without a receiver the process is ending.
+    let _ = bench.tasks.changes.send(HealthChange::Target(probe.clone(), health.clone()));
 }

@@ -6,12 +6,14 @@
 //! each of its checks. A node that answers, but states nothing, is probed.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
 use steerage_model::Statement;
 
 use crate::health::ProbeResult;
+use crate::port_set::PortSet;
 
 /// Why a target is unhealthy, in its status.
 const NOT_HEALTHY: &str = "the node's service proxy is not healthy";
@@ -63,14 +65,22 @@ pub(super) enum Verdict {
     Keep,
 }
 
+/// After so many requests without a statement, ports without an endpoint are probed, too. They are most ports of a node, and an agent
+/// that restarts states again sooner.
+const FAILURES_UNTIL_ALL_PROBED: u32 = 5;
+
 #[derive(Debug, Default)]
 pub(super) struct NodeStatement {
     mode: StatementMode,
     is_healthy: bool,
-    /// The number of local endpoints, by port.
-    ports: HashMap<u16, u32>,
+    /// The number of local endpoints of the ports that have any.
+    endpoints: HashMap<u16, u32>,
+    /// All ports that it states. Nodes that state the same share it.
+    ports: Arc<PortSet>,
     /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
     is_former: bool,
+    /// The requests since then that were answered by no statement.
+    failures: u32,
     silence: Option<Silence>,
 }
 
@@ -87,9 +97,25 @@ impl NodeStatement {
         self.mode
     }
 
-    /// The number of ports that the node states.
-    pub(super) fn len(&self) -> usize {
-        self.ports.len()
+    /// The ports that the node states, while that decides the health of those without endpoints.
+    pub(super) fn ports(&self) -> Option<&Arc<PortSet>> {
+        let is_deciding = match self.mode {
+            StatementMode::Asked => false,
+            StatementMode::Probed => self.failures < FAILURES_UNTIL_ALL_PROBED && !self.ports.is_empty(),
+            StatementMode::Stating | StatementMode::Silent => true,
+        };
+        is_deciding.then_some(&self.ports)
+    }
+
+    /// Those of them that have local endpoints.
+    pub(super) fn ports_with_endpoints(&self) -> impl Iterator<Item = u16> {
+        let is_deciding = self.ports().is_some();
+        self.endpoints.keys().copied().filter(move |_| is_deciding)
+    }
+
+    /// Holds this set instead of its own, which is equal.
+    pub(super) fn share(&mut self, share: impl FnOnce(&Arc<PortSet>) -> Arc<PortSet>) {
+        self.ports = share(&self.ports);
     }
 
     /// A request that began at this time has ended.
@@ -98,7 +124,7 @@ impl NodeStatement {
         let knows_ports = matches!(before, StatementMode::Stating | StatementMode::Silent);
         match result {
             StatementResult::Stated(statement) if statement.complete || knows_ports && !self.is_former => {
-                (self.silence, self.is_former) = (None, false);
+                (self.silence, self.is_former, self.failures) = (None, false, 0);
                 self.mode = StatementMode::Stating;
                 let affected = self.apply(statement);
                 if before == StatementMode::Stating { affected } else { AffectedPorts::All }
@@ -112,7 +138,9 @@ impl NodeStatement {
             // Changes of what is not known say nothing.
             StatementResult::Stated(_) | StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
                 (self.mode, self.silence, self.is_former) = (StatementMode::Probed, None, true);
-                if before == StatementMode::Probed { AffectedPorts::NONE } else { AffectedPorts::All }
+                self.failures = self.failures.saturating_add(1);
+                let is_same = before == StatementMode::Probed && self.failures != FAILURES_UNTIL_ALL_PROBED;
+                if is_same { AffectedPorts::NONE } else { AffectedPorts::All }
             }
         }
     }
@@ -122,13 +150,18 @@ impl NodeStatement {
         let is_all = *complete || *healthy != self.is_healthy;
         self.is_healthy = *healthy;
         if *complete {
-            self.ports.clear();
+            (self.endpoints, self.ports) = (HashMap::new(), Arc::default());
         }
         for (port, endpoints) in ports {
             match endpoints {
-                Some(endpoints) => self.ports.insert(*port, *endpoints),
-                None => self.ports.remove(port),
+                Some(endpoints) if *endpoints > 0 => self.endpoints.insert(*port, *endpoints),
+                Some(_) | None => self.endpoints.remove(port),
             };
+            if endpoints.is_none() {
+                Arc::make_mut(&mut self.ports).remove(*port);
+            } else if !self.ports.contains(*port) {
+                Arc::make_mut(&mut self.ports).insert(*port);
+            }
         }
         if is_all { AffectedPorts::All } else { AffectedPorts::These(ports.keys().copied().collect()) }
     }
@@ -138,21 +171,34 @@ impl NodeStatement {
         if check.protocol != HealthCheckProtocol::Http {
             return Verdict::Probe;
         }
-        match self.mode {
-            StatementMode::Asked => return Verdict::Wait,
-            StatementMode::Probed => return Verdict::Probe,
-            StatementMode::Stating | StatementMode::Silent => {}
+        if self.mode == StatementMode::Asked {
+            return Verdict::Wait;
         }
-        let Some(endpoints) = self.ports.get(&check.port).copied() else { return Verdict::Probe };
+        if !self.ports().is_some_and(|ports| ports.contains(check.port)) {
+            return Verdict::Probe;
+        }
+        // Whatever has become of the node, it has none of the Service's endpoints.
+        let Some(endpoints) = self.endpoints.get(&check.port).copied() else {
+            return Verdict::Obey(ProbeResult::NoEndpoint);
+        };
+        if self.mode == StatementMode::Probed {
+            return Verdict::Probe;
+        }
         match self.silence {
             Some(silence) if silence.is_long(check, now) => {
                 Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()))
             }
             Some(_) => Verdict::Keep,
             None if !self.is_healthy => Verdict::Obey(ProbeResult::Failed(NOT_HEALTHY.to_owned())),
-            None if endpoints == 0 => Verdict::Obey(ProbeResult::NoEndpoint),
             None => Verdict::Obey(ProbeResult::Passed(Some(endpoints))),
         }
+    }
+
+    /// Whether it says that the target of this check has no endpoint.
+    pub(super) fn lacks_endpoint(&self, check: &HealthCheck) -> bool {
+        check.protocol == HealthCheckProtocol::Http
+            && self.ports().is_some_and(|ports| ports.contains(check.port))
+            && !self.endpoints.contains_key(&check.port)
     }
 }
 
@@ -229,8 +275,19 @@ mod tests {
                 Verdict::Obey(ProbeResult::NoEndpoint),
                 StatementMode::Stating,
             ),
-            (stated(false, false, &[]), all(), failed(NOT_HEALTHY), StatementMode::Stating),
-            (stated(false, true, &[(PORT, Some(3))]), all(), passed(3), StatementMode::Stating),
+            (
+                stated(false, false, &[]),
+                all(),
+                Verdict::Obey(ProbeResult::NoEndpoint),
+                StatementMode::Stating,
+            ),
+            (
+                stated(false, false, &[(PORT, Some(3))]),
+                some(PORT),
+                failed(NOT_HEALTHY),
+                StatementMode::Stating,
+            ),
+            (stated(false, true, &[]), all(), passed(3), StatementMode::Stating),
             (stated(false, true, &[(PORT, None)]), some(PORT), Verdict::Probe, StatementMode::Stating),
             (stated(true, true, &[(PORT, Some(4))]), all(), passed(4), StatementMode::Stating),
             (unanswered(), all(), Verdict::Keep, StatementMode::Silent),
@@ -369,8 +426,8 @@ mod tests {
                     for (port, verdict) in present {
                         let expected = match ports.get(&port) {
                             None => Verdict::Probe,
-                            Some(_) if !healthy => failed(NOT_HEALTHY),
                             Some(0) => Verdict::Obey(ProbeResult::NoEndpoint),
+                            Some(_) if !healthy => failed(NOT_HEALTHY),
                             Some(count) => passed(*count),
                         };
                         prop_assert_eq!(verdict, expected);

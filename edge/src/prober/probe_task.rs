@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::http::{self, Response};
-use super::{MIN_INTERVAL, no_response, spread};
+use super::{HealthChange, MIN_INTERVAL, no_response, spread};
 use crate::channel::send_if_changed;
 use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
@@ -24,7 +24,7 @@ const CONCURRENT_PROBES: usize = 512;
 #[derive(Clone, Debug)]
 pub(super) struct ProbeTasks {
     permits: Arc<Semaphore>,
-    pub(super) changes: mpsc::UnboundedSender<(Probe, TargetHealth)>,
+    pub(super) changes: mpsc::UnboundedSender<HealthChange>,
     pub(super) metrics: Metrics,
 }
 
@@ -42,7 +42,7 @@ impl Drop for ProbeTask {
 }
 
 impl ProbeTasks {
-    pub(super) fn new(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>, metrics: Metrics) -> Self {
+    pub(super) fn new(changes: mpsc::UnboundedSender<HealthChange>, metrics: Metrics) -> Self {
         Self { permits: Arc::new(Semaphore::new(CONCURRENT_PROBES)), changes, metrics }
     }
 
@@ -73,6 +73,10 @@ impl ProbeTask {
     /// The health that the probes have found, or that was known before.
     pub(super) fn health(&self) -> Option<TargetHealth> {
         self.health.borrow().clone()
+    }
+
+    pub(super) fn is_urgent(&self) -> bool {
+        *self.is_urgent.borrow()
     }
 
     /// An urgent target is probed sooner.
@@ -116,7 +120,8 @@ impl Worker {
             schedule.record(&result, now);
             if tracker.record(check, result, now) {
                 self.health.send_replace(Some(tracker.health().clone()));
-                if self.tasks.changes.send((self.probe.clone(), tracker.health().clone())).is_err() {
+                let change = HealthChange::Target(self.probe.clone(), tracker.health().clone());
+                if self.tasks.changes.send(change).is_err() {
                     return;
                 }
             }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The prober with real sockets.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::test_node::{Manner, TestAgent, closed, dropping, probe_of, server};
@@ -8,8 +9,22 @@ use super::*;
 use steerage_edge_api::{HealthCheckProtocol, TargetState};
 
 /// It asks for no statements.
-fn prober(changes: mpsc::UnboundedSender<(Probe, TargetHealth)>) -> Prober {
+fn prober(changes: mpsc::UnboundedSender<HealthChange>) -> Prober {
     Prober::new(0, changes, mpsc::channel(1).0, Metrics::default())
+}
+
+fn checks(probes: &[&Probe], urgent: &[&Probe]) -> Checks {
+    let owned = |probes: &[&Probe]| probes.iter().copied().cloned().collect::<HashSet<_>>();
+    Checks::of_probes(&owned(probes), &owned(urgent))
+}
+
+/// The next change of a target's health.
+async fn heard(changes: &mut mpsc::UnboundedReceiver<HealthChange>) -> (Probe, TargetHealth) {
+    loop {
+        if let HealthChange::Target(probe, health) = changes.recv().await.expect("a change") {
+            return (probe, health);
+        }
+    }
 }
 
 const GOOD: &str = "HTTP/1.1 200 OK\r\n\r\n";
@@ -18,31 +33,30 @@ const BAD: &str = "HTTP/1.1 503 Service Unavailable\r\n\r\n";
 #[tokio::test]
 async fn urgent_target_does_not_wait_for_its_interval() {
     let address = server(vec![BAD, GOOD]).await;
-    let (changes, mut heard) = mpsc::unbounded_channel();
+    let (changes, mut changes_rx) = mpsc::unbounded_channel();
     let mut prober = prober(changes);
     let mut probe = probe_of(address, HealthCheckProtocol::Http);
     probe.check.interval_milliseconds = 3_600_000;
-    let probes: HashSet<_> = [probe].into();
-    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| None);
-    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Unhealthy);
+    prober.set_checks(&checks(&[&probe], &[]), &HealthByProbe::default(), |_| None);
+    assert_eq!(heard(&mut changes_rx).await.1.state, TargetState::Unhealthy);
     // The plan knows only now that no target is healthy.
-    prober.set_probes(&probes, &probes, &HealthByProbe::default(), |_| None);
-    let soon = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("soon");
-    assert_eq!(soon.expect("a change").1.state, TargetState::Healthy);
+    prober.set_checks(&checks(&[&probe], &[&probe]), &HealthByProbe::default(), |_| None);
+    let soon = tokio::time::timeout(Duration::from_secs(20), heard(&mut changes_rx)).await.expect("soon");
+    assert_eq!(soon.1.state, TargetState::Healthy);
 }
 
 #[tokio::test]
 async fn only_transitions_are_sent() {
     let address = server(vec![GOOD, GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
-    let (changes, mut heard) = mpsc::unbounded_channel();
+    let (changes, mut changes_rx) = mpsc::unbounded_channel();
     let mut prober = prober(changes);
     let probe = probe_of(address, HealthCheckProtocol::Http);
-    prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &HealthByProbe::default(), |_| None);
+    prober.set_checks(&checks(&[&probe], &[]), &HealthByProbe::default(), |_| None);
     for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy] {
-        let (of, seen) = heard.recv().await.expect("a change");
+        let (of, seen) = heard(&mut changes_rx).await;
         assert_eq!((of, seen.state), (probe.clone(), state));
     }
-    prober.set_probes(&HashSet::new(), &HashSet::new(), &HealthByProbe::default(), |_| None);
+    prober.set_checks(&Checks::default(), &HealthByProbe::default(), |_| None);
     assert!(prober.nodes.is_empty());
 }
 
@@ -50,27 +64,27 @@ async fn only_transitions_are_sent() {
 #[tokio::test]
 async fn edited_check_continues_with_the_health_of_the_target() {
     let address = server(vec![GOOD, BAD, GOOD]).await;
-    let (changes, mut heard) = mpsc::unbounded_channel();
+    let (changes, mut changes_rx) = mpsc::unbounded_channel();
     let (mut prober, mut health) = (prober(changes), HealthByProbe::default());
     let mut probe = probe_of(address, HealthCheckProtocol::Http);
     probe.check.interval_milliseconds = 3_600_000;
-    prober.set_probes(&[probe.clone()].into(), &HashSet::new(), &health, |_| None);
-    let (of, first) = heard.recv().await.expect("a change");
+    prober.set_checks(&checks(&[&probe], &[]), &health, |_| None);
+    let (of, first) = heard(&mut changes_rx).await;
     assert_eq!(first.state, TargetState::Healthy);
     health.insert(of, first);
     probe.check.interval_milliseconds = 100;
-    prober.set_probes(&[probe].into(), &HashSet::new(), &health, |_| None);
+    prober.set_checks(&checks(&[&probe], &[]), &health, |_| None);
     while prober.tasks.metrics.probes_that_passed() < 2 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(heard.try_recv().is_err(), "one of two probes that may fail");
+    assert!(changes_rx.try_recv().is_err(), "one of two probes that may fail");
 }
 
 /// A prober, and the part of the engine that belongs to it.
 struct Engine {
     prober: Prober,
     health: HealthByProbe,
-    changes: mpsc::UnboundedReceiver<(Probe, TargetHealth)>,
+    changes: mpsc::UnboundedReceiver<HealthChange>,
     reports: mpsc::Receiver<StatementReport>,
 }
 
@@ -91,15 +105,22 @@ impl Engine {
     }
 
     fn set(&mut self, probes: &[&Probe]) {
-        let probes = probes.iter().copied().cloned().collect();
-        self.health.set_probes(&probes);
-        self.prober.set_probes(&probes, &HashSet::new(), &self.health, |_| None);
+        let checks = checks(probes, &[]);
+        self.health.set_checks(&checks);
+        self.prober.set_checks(&checks, &self.health, |_| None);
     }
 
     async fn step(&mut self) -> Option<(Probe, TargetHealth)> {
         tokio::select! {
-            Some((probe, health)) = self.changes.recv() => {
-                let health = self.prober.stated_health(&probe).cloned().unwrap_or(health);
+            Some(change) = self.changes.recv() => {
+                let (probe, health) = match change {
+                    HealthChange::Target(probe, health) => (probe, health),
+                    HealthChange::Stated(address, ports) => {
+                        self.health.set_stated(address, ports);
+                        return None;
+                    }
+                };
+                let health = self.prober.stated_health(&probe).unwrap_or(health);
                 if self.health.is_known(&probe, &health) {
                     return None;
                 }
@@ -107,7 +128,7 @@ impl Engine {
                 Some((probe, health))
             }
             Some(report) = self.reports.recv() => {
-                self.prober.record(&report);
+                self.prober.record(&report, &self.health);
                 None
             }
             () = tokio::time::sleep(Duration::from_mins(1)) => panic!("nothing for a minute"),
@@ -156,7 +177,7 @@ async fn statement_is_obeyed_before_the_interval_ends() {
     let mut engine = Engine::stating(&agent, &probe, 3).await;
     for _ in 0..3 {
         agent.set(to.port(), Some(0));
-        assert_eq!(engine.next().await, unhealthy(Some(3), "no local endpoint"));
+        assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
         agent.set(to.port(), Some(3));
         assert_eq!(engine.next().await, healthy(Some(3)));
     }
@@ -172,7 +193,7 @@ async fn probe_that_ended_late_does_not_overrule_a_statement() {
     let probe = hourly(to);
     let mut engine = Engine::stating(&agent, &probe, 3).await;
     let late = TargetHealth { state: TargetState::Unhealthy, ..TargetHealth::default() };
-    engine.prober.tasks.changes.send((probe.clone(), late)).expect("a receiver");
+    engine.prober.tasks.changes.send(HealthChange::Target(probe.clone(), late)).expect("a receiver");
     while !engine.changes.is_empty() {
         assert_eq!(engine.step().await, None);
     }
@@ -196,8 +217,12 @@ async fn new_check_of_a_stated_port_has_its_health_at_once() {
     let mut engine = Engine::stating(&agent, &probe, 1).await;
     let new = hourly(of);
     engine.set(&[&probe, &new]);
-    assert_eq!(engine.prober.stated_health(&new).map(|health| health.state), Some(TargetState::Unhealthy));
-    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
+    while !engine.changes.is_empty() {
+        assert_eq!(engine.step().await, None);
+    }
+    let without = TargetHealth::without_endpoint();
+    assert_eq!(engine.prober.stated_health(&new).as_ref(), Some(&without));
+    assert_eq!(engine.health.get(&new), Some(&without));
     engine.set(&[&probe]);
     assert_eq!(engine.prober.stated_health(&new), None);
 }
@@ -242,7 +267,7 @@ async fn restarted_agent_changes_no_health_by_its_absence() {
     agent.set(to.port(), Some(2));
     engine.wait_until_probed(0).await;
     agent.set(to.port(), Some(0));
-    assert_eq!(engine.next().await, unhealthy(Some(2), "no local endpoint"));
+    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
 }
 
 #[tokio::test]
@@ -303,13 +328,13 @@ async fn node_that_is_gone_after_its_agent_is_not_probed() {
 #[tokio::test]
 async fn probes_continue_from_another_source_address() {
     let to = server(vec![GOOD]).await;
-    let (changes, mut heard) = mpsc::unbounded_channel();
-    let (mut prober, probes) = (prober(changes), [hourly(to)].into());
+    let (changes, mut changes_rx) = mpsc::unbounded_channel();
+    let (mut prober, checks) = (prober(changes), checks(&[&hourly(to)], &[]));
     let gone = Some([192, 0, 2, 1].into());
-    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| gone);
-    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Initial);
-    prober.set_probes(&probes, &HashSet::new(), &HealthByProbe::default(), |_| None);
-    assert_eq!(heard.recv().await.expect("a change").1.state, TargetState::Healthy);
+    prober.set_checks(&checks, &HealthByProbe::default(), |_| gone);
+    assert_eq!(heard(&mut changes_rx).await.1.state, TargetState::Initial);
+    prober.set_checks(&checks, &HealthByProbe::default(), |_| None);
+    assert_eq!(heard(&mut changes_rx).await.1.state, TargetState::Healthy);
 }
 
 #[tokio::test]

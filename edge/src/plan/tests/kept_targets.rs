@@ -17,13 +17,13 @@ impl Planner {
 
     pub(super) fn plan(&mut self, index: &Index) -> &Plan {
         self.plan = plan_next(index, &host(), &self.health, self.now, &self.plan.assignments);
-        self.health.set_probes(&self.plan.probes);
+        self.health.set_checks(&self.plan.checks);
         &self.plan
     }
 
     /// Completes the probes of this port at these addresses, and plans.
     pub(super) fn probed(&mut self, index: &Index, port: u16, healthy: &[u8], unhealthy: &[u8]) -> &Plan {
-        for probe in self.plan.probes.iter().filter(|probe| probe.check.port == port) {
+        for probe in probes(&self.plan).iter().filter(|probe| probe.check.port == port) {
             let is = |numbers: &[u8]| {
                 numbers.iter().any(|number| probe.address == ip(&format!("10.0.0.{number}")))
             };
@@ -43,7 +43,7 @@ impl Planner {
     /// These nodes say that they have no local endpoint.
     pub(super) fn without_endpoint(&mut self, index: &Index, nodes: &[u8]) -> &Plan {
         let is_one = |probe: &&Probe| nodes.iter().any(|node| probe.address == ip(&format!("10.0.0.{node}")));
-        for probe in self.plan.probes.iter().filter(is_one) {
+        for probe in probes(&self.plan).iter().filter(is_one) {
             let (state, lacks_endpoint) = (TargetState::Unhealthy, true);
             let health = TargetHealth { state, lacks_endpoint, ..TargetHealth::default() };
             self.health.insert(probe.clone(), health);
@@ -240,7 +240,7 @@ fn new_owner_of_an_address_never_gets_the_targets_of_the_last_one() {
 fn refuse(planner: &mut Planner, index: &Index, port: u16, refusing: &[u8]) {
     let is_refusing =
         |probe: &&Probe| refusing.iter().any(|number| probe.address == ip(&format!("10.0.0.{number}")));
-    for probe in planner.plan.probes.iter().filter(|probe| probe.check.port == port).filter(is_refusing) {
+    for probe in probes(&planner.plan).iter().filter(|probe| probe.check.port == port).filter(is_refusing) {
         planner.health.insert(
             probe.clone(),
             TargetHealth { reason: "connection refused".to_owned(), ..TargetHealth::default() },
@@ -285,7 +285,7 @@ fn last_group_without_a_target_is_not_kept() {
     let next = of_three_nodes(of_node_set(31000));
     assert!(!planner.plan(&next).is_waiting);
     assert_eq!(planner.reached(), [1, 2, 3]);
-    assert_eq!(planner.plan.probes.len(), 3);
+    assert_eq!(probes(&planner.plan).len(), 3);
 }
 
 #[test]
@@ -298,7 +298,10 @@ fn last_group_without_a_healthy_target_is_kept_until_a_new_target_is_healthy() {
     planner.probed(&next, 32000, &[2], &[]);
     assert!(!planner.plan.is_waiting);
     assert_eq!(planner.reached(), [2]);
-    assert!(planner.plan.probes.iter().all(|probe| probe.check.port == 32000), "the last group is forgotten");
+    assert!(
+        probes(&planner.plan).iter().all(|probe| probe.check.port == 32000),
+        "the last group is forgotten"
+    );
 }
 
 #[test]
@@ -306,9 +309,9 @@ fn probes_are_urgent_while_no_target_of_the_group_is_healthy() {
     let index = of_three_nodes(of_node_set(31000));
     let mut planner = Planner::new();
     planner.plan(&index);
-    assert_eq!(planner.plan.urgent_probes, planner.plan.probes);
+    assert_eq!(urgent_probes(&planner.plan), probes(&planner.plan));
     planner.probed(&index, 31000, &[], &[1, 2, 3]);
-    assert_eq!(planner.plan.urgent_probes.len(), 3);
+    assert_eq!(urgent_probes(&planner.plan).len(), 3);
     planner.probed(&index, 31000, &[2], &[]);
-    assert!(planner.plan.urgent_probes.is_empty());
+    assert!(urgent_probes(&planner.plan).is_empty());
 }

@@ -30,7 +30,8 @@ fn measure_plans() {
         let all = begun.elapsed();
         let mut health = health(&first, &[]);
         let mut last = plan_next(&index, &host(), &health, Instant::now(), &first.assignments);
-        let probe = last.probes.iter().find(|probe| probe.address == ip("10.0.0.7")).expect("probe").clone();
+        let probe =
+            probes(&last).iter().find(|probe| probe.address == ip("10.0.0.7")).expect("probe").clone();
         let (mut times, mut followed) = (Vec::new(), Vec::new());
         for round in 0..ROUNDS {
             let state = if round % 2 == 0 { TargetState::Unhealthy } else { TargetState::Healthy };
@@ -42,7 +43,6 @@ fn measure_plans() {
             last = plan_next(&index, &host(), &health, begun, &last.assignments);
             times.push(begun.elapsed());
         }
-        let host = host();
         for round in 0..ROUNDS {
             let state = if round % 2 == 0 { TargetState::Healthy } else { TargetState::Unhealthy };
             health.insert(
@@ -50,7 +50,7 @@ fn measure_plans() {
                 TargetHealth { state, reason: String::new(), ..TargetHealth::default() },
             );
             let begun = Instant::now();
-            let inputs = HealthInputs { host: &host, health: &health, room: ROOM, now: Instant::now() };
+            let inputs = HealthInputs { health: &health, room: ROOM, now: Instant::now() };
             let changed = std::slice::from_ref(&probe);
             let result =
                 last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
@@ -61,6 +61,91 @@ fn measure_plans() {
             "{services} Services, two families, three targets: all {:.1} ms; one target's health by a plan {} ms, without {} ms",
             all.as_secs_f64() * 1000.0,
             milliseconds(times),
+            milliseconds(followed)
+        );
+    }
+}
+
+/// The shape of a large cluster under `health-check` steering: every node is a target of every Service, and states the ports of all.
+#[test]
+#[ignore = "a measurement"]
+fn measure_plans_of_many_nodes() {
+    const ROUNDS: usize = 11;
+    for (services, nodes) in [(1_000_u16, 500_u16), (10_000, 5_000)] {
+        let address = |node: u16| {
+            let [high, low] = node.to_be_bytes();
+            IpAddr::from([10, 1, high, low])
+        };
+        let load_balancers: Vec<_> = (0..services)
+            .map(|number| {
+                let [high, low] = number.to_be_bytes();
+                let mut one = load_balancer(&format!("lb{number}"), &format!("10.7.{high}.{low}"), &[]);
+                one["spec"]["nodeSet"] = json!("eligible");
+                one["spec"]["healthCheck"]["port"] = json!(30_000 + number);
+                one
+            })
+            .collect();
+        let mut index = index(&load_balancers);
+        let targets: Vec<_> = (0..nodes)
+            .map(|node| json!({"node": format!("node{node}"), "addresses": [address(node)], "weight": 1}))
+            .collect();
+        let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
+        let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
+        let set = NodeSet { name: set.name_any(), spec: set.spec.into() };
+        index.apply(IndexEvent::NodeSet(Event::Apply(set)));
+        let mut host = host();
+        host.routes[0].net = "10.0.0.0/8".parse().expect("net");
+        let begun = Instant::now();
+        let mut health = HealthByProbe::default();
+        let first = plan_next(&index, &host, &health, begun, &Assignments::default());
+        let unknown = begun.elapsed();
+        let check = |service: u16| {
+            let mut check = index.load_balancers().next().expect("one").spec.health_check.clone();
+            check.port = 30_000 + service;
+            check
+        };
+        let ports: Arc<crate::port_set::PortSet> =
+            Arc::new((0..services).map(|number| 30_000 + number).collect());
+        for node in 0..nodes {
+            health.set_stated(address(node), Arc::clone(&ports));
+        }
+        let healthy =
+            TargetHealth { state: TargetState::Healthy, reason: String::new(), ..TargetHealth::default() };
+        for service in 0..services {
+            for endpoint in 0..3_u16 {
+                let node = (u32::from(service) * 7 + u32::from(endpoint) * 1001) % u32::from(nodes);
+                let probe =
+                    Probe { address: address(u16::try_from(node).expect("small")), check: check(service) };
+                health.insert(probe, healthy.clone());
+            }
+        }
+        let (mut last, mut times, mut checks, mut followed) = (first, Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let begun = Instant::now();
+            last = plan_next(&index, &host, &health, begun, &last.assignments);
+            times.push(begun.elapsed());
+            let begun = Instant::now();
+            health.set_checks(&last.checks);
+            checks.push(begun.elapsed());
+        }
+        assert!(last.is_tried);
+        for round in 0..ROUNDS {
+            let probe = Probe { address: address(7), check: check(1) };
+            let health_now = if round % 2 == 0 { healthy.clone() } else { TargetHealth::without_endpoint() };
+            health.insert(probe.clone(), health_now);
+            let begun = Instant::now();
+            let inputs = HealthInputs { health: &health, room: ROOM, now: begun };
+            let changed = std::slice::from_ref(&probe);
+            last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
+            followed.push(begun.elapsed());
+        }
+        let status = std::fs::read_to_string("/proc/self/status").expect("status");
+        let peak = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
+        println!(
+            "{services} Services on {nodes} nodes: nothing known {:.1} ms; a plan {} ms, its checks {} ms; one target's health {} ms; {peak}",
+            unknown.as_secs_f64() * 1000.0,
+            milliseconds(times),
+            milliseconds(checks),
             milliseconds(followed)
         );
     }

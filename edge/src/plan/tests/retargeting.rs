@@ -38,15 +38,26 @@ fn set_endpoint(
 }
 
 fn sorted(plan: &Plan) -> Vec<Probe> {
-    let mut probes: Vec<_> = plan.probes.iter().cloned().collect();
+    let mut probes: Vec<_> = super::probes(plan).into_iter().collect();
     probes.sort_by_key(|probe| (probe.address, probe.check.port, probe.check.interval_milliseconds));
     probes
 }
 
 /// Follows the change without a plan.
 fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room, now: Instant) -> bool {
-    let host = host();
-    let inputs = HealthInputs { host: &host, health, room, now };
+    follow_urgency(plan, &mut HashSet::new(), health, changed, room, now)
+}
+
+/// The same, and which probes are urgent.
+fn follow_urgency(
+    plan: &mut Plan,
+    urgent: &mut HashSet<Probe>,
+    health: &HealthByProbe,
+    changed: &[Probe],
+    room: Room,
+    now: Instant,
+) -> bool {
+    let inputs = HealthInputs { health, room, now };
     let Some(result) = plan.groups.retarget(inputs, &mut plan.assignments, changed) else { return false };
     plan.state.tables.extend(result.tables);
     for ChangedStatus { load_balancer, position, targets } in result.statuses {
@@ -54,9 +65,9 @@ fn follow(plan: &mut Plan, health: &HealthByProbe, changed: &[Probe], room: Room
     }
     for (probe, is_urgent) in result.urgent {
         if is_urgent {
-            plan.urgent_probes.insert(probe)
+            urgent.insert(probe)
         } else {
-            plan.urgent_probes.remove(&probe)
+            urgent.remove(&probe)
         };
     }
     true
@@ -72,7 +83,7 @@ proptest! {
         let first = plan_next(&index, &host, &HealthByProbe::default(), now, &Assignments::default());
         let mut health = health(&first, &[]);
         let mut followed = plan_next(&index, &host, &health, now, &first.assignments);
-        let probes = sorted(&followed);
+        let (probes, mut urgent) = (sorted(&followed), urgent_probes(&followed));
         for (change, seconds) in changes.into_iter().zip(seconds) {
             now += Duration::from_secs(seconds);
             let mut changed = Vec::new();
@@ -83,11 +94,11 @@ proptest! {
                 changed.push(probe.clone());
             }
             let before = followed.assignments.clone();
-            prop_assert!(follow(&mut followed, &health, &changed, ROOM, now));
+            prop_assert!(follow_urgency(&mut followed, &mut urgent, &health, &changed, ROOM, now));
             let planned = plan_next(&index, &host, &health, now, &before);
             prop_assert_eq!(&followed.state, &planned.state);
             prop_assert_eq!(&followed.statuses, &planned.statuses);
-            prop_assert_eq!(&followed.urgent_probes, &planned.urgent_probes);
+            prop_assert_eq!(&urgent, &urgent_probes(&planned));
             prop_assert_eq!(followed.groups.healthy_vips(), planned.groups.healthy_vips());
             // The next plan finds nothing to do.
             let next = plan_next(&index, &host, &health, now, &followed.assignments);

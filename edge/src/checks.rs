@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which health checks are followed at which addresses. The plan makes them, and `prober` and `health` follow them.
+//!
+//! Under `health-check` steering each node is a target of each Service. So load balancers with the same targets share a set of
+//! checks, and no value is for one target with one check. Pure.
+
+use std::collections::HashMap;
+#[cfg(test)]
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
+
+#[cfg(test)]
+use crate::health::Probe;
+use crate::port_set::PortSet;
+
+/// From so many checks on, a set has a bitmap of their ports.
+const MANY: usize = 64;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Checks {
+    by_address: HashMap<IpAddr, Vec<Arc<CheckSet>>>,
+    len: usize,
+}
+
+/// The checks of some addresses.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CheckSet {
+    /// By port. Whether a check is urgent: a group that it is for has no healthy target.
+    by_port: HashMap<u16, Vec<(HealthCheck, bool)>>,
+    len: usize,
+    /// The ports of HTTP checks, if they are many.
+    http_ports: Option<PortSet>,
+    /// The ports of other checks.
+    other_ports: Vec<u16>,
+    http: Option<HttpChecks>,
+}
+
+/// What requests to a node for its statement follow from: the least of each, of all HTTP checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HttpChecks {
+    pub(crate) interval_milliseconds: u32,
+    pub(crate) timeout_milliseconds: u32,
+    pub(crate) port: u16,
+}
+
+impl HttpChecks {
+    pub(crate) fn least(self, other: Self) -> Self {
+        Self {
+            interval_milliseconds: self.interval_milliseconds.min(other.interval_milliseconds),
+            timeout_milliseconds: self.timeout_milliseconds.min(other.timeout_milliseconds),
+            port: self.port.min(other.port),
+        }
+    }
+}
+
+impl FromIterator<(HealthCheck, bool)> for CheckSet {
+    /// A check that is there twice is urgent if it is so once.
+    fn from_iter<I: IntoIterator<Item = (HealthCheck, bool)>>(checks: I) -> Self {
+        let mut set = Self::default();
+        for (check, is_urgent) in checks {
+            let of_port = set.by_port.entry(check.port).or_default();
+            if let Some((_, urgent)) = of_port.iter_mut().find(|(known, _)| *known == check) {
+                *urgent |= is_urgent;
+            } else {
+                of_port.push((check, is_urgent));
+                set.len += 1;
+            }
+        }
+        let is_http = |(check, _): &&(HealthCheck, bool)| check.protocol == HealthCheckProtocol::Http;
+        let http = || set.by_port.values().flatten().filter(is_http).map(|(check, _)| check);
+        let least = http().map(|check| HttpChecks {
+            interval_milliseconds: check.interval_milliseconds,
+            timeout_milliseconds: check.timeout_milliseconds,
+            port: check.port,
+        });
+        let least = least.reduce(HttpChecks::least);
+        let ports = (set.len >= MANY).then(|| http().map(|check| check.port).collect());
+        let others = set.by_port.iter().filter(|(_, checks)| !checks.iter().all(|check| is_http(&check)));
+        let others = others.map(|(port, _)| *port).collect();
+        (set.http, set.http_ports, set.other_ports) = (least, ports, others);
+        set
+    }
+}
+
+impl CheckSet {
+    /// The checks of a port, and whether each is urgent.
+    pub(crate) fn at(&self, port: u16) -> &[(HealthCheck, bool)] {
+        self.by_port.get(&port).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn ports(&self) -> impl Iterator<Item = u16> {
+        self.by_port.keys().copied()
+    }
+
+    /// The ports of checks that are not HTTP.
+    pub(crate) fn other_ports(&self) -> &[u16] {
+        &self.other_ports
+    }
+
+    /// The ports of checks that a node which states these ports does not decide by that.
+    pub(crate) fn undecided_ports(&self, stated: &PortSet) -> Vec<u16> {
+        let mut ports = self.other_ports.clone();
+        match &self.http_ports {
+            Some(http) => ports.extend(http.without(stated)),
+            None => ports.extend(self.ports().filter(|port| !stated.contains(*port))),
+        }
+        ports.sort_unstable();
+        ports.dedup();
+        ports
+    }
+
+    pub(crate) fn http(&self) -> Option<HttpChecks> {
+        self.http
+    }
+
+    fn urgency(&self, check: &HealthCheck) -> Option<bool> {
+        self.at(check.port).iter().find(|(known, _)| known == check).map(|(_, is_urgent)| *is_urgent)
+    }
+}
+
+impl Checks {
+    /// All checks of these sets.
+    pub(crate) fn new<A: IntoIterator<Item = IpAddr>>(sets: impl IntoIterator<Item = (A, CheckSet)>) -> Self {
+        let mut checks = Self::default();
+        for (addresses, set) in sets {
+            let set = Arc::new(set);
+            for address in addresses {
+                checks.by_address.entry(address).or_default().push(Arc::clone(&set));
+                checks.len += set.len;
+            }
+        }
+        checks
+    }
+
+    /// The number of checks of all addresses. One that is in two sets of an address counts twice.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// All addresses, and the sets of each.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &[Arc<CheckSet>])> {
+        self.by_address.iter().map(|(address, sets)| (*address, sets.as_slice()))
+    }
+
+    /// The sets of an address.
+    pub(crate) fn of(&self, address: IpAddr) -> &[Arc<CheckSet>] {
+        self.by_address.get(&address).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Whether the check is urgent in one of the sets of an address; `None` if it is in none.
+pub(crate) fn urgency(sets: &[Arc<CheckSet>], check: &HealthCheck) -> Option<bool> {
+    sets.iter().filter_map(|set| set.urgency(check)).reduce(|one, other| one || other)
+}
+
+#[cfg(test)]
+impl Checks {
+    /// Of single probes.
+    pub(crate) fn of_probes(probes: &HashSet<Probe>, urgent: &HashSet<Probe>) -> Self {
+        let mut of_addresses = HashMap::<IpAddr, Vec<_>>::new();
+        for probe in probes {
+            let check = (probe.check.clone(), urgent.contains(probe));
+            of_addresses.entry(probe.address).or_default().push(check);
+        }
+        Self::new(
+            of_addresses
+                .into_iter()
+                .map(|(address, checks)| ([address], checks.into_iter().collect::<CheckSet>())),
+        )
+    }
+
+    /// Every probe, and whether it is urgent.
+    pub(crate) fn probes(&self) -> HashMap<Probe, bool> {
+        let mut probes = HashMap::new();
+        for (address, sets) in self.iter() {
+            for (check, is_urgent) in sets.iter().flat_map(|set| set.by_port.values()).flatten() {
+                *probes.entry(Probe { address, check: check.clone() }).or_insert(false) |= *is_urgent;
+            }
+        }
+        probes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(port: u16, protocol: HealthCheckProtocol) -> HealthCheck {
+        HealthCheck {
+            protocol,
+            port,
+            path: None,
+            interval_milliseconds: u32::from(port) * 10,
+            timeout_milliseconds: 1000 - u32::from(port),
+            healthy_threshold: 1,
+            unhealthy_threshold: 2,
+        }
+    }
+
+    #[test]
+    fn undecided_are_other_checks_and_ports_that_are_not_stated() {
+        for count in [10, 300] {
+            let http = (1..=count).map(|port| (check(port, HealthCheckProtocol::Http), false));
+            let tcp =
+                [(check(2, HealthCheckProtocol::Tcp), false), (check(900, HealthCheckProtocol::Tcp), false)];
+            let set: CheckSet = http.chain(tcp).collect();
+            assert_eq!(set.http_ports.is_some(), count == 300);
+            let stated = (1..count).chain([900]).collect();
+            assert_eq!(set.undecided_ports(&stated), [2, count, 900]);
+            let least = HttpChecks {
+                interval_milliseconds: 10,
+                timeout_milliseconds: 1000 - u32::from(count),
+                port: 1,
+            };
+            assert_eq!(set.http(), Some(least));
+        }
+    }
+
+    #[test]
+    fn check_of_two_sets_is_urgent_if_one_says_so() {
+        let http = || check(1, HealthCheckProtocol::Http);
+        let set = |is_urgent| [(http(), is_urgent), (http(), false)].into_iter().collect::<CheckSet>();
+        let address = |number: u8| IpAddr::from([10, 0, 0, number]);
+        let checks = Checks::new([(vec![address(1), address(2)], set(false)), (vec![address(2)], set(true))]);
+        let of = |number| urgency(checks.of(address(number)), &http());
+        assert_eq!([of(1), of(2), of(3)], [Some(false), Some(true), None]);
+        assert_eq!(checks.len(), 3);
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The targets of an object for one IP family, as this host reaches them. Pure. A plan makes one for all groups with the same targets:
+//! under `health-check` steering each load balancer has all nodes.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use steerage_edge_api::{EdgeTarget, TargetState, TargetStatus, TargetUse};
+
+use super::targets::Targets;
+use crate::hash;
+use crate::health::HealthByProbe;
+use crate::host::HostNetwork;
+use crate::link::mac::Mac;
+
+#[derive(Debug)]
+pub(super) struct View {
+    /// Those that can be reached.
+    pub(super) targets: Vec<ViewedTarget>,
+    positions: HashMap<IpAddr, usize>,
+    /// Those that cannot.
+    pub(super) refused: Vec<TargetStatus>,
+    /// The weights are the objects', and not those that the targets' responses ask for.
+    pub(super) has_own_weights: bool,
+    /// The sources that frames of a node may carry.
+    pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
+    /// The positions of targets whose nodes had never stated anything when the plan was made, in order.
+    pub(super) unstating: Vec<usize>,
+    /// Whether this host is one of them.
+    pub(super) has_own_host: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct ViewedTarget {
+    pub(super) node: String,
+    pub(super) address: IpAddr,
+    pub(super) name_hash: u64,
+    pub(super) weight: u32,
+    /// Why its node drains, if it does.
+    pub(super) drain: Option<String>,
+}
+
+impl View {
+    fn new(targets: &Targets, v6: bool, host: &HostNetwork, health: &HealthByProbe) -> Self {
+        let mut view = Self {
+            targets: Vec::new(),
+            positions: HashMap::new(),
+            refused: Vec::new(),
+            has_own_weights: targets.as_slice().iter().any(|target| target.weight != 1),
+            sources: Vec::new(),
+            unstating: Vec::new(),
+            has_own_host: false,
+        };
+        let draining = targets.draining().map(|target| (target, Some(target.drain_reason.clone())));
+        for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
+            let mut of_family = target.addresses.iter().filter(|address| address.is_ipv6() == v6);
+            let Some(address) = of_family.next().copied() else { continue };
+            let is_local = host.is_local(address);
+            if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
+                view.refused.push(TargetStatus {
+                    node: target.node.clone(),
+                    address,
+                    state: TargetState::Refused,
+                    reason,
+                    weight: 0,
+                    usage: Some(TargetUse::Inactive),
+                    use_reason: "refused".to_owned(),
+                });
+                continue;
+            }
+            // Two nodes with one address are one target.
+            let position = view.targets.len();
+            if *view.positions.entry(address).or_insert(position) != position {
+                continue;
+            }
+            view.has_own_host |= is_local;
+            if !health.is_stating(address) {
+                view.unstating.push(position);
+            }
+            view.sources.extend(sources(host, target, address));
+            view.targets.push(ViewedTarget {
+                node: target.node.clone(),
+                address,
+                name_hash: hash::bytes(target.node.as_bytes()),
+                weight: target.weight,
+                drain,
+            });
+        }
+        view
+    }
+
+    pub(super) fn position(&self, address: IpAddr) -> Option<usize> {
+        self.positions.get(&address).copied()
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.targets.iter().map(|target| target.address)
+    }
+}
+
+/// Where frames of a target come from, once its link-layer address is known.
+fn sources(host: &HostNetwork, target: &EdgeTarget, address: IpAddr) -> Option<(Mac, Vec<IpNet>)> {
+    let mac = host.neighbours.get(&address).copied()?;
+    let pods = target.pod_cidrs.iter().filter_map(|net| net.parse().ok());
+    let own = target.addresses.iter().copied().map(IpNet::from);
+    Some((mac, own.chain(pods).collect()))
+}
+
+/// The views of a plan, each made once.
+#[derive(Debug, Default)]
+pub(super) struct Views(HashMap<(usize, bool), (Targets, Arc<View>)>);
+
+impl Views {
+    pub(super) fn view(
+        &mut self,
+        targets: &Targets,
+        v6: bool,
+        host: &HostNetwork,
+        health: &HealthByProbe,
+    ) -> Arc<View> {
+        // The targets are held as long as the view, so that no others get their place in memory.
+        let make = || (targets.clone(), Arc::new(View::new(targets, v6, host, health)));
+        Arc::clone(&self.0.entry((targets.place(), v6)).or_insert_with(make).1)
+    }
+}
+
+/// The views of some groups, each once.
+pub(super) fn distinct<'a>(
+    views: impl Iterator<Item = &'a Arc<View>>,
+) -> impl Iterator<Item = &'a Arc<View>> {
+    let mut seen = HashSet::new();
+    views.filter(move |view| seen.insert(Arc::as_ptr(view)))
+}
