@@ -83,8 +83,9 @@ fn sort(positions: &mut Vec<usize>) {
 /// Keeps so many of the positions, by their ranks.
 fn keep(positions: &mut Vec<usize>, most: usize, view: &View, key: &TableKey) {
     if positions.len() > most && most > 0 {
-        let rank = |position: &usize| view.targets.get(*position).map(|target| key.rank(target.name_hash));
-        positions.select_nth_unstable_by_key(most, rank);
+        let rank = key.rank();
+        let rank_at = |position: &usize| view.targets.get(*position).map(|target| rank(target.name_hash));
+        positions.select_nth_unstable_by_key(most, rank_at);
     }
     positions.truncate(most);
 }

@@ -61,11 +61,12 @@ impl TableKey {
         self.v6
     }
 
-    /// The order in which a group keeps targets if it keeps only some: the same on all hosts, and another one for each group.
-    pub(super) fn rank(&self, name_hash: u64) -> u64 {
+    /// The order in which a group keeps targets if it keeps only some, by the hashes of their nodes' names: the same on all hosts, and
+    /// another one for each group.
+    pub(super) fn rank(&self) -> impl Fn(u64) -> u64 {
         let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
         let own = hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port));
-        hash::mix64(name_hash ^ own)
+        move |name_hash| hash::mix64(name_hash ^ own)
     }
 }
 
@@ -263,7 +264,8 @@ impl TargetGroup {
     /// Keeps so many of the members. Groups keep different ones.
     pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
         if members.len() > most {
-            members.sort_by_key(|member| (self.key.rank(member.seed), member.target));
+            let rank = self.key.rank();
+            members.sort_by_key(|member| (rank(member.seed), member.target));
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
         }
