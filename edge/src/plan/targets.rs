@@ -9,13 +9,15 @@ use std::time::Instant;
 
 use ipnet::IpNet;
 use steerage_edge_api::{
-    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus, TargetUse,
+    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, IpFamily, SharedTargets, TargetState,
+    TargetStatus, TargetUse,
 };
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
 use super::is_same_family;
+use super::report::{GroupReport, HeldTarget, SharedGroup};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
 use crate::hash;
 use crate::health::{Probe, TargetHealth};
@@ -51,6 +53,22 @@ impl TableKey {
         };
         let check = object.spec.health_check.clone();
         Self { owner, check, rules: UseRules::new(&object.spec), v6: vip.is_ipv6() }
+    }
+
+    fn family(&self) -> IpFamily {
+        if self.v6 { IpFamily::V6 } else { IpFamily::V4 }
+    }
+
+    /// What load balancers with this key share; `None` if it is of one load balancer.
+    fn shared(&self) -> Option<Arc<SharedGroup>> {
+        let Owner::NodeSet(node_set) = &self.owner else { return None };
+        let targets = SharedTargets {
+            node_set: node_set.clone(),
+            health_check: self.check.clone(),
+            panic_threshold_percent: self.rules.panic_threshold_percent(),
+            slow_start_milliseconds: self.rules.slow_start_milliseconds(),
+        };
+        Some(Arc::new(SharedGroup::new(targets, self.family())))
     }
 
     /// The same on all hosts.
@@ -103,8 +121,8 @@ pub(super) struct TargetGroup {
     /// The first listener that it serves.
     pub(super) first: ListenerKey,
     pub(super) candidates: Vec<Candidate>,
-    /// Of all targets, also of refused ones; by node and address.
-    pub(super) statuses: Arc<Vec<TargetStatus>>,
+    /// Of all targets, also of refused ones.
+    pub(super) report: Arc<GroupReport>,
     pub(super) probes: Vec<Probe>,
     /// The sources that frames of a node may carry.
     pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
@@ -147,12 +165,13 @@ impl TargetGroup {
         let HealthInputs { host, health, now, .. } = inputs;
         let use_own_weights = targets.as_slice().iter().any(|target| target.weight != 1);
         let rules = key.rules;
+        let report = Arc::new(GroupReport::new(None, key.family(), Vec::new(), 0));
         let mut group = Self {
             key,
             targets: targets.clone(),
             first,
             candidates: Vec::new(),
-            statuses: Arc::default(),
+            report,
             probes: Vec::new(),
             sources: Vec::new(),
             basis: Basis::All,
@@ -164,18 +183,21 @@ impl TargetGroup {
         for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
             let mut of_family = target.addresses.iter().filter(|address| is_same_family(**address, vip));
             let Some(address) = of_family.next().copied() else { continue };
-            let status = |state, reason, weight| TargetStatus {
-                node: target.node.clone(),
-                address,
-                state,
-                reason,
-                weight,
-                usage: Some(TargetUse::Inactive),
-                use_reason: "refused".to_owned(),
+            let held = |state, reason, weight, lacks_endpoint| {
+                let status = TargetStatus {
+                    node: target.node.clone(),
+                    address,
+                    state,
+                    reason,
+                    weight,
+                    usage: Some(TargetUse::Inactive),
+                    use_reason: "refused".to_owned(),
+                };
+                HeldTarget { status, lacks_endpoint }
             };
             let is_local = host.is_local(address);
             if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
-                statuses.push(status(TargetState::Refused, reason, 0));
+                statuses.push(held(TargetState::Refused, reason, 0, false));
                 continue;
             }
             let probe = Probe { address, check: group.key.check.clone() };
@@ -187,7 +209,7 @@ impl TargetGroup {
             group.probes.push(probe);
             group.sources.extend(sources(host, target, address));
             known.push((Known { address, state, lacks_endpoint, drain }, statuses.len()));
-            statuses.push(status(state, reason, weight));
+            statuses.push(held(state, reason, weight, lacks_endpoint));
             let name_hash = hash::bytes(target.node.as_bytes());
             group.candidates.push(Candidate { address, name_hash, weight, state, is_tried, share: 0 });
         }
@@ -196,14 +218,13 @@ impl TargetGroup {
         for ((candidate, place), used) in group.candidates.iter_mut().zip(places).zip(usage.used) {
             let Used { usage, reason, share } = used;
             candidate.share = share;
-            if let Some(status) = statuses.get_mut(place) {
+            if let Some(HeldTarget { status, .. }) = statuses.get_mut(place) {
                 (status.usage, status.use_reason) = (Some(usage), reason);
             }
         }
         (group.basis, group.next_change) = (usage.basis, usage.next_change);
         group.memory = Arc::new(usage.memory);
-        statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
-        group.statuses = Arc::new(statuses);
+        group.report = Arc::new(GroupReport::new(group.key.shared(), group.key.family(), statuses, 0));
         group
     }
 

@@ -31,6 +31,16 @@ impl UseRules {
             slow_start: Duration::from_millis(spec.slow_start_milliseconds.unwrap_or(0).into()),
         }
     }
+
+    /// As in an object; `None` without one.
+    pub(super) fn panic_threshold_percent(self) -> Option<u32> {
+        Some(self.panic_threshold).filter(|percent| *percent > 0)
+    }
+
+    /// The same.
+    pub(super) fn slow_start_milliseconds(self) -> Option<u32> {
+        u32::try_from(self.slow_start.as_millis()).ok().filter(|time| *time > 0)
+    }
 }
 
 /// A target, as far as it matters for its use.
