@@ -122,13 +122,8 @@ impl StatusWriter {
         let known = record.and_then(|record| record.written.as_ref()).unwrap_or(object);
         let is_there = known.target_health(&self.host).is_some_and(|known| listed.is(&known));
         let written = is_there.then(|| known.clone());
-        match self.records.get_mut(key) {
-            Some(record) => record.written = written,
-            None => {
-                let record = WriteRecord { written, at: began, not_before: began, backoff: BACKOFF };
-                self.records.insert(key.clone(), record);
-            }
-        }
+        let new = WriteRecord { written: None, at: began, not_before: began, backoff: BACKOFF };
+        self.records.entry(key.clone()).or_insert(new).written = written;
     }
 
     /// Returns when to begin anew.
