@@ -39,6 +39,7 @@ const MOST_LAST_WRITES: usize = 40;
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Even half of its first delay is no less than [`WRITE_INTERVAL`].
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
+/// Also of a page of a list: takeovers wait meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// What is written is compared with what is there after this time, in case another client has changed it.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);

@@ -2,7 +2,6 @@
 //! Compares what the API server has of this host with what is wanted, page by page: at the start, and from time to time after that.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use steerage_process::duration;
 use steerage_watch::Backoff;
@@ -10,9 +9,7 @@ use tokio::time::Instant;
 
 use super::objects::{ObjectKey, WantedObjects};
 use super::sink::{self, ListedObject, Page};
-use super::{BACKOFF, RESYNC_PERIOD, StatusWriter, WriteRecord, within};
-
-const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+use super::{BACKOFF, RESYNC_PERIOD, StatusWriter, WRITE_TIMEOUT, WriteRecord, within};
 
 /// How far a list has come.
 #[derive(Debug)]
@@ -60,7 +57,7 @@ impl StatusWriter {
         }
         let current = self.listing.current.take();
         let token = current.as_ref().map(|current| current.token.as_str());
-        let page = within(LIST_TIMEOUT, self.sink.list(&self.host, token)).await;
+        let page = within(WRITE_TIMEOUT, self.sink.list(&self.host, token)).await;
         let next = match page {
             Ok(page) => self.take_page(wanted, &page, current, now),
             Err(error) => self.no_page(&error),

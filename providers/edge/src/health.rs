@@ -46,6 +46,11 @@ impl ActiveHosts {
         self
     }
 
+    /// Whether the host says for which shards it answers.
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|host| host.name == name)
+    }
+
     /// The host that answers for a shard: of several that say so the one that has written last. A dead host does not take back what it
     /// has said.
     fn of_shard(&self, shard: Shard) -> Option<&str> {
@@ -100,26 +105,32 @@ pub(crate) fn health<'a>(
     shared: impl Fn(&str) -> Option<&'a EdgeTargetHealthSpec>,
 ) -> Health {
     let mut found = BTreeMap::<Family, FamilyHealth>::new();
-    let mut unknown: BTreeSet<Family> = addresses.iter().map(|address| Family::of(*address)).collect();
+    let all: BTreeSet<Family> = addresses.iter().map(|address| Family::of(*address)).collect();
+    let mut unknown = all.clone();
     let mut problems = Vec::new();
     for report in reports {
         let families: BTreeSet<Family> = match report.active {
-            Some(true) => {
-                for status in &report.targets {
-                    let target = target(status);
-                    let family = found.entry(Family::of(status.address)).or_default();
-                    family.add([(target.state, 1)].into_iter(), vec![target]);
+            // Of a host of an earlier version. After its upgrade it is overwritten.
+            Some(active) if !hosts.has(&report.host) => {
+                if active {
+                    all.clone()
+                } else {
+                    BTreeSet::new()
                 }
-                unknown.clone()
             }
-            Some(false) => BTreeSet::new(),
-            None => {
+            _ => {
                 let own = addresses.iter().filter(|address| hosts.of(**address) == Some(&report.host));
                 own.map(|address| Family::of(*address)).collect()
             }
         };
         if families.is_empty() {
             continue;
+        }
+        for status in report.targets.iter().filter(|_| report.active.is_some()) {
+            let (family, target) = (Family::of(status.address), target(status));
+            if families.contains(&family) {
+                found.entry(family).or_default().add([(target.state, 1)].into_iter(), vec![target]);
+            }
         }
         let referred: Vec<_> = report.shared_reports.iter().map(|name| shared(name)).collect();
         let is_whole = referred.iter().all(Option::is_some);

@@ -183,6 +183,11 @@ fn reports_of_earlier_versions_say_whether_they_count() {
     let seen: Vec<_> = found.targets.iter().map(|t| (t.target.as_str(), t.state)).collect();
     assert_eq!(seen, [("seen-by-active", HealthState::Healthy), ("active", HealthState::Unused)]);
     assert_eq!((parts(&found), found.omitted.len()), (vec![("IPv4", Some(true))], 0));
+    // The host of this report is upgraded, and has not overwritten it.
+    let upgraded = of(&[VIP4], &hosts(&[("active", Some(""), 1)]), &reports, &[]);
+    assert_eq!(parts(&upgraded), [("IPv4", None)]);
+    let active_again = of(&[VIP4], &hosts(&[("active", Some("48"), 1)]), &reports, &[]);
+    assert_eq!(parts(&active_again), [("IPv4", Some(true))]);
     // One family is with a host of this version.
     let mixed = [legacy("old", true, "", good), report("new", &[("IPv6", json!({"failed": 1}))])];
     let found = of(&[VIP4, VIP6], &hosts(&[("new", Some("68"), 1), ("old", None, 1)]), &mixed, &[]);
