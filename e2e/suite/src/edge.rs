@@ -64,7 +64,7 @@ fn active_host<'a>(hosts: impl Iterator<Item = &'a EdgeHost>, address: IpAddr) -
         shards.is_some_and(|shards| shards.contains(Shard::of(address)))
     };
     let version = |host: &&EdgeHost| host.resource_version().and_then(|version| version.parse::<u64>().ok());
-    hosts.filter(is_active).max_by_key(version).map(ResourceExt::name_any)
+    hosts.filter(is_active).max_by_key(version).map(kube::ResourceExt::name_any)
 }
 
 /// How many requests that could change the edge's specifications the API server has answered, by the API server's own metrics.

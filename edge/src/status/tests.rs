@@ -282,3 +282,31 @@ fn object_has_a_limit_at_any_number_of_targets() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn last_change_is_written_when_the_engine_ends() {
+    let api = ApiServer::default();
+    let mut status = host_status(200, 0);
+    let (sender, receiver) = watch::channel(HostStatus::default());
+    let writer = tokio::spawn(Process::start(&api).writer.run(receiver));
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(api.names().len(), 0, "nothing is planned");
+    sender.send_replace(status.clone());
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(api.names().len(), 201);
+    api.take_writes();
+    for status in status.load_balancers.values_mut() {
+        status.generation = 2;
+    }
+    status.active = Shards::NONE;
+    sender.send_replace(status);
+    drop(sender);
+    tokio::time::sleep(A_WHILE).await;
+    assert!(writer.await.expect("no panic").is_ok());
+    let writes = api.take_writes();
+    assert_eq!(
+        (api.object(HOST)["spec"]["activeShards"].as_str(), writes[0].as_str()),
+        (Some(""), "PATCH edge-1.example")
+    );
+    assert!(writes.len() <= 50, "{}", writes.len());
+}
