@@ -3,6 +3,8 @@
 
 use std::net::IpAddr;
 
+use proptest::prelude::*;
+
 use super::*;
 
 fn target(number: u32, state: TargetState, usage: TargetUse, lacks_endpoint: bool) -> HeldTarget {
@@ -82,6 +84,25 @@ fn trouble_is_listed_first_and_no_kind_of_it_hides_another() {
         assert_eq!(all.iter().filter(|number| (start..start + 1000).contains(*number)).count(), 10, "{kind}");
     }
     assert_eq!(numbers_of(&[(50, ACTIVE), (60, FILLING)]), (0..40).chain(50..110).collect::<Vec<_>>());
+}
+
+proptest! {
+    /// Whatever the targets are, nothing is lost and nothing counted twice.
+    #[test]
+    fn numbers_and_list_make_up_all_targets(
+        kinds in prop::collection::vec((0..150_u32, 0..8_usize), 0..8), without_endpoint in 0..5000_u32,
+    ) {
+        let all = [FAILED, WITHOUT_ENDPOINT, USED, REFUSED, DRAINING, FILLING, INITIAL, ACTIVE];
+        let kinds: Vec<(u32, Kind)> = kinds.into_iter().map(|(number, kind)| (number, all[kind])).collect();
+        let GroupReport { counts, targets, .. } = report(&kinds, without_endpoint);
+        let held: u32 = kinds.iter().map(|(number, _)| number).sum();
+        let idle: u32 = kinds.iter().filter(|(_, kind)| *kind == WITHOUT_ENDPOINT).map(|(number, _)| number).sum();
+        prop_assert_eq!(counts.total, held + without_endpoint);
+        let TargetCounts { healthy, failed, initial, refused, draining, .. } = counts;
+        prop_assert_eq!(healthy + failed + counts.without_endpoint + initial + refused + draining, counts.total);
+        prop_assert_eq!(targets.len(), MAX_LISTED.min(usize::try_from(held - idle).expect("few")));
+        prop_assert_eq!(counts.omitted + u32::try_from(targets.len()).expect("few"), counts.total);
+    }
 }
 
 #[test]
