@@ -115,6 +115,7 @@ RIGHTS = {
         "steerage.dev/edgenodesets": "create delete get list patch watch",
         "steerage.dev/addresspools": "list watch",
         "steerage.dev/addresspools/status": "patch",
+        "steerage.dev/edgehosts": "list watch",
         "steerage.dev/edgetargethealths": "list watch",
     },
     "ClusterRole/steerage-edge": {"/namespaces/kube-system": "get"},
@@ -122,7 +123,7 @@ RIGHTS = {
         "steerage.dev/edgeloadbalancers": "list watch",
         "steerage.dev/edgenodesets": "list watch",
         "steerage.dev/edgehosts": "create patch",
-        "steerage.dev/edgetargethealths": "create patch",
+        "steerage.dev/edgetargethealths": "create delete list patch",
         "/secrets/steerage-edge-peers": "get",
     },
 }

@@ -30,8 +30,9 @@ impl HealthSummary {
     const SHOWN: usize = 5;
 
     pub(crate) fn new(health: &Health) -> Self {
-        let Health { targets, parts, due: _ } = health;
-        let any = |state| targets.iter().any(|target| target.state == state);
+        let Health { targets, omitted, parts, due: _ } = health;
+        let is_omitted = |state| omitted.get(&state).copied().unwrap_or_default();
+        let any = |state| is_omitted(state) > 0 || targets.iter().any(|target| target.state == state);
         let any_part = |is_served| parts.iter().any(|part| part.is_served == is_served);
         let unusable = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
         // A target that all parts share can be healthy for one of them only.
@@ -39,10 +40,12 @@ impl HealthSummary {
         let unserved = parts.iter().filter(|part| has_healthy && part.is_served == Some(false));
         Self {
             has_healthy,
-            is_undecided: targets.is_empty() || any(HealthState::Initial) || any_part(None),
+            is_undecided: targets.is_empty() && omitted.is_empty()
+                || any(HealthState::Initial)
+                || any_part(None),
             unserved: unserved.map(|part: &PartHealth| part.name.clone()).collect(),
             unusable: unusable().take(Self::SHOWN).map(|t| (t.target.clone(), t.reason.clone())).collect(),
-            unusable_count: unusable().count(),
+            unusable_count: unusable().count() + is_omitted(HealthState::Unused),
         }
     }
 
@@ -83,7 +86,11 @@ pub(crate) fn refused_targets(
         .map(|(target, why)| format!("{target}: {why}"))
         .collect();
     let more = count.saturating_sub(shown.len());
-    let rest = if more > 0 { format!("; and {more} more") } else { String::new() };
+    let rest = match more {
+        0 => String::new(),
+        _ if shown.is_empty() => format!("{more} targets"),
+        _ => format!("; and {more} more"),
+    };
     (count > 0).then(|| {
         let message = format!(
             "Not used as targets: {}{rest}. The others are used. Fix what each reason names; Steerage tries again.",

@@ -31,6 +31,8 @@ impl Object for LoadBalancer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeSet {
     pub(crate) name: String,
+    /// For owner references.
+    pub(crate) uid: Arc<str>,
     pub(crate) spec: Arc<EdgeNodeSetSpec>,
 }
 
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     fn node_set(name: &str) -> NodeSet {
-        NodeSet { name: name.to_owned(), spec: Arc::default() }
+        NodeSet { name: name.to_owned(), uid: "".into(), spec: Arc::default() }
     }
 
     fn index(events: Vec<Event<NodeSet>>) -> Index {

@@ -95,8 +95,12 @@ impl Metrics {
                 "Failed writes of the kernel's maps, program, multicast groups and routes",
                 &self.failures,
             ),
-            ("status_writes", "Status objects written", &self.status_writes),
-            ("status_write_failures", "Failed writes of status objects", &self.status_write_failures),
+            ("status_writes", "Status objects written or deleted", &self.status_writes),
+            (
+                "status_write_failures",
+                "Failed writes, deletions and lists of status objects",
+                &self.status_write_failures,
+            ),
         ];
         // From zero on: otherwise an alert misses the first one of a process.
         for result in ["passed", "failed"] {

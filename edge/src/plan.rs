@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
-use steerage_edge_api::TargetStatus;
 use steerage_edge_dataplane::{Listener, Path, Sender, State, TargetState};
 
 use crate::checks::{CheckSet, Checks};
@@ -22,6 +21,7 @@ use crate::vips::WITHHELD;
 mod accept;
 mod assignments;
 mod held;
+mod report;
 mod retarget;
 mod room;
 mod select;
@@ -32,6 +32,9 @@ mod view;
 use accept::{Accepted, accept_all};
 pub(crate) use assignments::Assignments;
 use assignments::{Assigned, PlannedTables, assign};
+pub(crate) use report::{GroupReport, SharedGroup};
+#[cfg(test)]
+pub(crate) use report::{HeldTarget, Others};
 pub(crate) use retarget::{HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;
@@ -84,8 +87,10 @@ pub(crate) struct LoadBalancerStatus {
     pub(crate) vips: Vec<IpAddr>,
     /// The VIPs that are served, in the order of `targets`.
     pub(crate) served: Vec<IpAddr>,
-    /// A list for each of these. Load balancers with the same targets and check share lists.
-    pub(crate) targets: Vec<Arc<Vec<TargetStatus>>>,
+    /// A report for each of these. Load balancers with the same targets and check share reports.
+    pub(crate) targets: Vec<Arc<GroupReport>>,
+    /// The UID of its node set, if it uses one that exists.
+    pub(crate) node_set_uid: Option<Arc<str>>,
 }
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
@@ -95,7 +100,7 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
         assign(&groups, &frontends, in_use, previous, inputs);
     let state = state(inputs.host, &groups, &frontends, &tables, &assignments);
     assignments.served = served(&state);
-    let statuses = statuses(&accepted, &groups, &frontends);
+    let statuses = statuses(inputs.index, &accepted, &groups, &frontends);
     let (checks, is_tried) = (checks(&groups), groups.iter().all(TargetGroup::is_tried));
     let groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut);
     Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments }
@@ -179,17 +184,23 @@ fn senders(
 }
 
 fn statuses(
+    index: &Index,
     accepted: &[Accepted<'_>],
     groups: &[TargetGroup],
     frontends: &[Frontend<'_>],
 ) -> BTreeMap<String, LoadBalancerStatus> {
-    let status = |accepted: &Accepted<'_>| LoadBalancerStatus {
-        uid: accepted.object.uid.clone(),
-        generation: accepted.object.generation,
-        problem: accepted.problems.join(" "),
-        vips: accepted.object.spec.addresses.clone(),
-        served: Vec::new(),
-        targets: Vec::new(),
+    let status = |accepted: &Accepted<'_>| {
+        let spec = &accepted.object.spec;
+        let node_set = spec.node_set.as_deref().and_then(|name| index.node_set(name));
+        LoadBalancerStatus {
+            uid: accepted.object.uid.clone(),
+            generation: accepted.object.generation,
+            problem: accepted.problems.join(" "),
+            vips: spec.addresses.clone(),
+            served: Vec::new(),
+            targets: Vec::new(),
+            node_set_uid: node_set.map(|set| Arc::clone(&set.uid)),
+        }
     };
     let mut statuses: BTreeMap<_, _> =
         accepted.iter().map(|accepted| (accepted.object.name.clone(), status(accepted))).collect();
@@ -197,7 +208,7 @@ fn statuses(
         let status = statuses.get_mut(&load_balancer.object.name);
         if let (Some(status), Some(group)) = (status, groups.get(*reported)) {
             status.served.push(*vip);
-            status.targets.push(Arc::clone(&group.statuses));
+            status.targets.push(Arc::clone(&group.report));
         }
     }
     statuses

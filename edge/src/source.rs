@@ -55,7 +55,11 @@ impl Projection for NodeSet {
     const NAME: &'static str = "edgenodesets";
 
     fn project(object: EdgeNodeSet) -> Self {
-        Self { name: object.name_any(), spec: object.spec.into() }
+        Self {
+            name: object.name_any(),
+            uid: object.uid().unwrap_or_default().into(),
+            spec: object.spec.into(),
+        }
     }
 }
 

@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes what this host reports: its own `EdgeHost`, and one `EdgeTargetHealth` for each load balancer.
+//! Writes what this host reports: its own `EdgeHost`, and `EdgeTargetHealth` objects of load balancers and of the targets that they
+//! share.
 //!
-//! It writes only what has changed, and each object at most once a second. It retries with backoff, and the engine never waits
-//! for it.
+//! It writes only what differs: at the start, and every ten minutes, it lists what this host has written, and compares. It writes each
+//! object at most once a second, and never more than [`MOST_WRITES_AT_ONCE`] objects in [`COMPARE_INTERVAL`], the most important ones
+//! first. It deletes objects of this host that nothing needs. It retries with backoff, and the engine never waits for it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use futures::StreamExt as _;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{Api, Patch, PatchParams};
-use kube::{Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use steerage_edge_api::{EdgeHost, EdgeHostSpec, EdgeLoadBalancer, EdgeTargetHealth, EdgeTargetHealthSpec};
 use steerage_process::duration;
 use steerage_watch::Backoff;
 use tokio::sync::watch;
@@ -25,18 +17,32 @@ use tokio::time::Instant;
 
 use crate::metrics::Metrics;
 use crate::plan::LoadBalancerStatus;
-use crate::shards::{Shard, Shards};
+use crate::shards::Shards;
+
+mod listing;
+mod objects;
+mod sink;
+
+use listing::Listing;
+use objects::{ObjectKey, StatusObject, WantedObjects};
+pub(crate) use sink::StatusSink;
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two comparisons of what is written with what is to be: each costs as much as there are load balancers.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
+/// Writes and deletions after one comparison: at most 50 a second.
+const MOST_WRITES_AT_ONCE: usize = 10;
+/// The same in the last second of a process, which has no other comparison.
+const MOST_LAST_WRITES: usize = 40;
+/// What has waited for so long comes before what is more important.
+const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Even half of its first delay is no less than [`WRITE_INTERVAL`].
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
+/// Also of a page of a list: takeovers wait meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// An unchanged object is written again after this time, in case another client has changed it.
+/// What is written is compared with what is there after this time, in case another client has changed it.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);
-const CONCURRENT_WRITES: usize = 8;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostStatus {
@@ -49,31 +55,10 @@ pub(crate) struct HostStatus {
     pub(crate) load_balancers: BTreeMap<String, LoadBalancerStatus>,
 }
 
-#[derive(Clone)]
-pub(crate) enum StatusSink {
-    Api {
-        client: Box<kube::Client>,
-        namespace: String,
-    },
-    /// One JSON file for each object.
-    Directory(PathBuf),
-}
-
-/// One object to write.
-#[derive(Clone, Debug, PartialEq)]
-enum StatusObject {
-    Host(EdgeHostSpec),
-    /// `active`: the shards of its VIPs for which this host is active.
-    TargetHealth {
-        status: LoadBalancerStatus,
-        active: Shards,
-    },
-}
-
 /// The last write of one object.
 #[derive(Debug)]
 struct WriteRecord {
-    /// `None` after a failure.
+    /// What is there; `None` if that is not known, or differs.
     written: Option<StatusObject>,
     at: Instant,
     not_before: Instant,
@@ -85,89 +70,218 @@ pub(crate) struct StatusWriter {
     /// The host's name.
     host: String,
     metrics: Metrics,
-    /// By name of the load balancer; the host's own has the empty name.
-    records: HashMap<String, WriteRecord>,
+    records: HashMap<ObjectKey, WriteRecord>,
+    /// Since when objects wait for their turn.
+    waiting: HashMap<ObjectKey, Instant>,
+    /// Names of objects that nothing needs, and when they may be deleted.
+    stale: BTreeMap<String, Instant>,
+    listing: Listing,
+    /// After writes of which none had an effect: the API server is away, or busy.
+    paused_until: Instant,
+    pause: Backoff,
 }
+
+/// How one write or deletion ended.
+type WriteResult = anyhow::Result<()>;
 
 impl StatusWriter {
     pub(crate) fn new(sink: StatusSink, host: String, metrics: Metrics) -> Self {
-        Self { sink, host, metrics, records: HashMap::new() }
+        let now = Instant::now();
+        Self {
+            listing: Listing::new(sink.has_list(), now),
+            sink,
+            host,
+            metrics,
+            records: HashMap::new(),
+            waiting: HashMap::new(),
+            stale: BTreeMap::new(),
+            paused_until: now,
+            pause: BACKOFF,
+        }
     }
 
     /// Runs until the engine is gone, then writes the last changes.
     pub(crate) async fn run(mut self, mut status: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
+        let mut wanted = objects::wanted(&status.borrow_and_update());
         loop {
-            let now = status.borrow_and_update().clone();
-            let next = self.write(&now, false).await;
+            let next = self.step(&wanted).await;
             tokio::time::sleep(COMPARE_INTERVAL).await;
             tokio::select! {
-                changed = status.changed() => if changed.is_err() {
-                    let last = status.borrow().clone();
-                    let _ = tokio::time::timeout(WRITE_INTERVAL, self.write(&last, true)).await;
-                    return Ok(());
+                changed = status.changed() => {
+                    wanted = objects::wanted(&status.borrow_and_update());
+                    if changed.is_err() {
+                        let last = self.write(&wanted, MOST_LAST_WRITES, true);
+                        let _ = tokio::time::timeout(WRITE_INTERVAL, last).await;
+                        return Ok(());
+                    }
                 },
                 () = tokio::time::sleep_until(next) => {}
             }
         }
     }
 
-    /// Writes what is due, or everything that has changed. Returns when the next write is due.
-    async fn write(&mut self, status: &HostStatus, is_last: bool) -> Instant {
+    /// Lists a page if that is due, and writes what is due. Returns when the next step is due.
+    async fn step(&mut self, wanted: &WantedObjects) -> Instant {
         let now = Instant::now();
-        if status.interface.is_empty() {
+        if wanted.is_empty() {
+            // The engine has not planned yet.
             return now + RESYNC_PERIOD;
         }
-        let wanted = objects(status);
-        self.records.retain(|name, _| wanted.contains_key(name));
+        let next_list = self.list(wanted).await;
+        let next_write = self.write(wanted, MOST_WRITES_AT_ONCE, false).await;
+        next_list.min(next_write)
+    }
+
+    /// Writes and deletes at most so many objects that are due. Returns when the next one is due.
+    async fn write(&mut self, wanted: &WantedObjects, most: usize, is_last: bool) -> Instant {
+        let now = Instant::now();
+        self.forget_unwanted(wanted, now);
+        if now < self.paused_until && !is_last {
+            return self.paused_until;
+        }
+        let (mut due, mut next) = self.due(wanted, now, is_last);
+        let has_rest = due.len() > most;
+        due.truncate(most);
+        let (sink, host) = (&self.sink, &self.host);
+        let writes = due.into_iter().map(|(key, object)| async move {
+            (key, object, within(WRITE_TIMEOUT, sink.put(host, key, object)).await)
+        });
+        let written = futures::future::join_all(writes).await;
+        self.pause_if_away(written.iter().map(|(_, _, result)| result));
+        let room = most - written.len();
+        for (key, object, result) in written {
+            next = next.min(self.record(key, object, result));
+        }
+        if has_rest {
+            return now;
+        }
+        next.min(self.delete_stale(now, room).await)
+    }
+
+    /// What is due, the most important first, and when other objects are.
+    fn due<'a>(
+        &mut self,
+        wanted: &'a WantedObjects,
+        now: Instant,
+        is_last: bool,
+    ) -> (Vec<(&'a ObjectKey, &'a StatusObject)>, Instant) {
         let mut next = now + RESYNC_PERIOD;
         let mut due = Vec::new();
-        for (name, object) in wanted {
-            let record = self.records.get(&name);
-            let is_old = record.is_none_or(|record| now >= record.at + RESYNC_PERIOD);
-            if !is_old && record.is_some_and(|record| record.written.as_ref() == Some(&object)) {
+        for (key, object) in wanted {
+            let record = self.records.get(key);
+            if record.is_none() && *key != ObjectKey::Host && !self.listing.has_listed() {
                 continue;
             }
+            // Nothing lists these.
+            let is_unlisted = *key == ObjectKey::Host || !self.sink.has_list();
+            let is_old = is_unlisted && record.is_some_and(|record| now >= record.at + RESYNC_PERIOD);
+            if !is_old && record.is_some_and(|record| record.written.as_ref() == Some(object)) {
+                self.waiting.remove(key);
+                continue;
+            }
+            let since = *self.waiting.entry(key.clone()).or_insert(now);
             match record.map(|record| record.not_before) {
                 Some(then) if then > now && !is_last => next = next.min(then),
-                _ => due.push((name, object)),
+                _ => due.push((object.rank(now >= since + LONG_WAIT), since, key, object)),
             }
         }
-        let (sink, host) = (&self.sink, &self.host);
-        let writes = due.into_iter().map(|(name, object)| async move {
-            let write = tokio::time::timeout(WRITE_TIMEOUT, write_object(sink, host, &name, &object));
-            let result = write.await.unwrap_or_else(|_| Err(anyhow::anyhow!("timed out")));
-            (name, object, result)
-        });
-        let results: Vec<_> =
-            futures::stream::iter(writes).buffer_unordered(CONCURRENT_WRITES).collect().await;
-        for (name, object, result) in results {
-            next = next.min(self.record(name, object, result));
+        due.sort_unstable_by_key(|(rank, since, key, _)| (*rank, *since, *key));
+        (due.into_iter().map(|(_, _, key, object)| (key, object)).collect(), next)
+    }
+
+    /// Reports of shared targets must be deleted; those of a load balancer are deleted with it.
+    fn forget_unwanted(&mut self, wanted: &WantedObjects, now: Instant) {
+        self.waiting.retain(|key, _| wanted.contains_key(key));
+        let gone: Vec<_> = self.records.keys().filter(|key| !wanted.contains_key(key)).cloned().collect();
+        for key in gone {
+            self.records.remove(&key);
+            if matches!(key, ObjectKey::Shared(_)) {
+                self.stale.entry(key.object_name(&self.host)).or_insert(now);
+            }
         }
-        next
+        if !self.stale.is_empty() {
+            for key in wanted.keys() {
+                self.stale.remove(&key.object_name(&self.host));
+            }
+        }
+    }
+
+    /// Deletes what no written report refers to any more. Returns when the next deletion is due.
+    async fn delete_stale(&mut self, now: Instant, most: usize) -> Instant {
+        let next = now + RESYNC_PERIOD;
+        // Reports on pages to come may refer to what earlier ones have shown.
+        if self.stale.is_empty() || !self.listing.is_complete() {
+            return next;
+        }
+        let referred: BTreeSet<String> = self
+            .records
+            .values()
+            .filter_map(|record| record.written.as_ref())
+            .flat_map(StatusObject::shared_reports)
+            .map(|name| ObjectKey::Shared(name.to_owned()).object_name(&self.host))
+            .collect();
+        let is_due = |(name, then): &(&String, &Instant)| **then <= now && !referred.contains(*name);
+        let names: Vec<_> =
+            self.stale.iter().filter(is_due).map(|(name, _)| name.clone()).take(most).collect();
+        let sink = &self.sink;
+        let deletions = names.into_iter().map(|name| async move {
+            let result = within(WRITE_TIMEOUT, sink.delete(&name)).await;
+            (name, result)
+        });
+        for (name, result) in futures::future::join_all(deletions).await {
+            match result {
+                Ok(()) => {
+                    self.metrics.status_writes.inc();
+                    self.stale.remove(&name);
+                }
+                Err(error) => {
+                    self.metrics.status_write_failures.inc();
+                    let retry_in =
+                        if sink::is_forbidden(&error) { RESYNC_PERIOD } else { BACKOFF.delay(1, 1.0) };
+                    tracing::warn!(
+                        object = format!("EdgeTargetHealth/{name}"),
+                        error = steerage_model::chain(error.as_ref()),
+                        retry_in = %duration::rounded(retry_in),
+                        "stale status not deleted; retrying"
+                    );
+                    self.stale.insert(name, now + retry_in);
+                }
+            }
+        }
+        self.stale.values().min().map_or(next, |first| next.min((*first).max(now + WRITE_INTERVAL)))
+    }
+
+    /// Each object has a backoff, but thousands of them would still be tried one after the other.
+    fn pause_if_away<'a>(&mut self, results: impl Iterator<Item = &'a WriteResult>) {
+        let (mut tried, mut away) = (0, 0);
+        for result in results {
+            tried += 1;
+            away += usize::from(result.as_ref().is_err_and(sink::is_unavailable));
+        }
+        if tried > 0 && away == tried {
+            self.paused_until = Instant::now() + self.pause.next_delay();
+        } else if tried > 0 {
+            self.pause.reset();
+        }
     }
 
     /// Returns when the object is to be written again.
-    fn record(&mut self, name: String, object: StatusObject, result: anyhow::Result<()>) -> Instant {
+    fn record(&mut self, key: &ObjectKey, object: &StatusObject, result: WriteResult) -> Instant {
         let now = Instant::now();
-        let mut backoff = self.records.get(&name).map_or(BACKOFF, |record| record.backoff);
+        let mut backoff = self.records.get(key).map_or(BACKOFF, |record| record.backoff);
         let (record, again) = match result {
             Ok(()) => {
                 self.metrics.status_writes.inc();
-                let not_before = now + WRITE_INTERVAL;
-                let record = WriteRecord { written: Some(object), at: now, not_before, backoff: BACKOFF };
-                (record, now + RESYNC_PERIOD)
+                self.waiting.remove(key);
+                let (written, not_before) = (Some(object.clone()), now + WRITE_INTERVAL);
+                (WriteRecord { written, at: now, not_before, backoff: BACKOFF }, now + RESYNC_PERIOD)
             }
             Err(error) => {
                 self.metrics.status_write_failures.inc();
                 let retry_in = backoff.next_delay();
                 let not_before = now + retry_in;
-                let object = if name.is_empty() {
-                    format!("EdgeHost/{}", self.host)
-                } else {
-                    format!("EdgeTargetHealth/{name}.{}", self.host)
-                };
                 tracing::warn!(
-                    object,
+                    object = format!("{}/{}", key.kind(), key.object_name(&self.host)),
                     error = steerage_model::chain(error.as_ref()),
                     retry_in = %duration::rounded(retry_in),
                     "status not written; retrying"
@@ -175,99 +289,14 @@ impl StatusWriter {
                 (WriteRecord { written: None, at: now, not_before, backoff }, not_before)
             }
         };
-        self.records.insert(name, record);
+        self.records.insert(key.clone(), record);
         again
     }
 }
 
-fn objects(status: &HostStatus) -> BTreeMap<String, StatusObject> {
-    let target_health = |load_balancer: &LoadBalancerStatus| StatusObject::TargetHealth {
-        status: load_balancer.clone(),
-        active: status.active & load_balancer.vips.iter().map(|vip| Shard::of(*vip)).collect(),
-    };
-    let mut objects: BTreeMap<_, _> =
-        status.load_balancers.iter().map(|(name, status)| (name.clone(), target_health(status))).collect();
-    let host = EdgeHostSpec {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        interface: status.interface.clone(),
-        addresses: status.addresses.clone(),
-        active: !status.active.is_empty(),
-        shards: status.active.len(),
-    };
-    objects.insert(String::new(), StatusObject::Host(host));
-    objects
+async fn within<T>(limit: Duration, call: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| Err(anyhow::anyhow!("timed out")))
 }
 
-async fn write_object(
-    sink: &StatusSink,
-    host: &str,
-    name: &str,
-    object: &StatusObject,
-) -> anyhow::Result<()> {
-    match object {
-        StatusObject::Host(spec) => put(sink, host, &EdgeHost::new(host, spec.clone())).await,
-        StatusObject::TargetHealth { status, active } => {
-            put(sink, host, &target_health(host, name, status, *active)).await
-        }
-    }
-}
-
-/// Owned by the load balancer, and so deleted with it. Of a load balancer whose VIPs are on several hosts, each reports the
-/// targets of its own ones.
-fn target_health(host: &str, name: &str, status: &LoadBalancerStatus, active: Shards) -> EdgeTargetHealth {
-    let is_active = !active.is_empty();
-    let is_reported = |vip: &IpAddr| !is_active || active.contains(Shard::of(*vip));
-    let lists = status.targets.iter().zip(&status.served).filter(|(_, vip)| is_reported(vip));
-    let mut targets: Vec<_> =
-        lists.flat_map(|(targets, _): (&Arc<Vec<_>>, _)| targets.iter().cloned()).collect();
-    targets.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
-    let spec = EdgeTargetHealthSpec {
-        load_balancer: name.to_owned(),
-        host: host.to_owned(),
-        active: is_active,
-        observed_generation: status.generation,
-        problem: status.problem.clone(),
-        targets,
-    };
-    let mut object = EdgeTargetHealth::new(&format!("{name}.{host}"), spec);
-    object.metadata.owner_references = Some(vec![OwnerReference {
-        api_version: EdgeLoadBalancer::api_version(&()).into_owned(),
-        kind: EdgeLoadBalancer::kind(&()).into_owned(),
-        name: name.to_owned(),
-        uid: status.uid.clone(),
-        ..OwnerReference::default()
-    }]);
-    object
-}
-
-async fn put<K>(sink: &StatusSink, host: &str, object: &K) -> anyhow::Result<()>
-where
-    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
-        + Serialize
-        + DeserializeOwned
-        + Clone
-        + std::fmt::Debug,
-{
-    let name = object.name_any();
-    match sink {
-        StatusSink::Api { client, namespace } => {
-            let api = Api::<K>::namespaced(client.as_ref().clone(), namespace);
-            let params = PatchParams::apply(&format!("steerage-edge-{host}")).force();
-            let patched = api.patch(&name, &params, &Patch::Apply(object)).await;
-            patched.map(drop).with_context(|| format!("cannot write {name}"))
-        }
-        StatusSink::Directory(directory) => {
-            let path = directory.join(format!("{}.{name}.json", K::kind(&())));
-            replace_file(&path, &serde_json::to_vec_pretty(object)?)
-                .await
-                .with_context(|| format!("cannot write {}", path.display()))
-        }
-    }
-}
-
-/// By renaming, so that no reader sees half of it.
-async fn replace_file(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    let new = path.with_extension("new");
-    tokio::fs::write(&new, text).await?;
-    tokio::fs::rename(&new, path).await
-}
+#[cfg(test)]
+mod tests;

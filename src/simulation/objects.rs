@@ -17,6 +17,7 @@ pub(super) enum Resource {
     EdgeLoadBalancers,
     EdgeNodeSets,
     EdgeTargetHealths,
+    EdgeHosts,
 }
 
 impl Resource {
@@ -39,6 +40,7 @@ impl Resource {
             "edgeloadbalancers" => Self::EdgeLoadBalancers,
             "edgenodesets" => Self::EdgeNodeSets,
             "edgetargethealths" => Self::EdgeTargetHealths,
+            "edgehosts" => Self::EdgeHosts,
             _ => return None,
         };
         Some((resource, namespace.to_owned(), rest.iter().map(|part| (*part).to_owned()).collect()))
@@ -54,6 +56,7 @@ impl Resource {
             Self::EdgeLoadBalancers => (EDGE_API, "EdgeLoadBalancer"),
             Self::EdgeNodeSets => (EDGE_API, "EdgeNodeSet"),
             Self::EdgeTargetHealths => (EDGE_API, "EdgeTargetHealth"),
+            Self::EdgeHosts => (EDGE_API, "EdgeHost"),
         }
     }
 }

@@ -39,7 +39,7 @@ fn partial(ports: &[(u16, Option<bool>)], state: HealthState) -> HealthSummary {
         |(port, is_served): &(u16, _)| PartHealth { name: format!("port {port}"), is_served: *is_served };
     let target = TargetHealth { target: "node".to_owned(), family: None, state, reason: String::new() };
     let (targets, parts) = (vec![target], ports.iter().map(part).collect());
-    HealthSummary::new(&Health { targets, parts, due: None })
+    HealthSummary::new(&Health { targets, parts, ..Health::default() })
 }
 
 /// An annotation or a cloud's answer may have what a terminal obeys.
@@ -197,6 +197,55 @@ fn unusable_targets_are_summarised() {
             && message.contains("; and 5 more. The others are used. "),
         "{message}"
     );
+}
+
+/// A provider names few of thousands of targets, and counts the others.
+#[test]
+fn omitted_targets_count() {
+    let of = |named: &[HealthState], omitted: &[(HealthState, usize)]| {
+        let target = |state: &HealthState| TargetHealth {
+            target: "node".to_owned(),
+            family: None,
+            state: *state,
+            reason: "why".to_owned(),
+        };
+        let targets = named.iter().map(target).collect();
+        let omitted = omitted.iter().copied().collect();
+        HealthSummary::new(&Health { targets, omitted, ..Health::default() })
+    };
+    for (named, omitted, expected) in [
+        (&[][..], &[(HealthState::Healthy, 1)][..], "True=TargetsHealthy"),
+        (&[HealthState::Unhealthy], &[(HealthState::Healthy, 4900)], "True=TargetsHealthy"),
+        (&[HealthState::Unhealthy], &[(HealthState::Unhealthy, 4900)], "False=TargetsUnhealthy"),
+        (&[], &[(HealthState::Unhealthy, 1)], "False=TargetsUnhealthy"),
+        (&[HealthState::Unhealthy], &[(HealthState::Initial, 1)], "Unknown=HealthUnknown"),
+        (&[], &[], "Unknown=HealthUnknown"),
+    ] {
+        let inputs = StatusInputs { health: Some(of(named, omitted)), ..inputs() };
+        let expected = format!("True=Programmed {expected} False=AsExpected");
+        assert_eq!(conditions(&inputs), expected, "{named:?} {omitted:?}");
+    }
+    let message = |named: &[HealthState], omitted| {
+        refused_targets(&[], Some(&of(named, &[(HealthState::Unused, omitted)]))).expect("some").1
+    };
+    assert!(
+        message(&[HealthState::Unused], 6).starts_with("Not used as targets: node: why; and 6 more. The")
+    );
+    assert!(message(&[HealthState::Healthy], 6).starts_with("Not used as targets: 6 targets. The others"));
+}
+
+/// Of thousands of nodes one or another fails all the time.
+#[test]
+fn number_of_healthy_targets_changes_no_condition() {
+    let of = |healthy, unhealthy| {
+        let omitted = [(HealthState::Healthy, healthy), (HealthState::Unhealthy, unhealthy)].into();
+        let summary = HealthSummary::new(&Health { omitted, ..Health::default() });
+        desired(&StatusInputs { health: Some(summary), ..inputs() }, Some(3))
+    };
+    let service = in_place(&of(5000, 0));
+    assert_eq!(patch(&service, &of(4999, 1), Timestamp::UNIX_EPOCH), None);
+    assert_eq!(patch(&service, &of(1, 4999), Timestamp::UNIX_EPOCH), None);
+    assert_ne!(patch(&service, &of(0, 5000), Timestamp::UNIX_EPOCH), None);
 }
 
 #[test]

@@ -124,8 +124,8 @@ async fn target_table(test: &TestContext, name: &str) -> Result<()> {
     let targets = edge::targets(test.client(), &lb).await?;
     let health = until("a state of every target at the edge", TIMEOUT, async || {
         let health = edge::health(test.client(), &lb).await.map_err(|error| format!("{error:#}"))?;
-        let known = health.spec.targets.iter().all(|target| target.state != TargetState::Initial);
-        if known { Ok(health) } else { Err(format!("{:?}", health.spec.targets)) }
+        let known = health.iter().all(|target| target.state != TargetState::Initial);
+        if known { Ok(health) } else { Err(format!("{health:?}")) }
     })
     .await?;
     println!("  {:<8} {:<10} {:<22} {:<10} why", "node", "registered", "/healthz", "edge");
@@ -137,8 +137,7 @@ async fn target_table(test: &TestContext, name: &str) -> Result<()> {
             }
             Err(_) => "no answer".to_owned(),
         };
-        let seen =
-            health.spec.targets.iter().find(|target| target.node == node.name && target.address.is_ipv4());
+        let seen = health.iter().find(|target| target.node == node.name && target.address.is_ipv4());
         let state = seen.map_or_else(|| "-".to_owned(), |target| format!("{:?}", target.state));
         let why = match seen {
             Some(target) if target.reason.is_empty() => "answers its health check",

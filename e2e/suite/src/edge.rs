@@ -2,11 +2,14 @@
 //! Specification and status of the edge's load balancers, read from its API objects.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
-use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth};
+use steerage_edge_api::{
+    EdgeHost, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth, Shard, Shards, TargetStatus,
+};
 
 /// The load balancers of a Service; more than one only while one replaces another.
 pub async fn of(client: &kube::Client, namespace: &str, name: &str) -> Result<Vec<EdgeLoadBalancer>> {
@@ -33,14 +36,35 @@ pub async fn targets(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<BTr
     Ok(lb.spec.targets.iter().chain(&shared).map(|target| target.node.clone()).collect())
 }
 
-/// The health of a load balancer's targets as the active edge host reports it.
-pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<EdgeTargetHealth> {
-    let all: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), &lb.namespace().unwrap_or_default());
-    let found = all.list(&ListParams::default()).await?.into_iter();
-    found
-        .filter(|health| health.spec.load_balancer == lb.name_any())
-        .max_by_key(|health| health.spec.active)
-        .with_context(|| format!("no edge host reports the health of {}", lb.name_any()))
+/// The health of a load balancer's targets, as far as the edge hosts list them that answer for its addresses.
+pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<Vec<TargetStatus>> {
+    let namespace = lb.namespace().unwrap_or_default();
+    let hosts: Api<EdgeHost> = Api::namespaced(client.clone(), &namespace);
+    let hosts = hosts.list(&ListParams::default()).await?;
+    let reports: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), &namespace);
+    let reports = reports.list(&ListParams::default()).await?;
+    let find = |name: &str| reports.iter().find(|report| report.name_any() == name);
+    let mut targets = Vec::new();
+    for address in &lb.spec.addresses {
+        let host = active_host(hosts.iter(), *address)
+            .with_context(|| format!("no edge host says that it answers for {address}"))?;
+        let report = find(&format!("{}.{host}", lb.name_any()))
+            .with_context(|| format!("{host} does not report the health of {}", lb.name_any()))?;
+        let shared = report.spec.shared_reports.iter().filter_map(|name| find(name));
+        let listed = std::iter::once(report).chain(shared).flat_map(|report| &report.spec.targets);
+        targets.extend(listed.filter(|target| target.address.is_ipv6() == address.is_ipv6()).cloned());
+    }
+    Ok(targets)
+}
+
+/// The host that was the last one to say that it answers for the address.
+fn active_host<'a>(hosts: impl Iterator<Item = &'a EdgeHost>, address: IpAddr) -> Option<String> {
+    let is_active = |host: &&EdgeHost| {
+        let shards = host.spec.active_shards.as_deref().and_then(|shards| shards.parse::<Shards>().ok());
+        shards.is_some_and(|shards| shards.contains(Shard::of(address)))
+    };
+    let version = |host: &&EdgeHost| host.resource_version().and_then(|version| version.parse::<u64>().ok());
+    hosts.filter(is_active).max_by_key(version).map(kube::ResourceExt::name_any)
 }
 
 /// How many requests that could change the edge's specifications the API server has answered, by the API server's own metrics.

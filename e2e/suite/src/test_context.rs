@@ -222,12 +222,12 @@ impl TestContext {
             let health = edge::health(self.client(), &lb).await.map_err(|error| format!("{error:#}"))?;
             // A node is probed in both families, and healthy when it is in both.
             let of = |healthy: bool| {
-                let targets = health.spec.targets.iter();
+                let targets = health.iter();
                 let chosen = targets.filter(move |target| (target.state == TargetState::Healthy) == healthy);
                 chosen.map(|target| target.node.clone()).collect::<BTreeSet<_>>()
             };
             let seen = &of(true) - &of(false);
-            if seen == wanted { Ok(()) } else { Err(format!("{:?}", health.spec.targets)) }
+            if seen == wanted { Ok(()) } else { Err(format!("{health:?}")) }
         })
         .await
     }

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The health of one load balancer's targets as one edge host sees it. Only that host writes it: on changes, at most once a second.
+//! The health of targets as one edge host sees it. Only that host writes it: on changes, at most once a second.
 
 use std::net::IpAddr;
 
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::HealthCheck;
+
+/// Label with the name of the edge host that writes the object.
+pub const HOST_LABEL: &str = "steerage.dev/edge-host";
 
 /// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -57,8 +62,81 @@ pub struct TargetStatus {
     pub use_reason: String,
 }
 
-/// The health of one load balancer's targets as one edge host sees it. The edge host writes it. It is named `<load balancer>.<host>`
-/// and owned by the load balancer.
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum IpFamily {
+    /// IPv4.
+    #[serde(rename = "IPv4")]
+    V4,
+    /// IPv6.
+    #[serde(rename = "IPv6")]
+    V6,
+}
+
+impl IpFamily {
+    /// The family of an address.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv6() { Self::V6 } else { Self::V4 }
+    }
+}
+
+/// How many targets of an IP family there are. Each is counted once in `healthy`, `failed`, `withoutEndpoint`, `initial`, `refused` or
+/// `draining`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetCounts {
+    /// IP family: IPv4 or IPv6.
+    pub family: IpFamily,
+    /// Number of all targets.
+    pub total: u32,
+    /// Targets that pass their probes.
+    #[serde(default)]
+    pub healthy: u32,
+    /// Targets that fail their probes, and did not say that they have no endpoint.
+    #[serde(default)]
+    pub failed: u32,
+    /// Targets that said that they have no local endpoint. That is no failure.
+    #[serde(default)]
+    pub without_endpoint: u32,
+    /// Targets of which no probe has completed yet.
+    #[serde(default)]
+    pub initial: u32,
+    /// Unusable targets.
+    #[serde(default)]
+    pub refused: u32,
+    /// Targets that get no new connections because their nodes drain.
+    #[serde(default)]
+    pub draining: u32,
+    /// Of all: targets that get new connections, also unhealthy ones where too few are healthy.
+    #[serde(default)]
+    pub active: u32,
+    /// Of all: targets in their slow start.
+    #[serde(default)]
+    pub filling: u32,
+    /// Of all: targets that `targets` does not list.
+    #[serde(default)]
+    pub omitted: u32,
+}
+
+/// Targets that several load balancers share: the nodes of an `EdgeNodeSet` with one health check and the same rules of use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SharedTargets {
+    /// Name of the `EdgeNodeSet`.
+    pub node_set: String,
+    /// Health check of the targets.
+    pub health_check: HealthCheck,
+    /// Panic threshold in percent, as in an `EdgeLoadBalancer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub panic_threshold_percent: Option<u32>,
+    /// Slow start in milliseconds, as in an `EdgeLoadBalancer`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_start_milliseconds: Option<u32>,
+}
+
+/// The health of targets as one edge host sees it: of one load balancer, or of targets that several load balancers share. The edge host
+/// writes it. That of a load balancer is named `<load balancer>.<host>` and owned by the load balancer; that of shared targets is named
+/// `<node set>.<hash>.<host>` and owned by the node set, and the host deletes it when load balancers no longer share the targets.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -68,24 +146,47 @@ pub struct TargetStatus {
     namespaced,
     derive = "PartialEq",
     printcolumn = r#"{"name":"LoadBalancer","type":"string","jsonPath":".spec.loadBalancer"}"#,
+    printcolumn = r#"{"name":"NodeSet","type":"string","jsonPath":".spec.shared.nodeSet"}"#,
     printcolumn = r#"{"name":"Host","type":"string","jsonPath":".spec.host"}"#,
-    printcolumn = r#"{"name":"Active","type":"boolean","jsonPath":".spec.active"}"#
+    printcolumn = r#"{"name":"Addresses","type":"string","jsonPath":".spec.addresses"}"#,
+    printcolumn = r#"{"name":"Shards","type":"string","jsonPath":".spec.shards"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeTargetHealthSpec {
-    /// Name of the `EdgeLoadBalancer`.
-    pub load_balancer: String,
+    /// Name of the `EdgeLoadBalancer`. Unset in a report of shared targets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_balancer: Option<String>,
     /// Name of the edge host that writes this object.
     pub host: String,
-    /// Whether this host answers for one of the load balancer's addresses. Then `targets` are those of its addresses.
-    pub active: bool,
+    /// The targets that load balancers share. Unset in the report of a load balancer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<SharedTargets>,
+    /// Addresses of the load balancer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub addresses: Vec<IpAddr>,
+    /// The shard of each of the addresses, from 0 to 127. The edge host whose `activeShards` have it answers for the address, and its
+    /// report of the address's IP family is the one that counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<u32>,
     /// `metadata.generation` of the `EdgeLoadBalancer` that the host last acted on.
+    #[serde(default)]
     pub observed_generation: i64,
     /// What prevents the load balancer from being served in whole, for example an address that another host on the link uses.
     /// Empty if nothing does.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
-    /// Health of each target, sorted by node and address.
-    #[serde(default)]
+    /// Names of the `EdgeTargetHealth` objects that have the health of targets that the load balancer shares with others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_reports: Vec<String>,
+    /// Number of targets of each IP family that is served, except where a shared report has it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub counts: Vec<TargetCounts>,
+    /// Health of single targets, at most 100 of each IP family, sorted by node and address: those that need attention first, then those
+    /// that get connections. Targets that only have no endpoint are never listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetStatus>,
+    /// Of edge hosts of earlier versions only: whether the host answers for one of the load balancer's addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active: Option<bool>,
 }

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
     printcolumn = r#"{"name":"Active","type":"boolean","jsonPath":".spec.active"}"#,
     printcolumn = r#"{"name":"Shards","type":"integer","jsonPath":".spec.shards"}"#,
     printcolumn = r#"{"name":"Interface","type":"string","jsonPath":".spec.interface"}"#,
-    printcolumn = r#"{"name":"Version","type":"string","jsonPath":".spec.version"}"#
+    printcolumn = r#"{"name":"Version","type":"string","jsonPath":".spec.version"}"#,
+    printcolumn = r#"{"name":"Active-Shards","type":"string","jsonPath":".spec.activeShards","priority":1}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EdgeHostSpec {
@@ -34,4 +35,8 @@ pub struct EdgeHostSpec {
     /// For how many of the 128 shards of the addresses this host answers.
     #[serde(default)]
     pub shards: u32,
+    /// The shards for which this host answers: numbers and ranges, such as `0-2,5`. The column `Shards` of `kubectl get edgetargethealths`
+    /// has the shard of each address. Unset by edge hosts of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_shards: Option<String>,
 }

@@ -4,6 +4,7 @@
 //! The controller's edge provider writes [`EdgeLoadBalancer`] and [`EdgeNodeSet`]. Each edge host writes only its own [`EdgeHost`]
 //! and [`EdgeTargetHealth`] objects. Operators write [`AddressPool`]. The binary `crds` prints the chart's CRDs from these types.
 
+pub mod hash;
 mod health;
 mod host;
 mod load_balancer;
@@ -11,16 +12,20 @@ mod pool;
 #[cfg(test)]
 mod reference;
 mod selector;
+mod shards;
 
-pub use health::{EdgeTargetHealth, EdgeTargetHealthSpec, TargetState, TargetStatus, TargetUse};
+pub use health::{
+    EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL, IpFamily, SharedTargets, TargetCounts, TargetState,
+    TargetStatus, TargetUse,
+};
 pub use host::{EdgeHost, EdgeHostSpec};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
     HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,
 };
 pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, AddressSharing, ReleasedAddress};
-
 pub use selector::{LabelOperator, LabelRequirement, LabelSelector, Labels};
+pub use shards::{NotShards, Shard, Shards};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

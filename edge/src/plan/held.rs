@@ -84,7 +84,9 @@ fn sort(positions: &mut Vec<usize>) {
 fn keep(positions: &mut Vec<usize>, most: usize, view: &View, key: &TableKey) {
     if positions.len() > most && most > 0 {
         let rank = key.rank();
-        let rank_at = |position: &usize| view.targets.get(*position).map(|target| rank(target.name_hash));
+        let rank_at = |position: &usize| {
+            view.targets.get(*position).map(|target| (rank(target.name_hash), target.address))
+        };
         positions.select_nth_unstable_by_key(most, rank_at);
     }
     positions.truncate(most);

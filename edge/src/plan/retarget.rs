@@ -9,10 +9,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use steerage_edge_api::TargetStatus;
 use steerage_edge_dataplane::Table;
 
 use super::Assignments;
+use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
 use super::targets::TargetGroup;
@@ -60,13 +60,13 @@ pub(crate) struct Retargeted {
     pub(crate) urgent: Vec<(Probe, bool)>,
 }
 
-/// One of the lists of a load balancer's status.
+/// One of the reports of a load balancer's status.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChangedStatus {
     pub(crate) load_balancer: String,
-    /// The place of the list.
+    /// The place of the report.
     pub(crate) position: usize,
-    pub(crate) targets: Arc<Vec<TargetStatus>>,
+    pub(crate) targets: Arc<GroupReport>,
 }
 
 impl PlannedGroups {
@@ -145,11 +145,11 @@ impl PlannedGroups {
                     return None;
                 }
             }
-            if group.statuses != planned.group.statuses {
+            if group.report != planned.group.report {
                 let changed = |(name, position): &(String, usize)| ChangedStatus {
                     load_balancer: name.clone(),
                     position: *position,
-                    targets: Arc::clone(&group.statuses),
+                    targets: Arc::clone(&group.report),
                 };
                 result.statuses.extend(planned.reported.iter().map(changed));
             }

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use steerage_edge_api::{
-    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, TargetState, TargetStatus,
+    EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTarget, HealthCheck, IpFamily, SharedTargets, TargetState,
+    TargetStatus,
 };
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
 use super::held::{Held, MOST_WITHOUT_ENDPOINT, hold};
+use super::report::{GroupReport, HeldTarget, Others, SharedGroup};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
 use super::view::{View, ViewedTarget};
 use crate::hash;
@@ -59,6 +61,22 @@ impl TableKey {
 
     pub(super) fn is_v6(&self) -> bool {
         self.v6
+    }
+
+    fn family(&self) -> IpFamily {
+        if self.v6 { IpFamily::V6 } else { IpFamily::V4 }
+    }
+
+    /// What load balancers with this key share; `None` if it is of one load balancer.
+    fn shared(&self) -> Option<Arc<SharedGroup>> {
+        let Owner::NodeSet(node_set) = &self.owner else { return None };
+        let targets = SharedTargets {
+            node_set: node_set.clone(),
+            health_check: self.check.clone(),
+            panic_threshold_percent: self.rules.panic_threshold_percent(),
+            slow_start_milliseconds: self.rules.slow_start_milliseconds(),
+        };
+        Some(Arc::new(SharedGroup::new(targets, self.family())))
     }
 
     /// The order in which a group keeps targets if it keeps only some, by the hashes of their nodes' names: the same on all hosts, and
@@ -123,11 +141,9 @@ pub(super) struct TargetGroup {
     pub(super) first: ListenerKey,
     /// See [`hold`].
     pub(super) candidates: Vec<Candidate>,
-    /// Of these targets and of refused ones; by node and address.
-    pub(super) statuses: Arc<Vec<TargetStatus>>,
+    /// Of all targets, also of refused ones and of those that are no candidates.
+    pub(super) report: Arc<GroupReport>,
     basis: Basis,
-    /// All say that they have no endpoint.
-    is_without_endpoint: bool,
     /// The number of targets of which nothing is known, also of those that are no candidates.
     unknown: usize,
     /// For the next group with this key.
@@ -166,18 +182,22 @@ impl TargetGroup {
         let HealthInputs { health, now, .. } = inputs;
         let mut probe = Probe { address: IpAddr::from(first.vip), check: key.check.clone() };
         let mut candidates = Vec::new();
-        let (mut statuses, mut known) = (view.refused.clone(), Vec::new());
+        let refused = |status: &TargetStatus| HeldTarget { status: status.clone(), lacks_endpoint: false };
+        let mut held: Vec<_> = view.refused.iter().map(refused).collect();
+        let (mut known, mut held_unknown) = (Vec::new(), 0);
         let Held { positions, unknown } = hold(&view, &key, health, before);
         for position in positions {
             let Some(target) = view.targets.get(position) else { continue };
             probe.address = target.address;
+            let of_probe = health.get(&probe);
+            held_unknown += usize::from(of_probe.is_none());
             let TargetHealth { state, reason, weight, lacks_endpoint } =
-                health.get(&probe).cloned().unwrap_or_default();
+                of_probe.cloned().unwrap_or_default();
             let weight = if view.has_own_weights { target.weight } else { weight.unwrap_or(1) };
             let ViewedTarget { address, name_hash, .. } = *target;
             known.push(Known { address, state, lacks_endpoint, drain: target.drain.as_deref() });
             candidates.push(Candidate { address, name_hash, weight, state, share: 0 });
-            statuses.push(TargetStatus {
+            let status = TargetStatus {
                 node: target.node.clone(),
                 address,
                 state,
@@ -185,26 +205,32 @@ impl TargetGroup {
                 weight,
                 usage: None,
                 use_reason: String::new(),
-            });
+            };
+            held.push(HeldTarget { status, lacks_endpoint });
         }
         let is_without_endpoint = known.iter().all(|target| target.lacks_endpoint);
-        let usage = decide(&known, key.rules, before, now);
-        let of_candidates = statuses.iter_mut().skip(view.refused.len());
-        for ((candidate, status), used) in candidates.iter_mut().zip(of_candidates).zip(usage.used) {
+        let mut usage = decide(&known, key.rules, before, now);
+        if usage.basis == Basis::All && is_without_endpoint {
+            leave_some(&mut usage.used, &candidates, &key);
+        }
+        let of_candidates = held.iter_mut().skip(view.refused.len());
+        for ((candidate, held), used) in candidates.iter_mut().zip(of_candidates).zip(usage.used) {
             let Used { usage, reason, share } = used;
             candidate.share = share;
-            (status.usage, status.use_reason) = (Some(usage), reason);
+            (held.status.usage, held.status.use_reason) = (Some(usage), reason);
         }
-        statuses.sort_by(|a, b| (&a.node, a.address).cmp(&(&b.node, b.address)));
+        let others_unknown = unknown.saturating_sub(held_unknown);
+        let without_endpoint = view.targets.len().saturating_sub(candidates.len() + others_unknown);
+        let others = Others { without_endpoint, unknown: others_unknown };
+        let report = GroupReport::new(key.shared(), key.family(), held, others);
         Self {
             key,
             targets: targets.clone(),
             view,
             first,
             candidates,
-            statuses: Arc::new(statuses),
+            report: Arc::new(report),
             basis: usage.basis,
-            is_without_endpoint,
             unknown,
             memory: Arc::new(usage.memory),
             next_change: usage.next_change,
@@ -254,9 +280,6 @@ impl TargetGroup {
         let size = maglev::size(None, &members);
         let size = if self.basis == Basis::All { size.min(MAX_FAIL_OPEN_SIZE) } else { size };
         take_shares(&mut members, &shares);
-        if self.basis == Basis::All && self.is_without_endpoint {
-            self.keep_members(&mut members, MOST_WITHOUT_ENDPOINT);
-        }
         self.keep_members(&mut members, usize::try_from(size).unwrap_or(usize::MAX));
         (members, size)
     }
@@ -268,6 +291,21 @@ impl TargetGroup {
             members.sort_by_key(|member| (rank(member.seed), member.target));
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
+        }
+    }
+}
+
+/// Of targets that all say that they have no endpoint, leaves so few in use as a group holds that has heard it from their nodes.
+fn leave_some(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
+    let rank = key.rank();
+    let place = |candidate: &Candidate| (rank(candidate.name_hash), candidate.address);
+    let mut places: Vec<_> = candidates.iter().map(place).collect();
+    if let Some(most) = MOST_WITHOUT_ENDPOINT.checked_sub(1).filter(|most| *most < places.len()) {
+        let (_, last, _) = places.select_nth_unstable(most);
+        for (used, candidate) in used.iter_mut().zip(candidates) {
+            if place(candidate) > *last {
+                *used = Used::without_endpoint();
+            }
         }
     }
 }

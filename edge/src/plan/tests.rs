@@ -168,7 +168,7 @@ fn load_balancer_becomes_listeners_slots_and_targets() {
     assert!(nets.contains(&"10.244.1.0/24".parse().expect("net")), "{nets:?}");
     let status = &plan.statuses["a"];
     assert_eq!((status.generation, status.problem.as_str()), (7, ""));
-    assert_eq!(status.targets[0][0].state, TargetState::Initial);
+    assert_eq!(status.targets[0].targets[0].state, TargetState::Initial);
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn load_balancers_of_one_node_set_share_a_table() {
     assert!(missing.statuses["a"].problem.contains("EdgeNodeSet eligible does not exist"));
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let node_set = NodeSet { name: set.name_any(), spec: set.spec.into() };
+    let node_set = NodeSet { name: set.name_any(), uid: "set".into(), spec: set.spec.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert_eq!(plan.state.tables.len(), 1);
@@ -346,7 +346,7 @@ fn problems_are_reported_and_the_rest_is_served() {
     let plan = plan(&load_balancers, &host, &HealthByProbe::default());
     let problem = |name: &str| plan.statuses[name].problem.clone();
     assert_eq!(problem("a"), "");
-    assert_eq!(plan.statuses["a"].targets[0][0].state, TargetState::Refused);
+    assert_eq!(plan.statuses["a"].targets[0].targets[0].state, TargetState::Refused);
     assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.1")].into());
     assert!(problem("b").contains("belongs to the load balancer a"), "{}", problem("b"));
     assert!(problem("c").contains("Source ranges nonsense are invalid"), "{}", problem("c"));

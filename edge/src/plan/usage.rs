@@ -16,6 +16,8 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// The parts of a whole weight. A slow start has one step less, and each is a table.
 pub(super) const STEPS: u32 = 8;
 
+const NO_ENDPOINT: &str = "no local endpoint";
+
 /// What a load balancer asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct UseRules {
@@ -30,6 +32,16 @@ impl UseRules {
             panic_threshold: spec.panic_threshold_percent.unwrap_or(0).min(100),
             slow_start: Duration::from_millis(spec.slow_start_milliseconds.unwrap_or(0).into()),
         }
+    }
+
+    /// As in an object; `None` without one.
+    pub(super) fn panic_threshold_percent(self) -> Option<u32> {
+        Some(self.panic_threshold).filter(|percent| *percent > 0)
+    }
+
+    /// The same.
+    pub(super) fn slow_start_milliseconds(self) -> Option<u32> {
+        u32::try_from(self.slow_start.as_millis()).ok().filter(|time| *time > 0)
     }
 }
 
@@ -137,6 +149,13 @@ pub(super) struct Used {
     pub(super) share: u32,
 }
 
+impl Used {
+    /// It gets no connections, because it says that it has no endpoint.
+    pub(super) fn without_endpoint() -> Self {
+        Self { usage: TargetUse::Inactive, reason: NO_ENDPOINT.to_owned(), share: 0 }
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Usage {
     pub(super) basis: Basis,
@@ -222,7 +241,7 @@ fn used(target: &Known<'_>, basis: Basis, rules: UseRules, share: u32) -> Used {
         (0, Some(why)) => (TargetUse::Draining, why.to_owned()),
         (0, None) => {
             let reason = match target.state {
-                TargetState::Unhealthy if target.lacks_endpoint => "no local endpoint",
+                TargetState::Unhealthy if target.lacks_endpoint => NO_ENDPOINT,
                 TargetState::Initial => "not probed yet",
                 _ => "not healthy",
             };

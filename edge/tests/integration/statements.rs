@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use steerage_requirements::requires;
 
 use crate::testbed::agent::{Agent, STATED};
@@ -44,7 +44,12 @@ fn target_leaves_when_its_node_says_so() {
     eventually("all addresses state", || testbed.metric(0, stating).as_deref() == Some("4"));
     agents[0].set(0);
     testbed.wait_until_served_by(&[1]);
-    eventually("the reason is reported", || all_are(&reasons(&testbed, 0), "no local endpoint"));
+    eventually("it is counted, and not listed", || {
+        let counts = testbed.target_health(0)["spec"]["counts"].clone();
+        let is_counted = |counts: &Value| counts["withoutEndpoint"] == 1 && counts["omitted"] == 1;
+        counts.as_array().is_some_and(|counts| counts.len() == 2 && counts.iter().all(is_counted))
+            && reasons(&testbed, 0).is_empty()
+    });
     agents[0].set(2);
     agents[1].set(0);
     testbed.wait_until_served_by(&[0]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The trait of providers. `steerage-provider-conformance` tests every implementation.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,8 +9,8 @@ use futures::stream::BoxStream;
 use steerage_model::Ingress;
 
 use crate::{
-    AdmittedSources, Capabilities, Error, GroupTargets, LoadBalancer, Owner, PartHealth, ProviderNotice,
-    RequestedSources, TargetHealth, TargetSet,
+    AdmittedSources, Capabilities, Error, GroupTargets, HealthState, LoadBalancer, Owner, PartHealth,
+    ProviderNotice, RequestedSources, TargetHealth, TargetSet,
 };
 
 /// Whether a change is complete. Providers never wait: if the cloud needs time, they return when to call again.
@@ -24,8 +25,10 @@ pub enum Progress {
 /// What [`Provider::target_health`] read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// The health of each target.
+    /// The health of each target, except of [`Health::omitted`] ones.
     pub targets: Vec<TargetHealth>,
+    /// How many targets in each state are not in `targets`: of thousands, a provider may name only those that matter.
+    pub omitted: BTreeMap<HealthState, usize>,
     /// The health of each part whose targets are checked apart from those of the others; empty if there is only one.
     pub parts: Vec<PartHealth>,
     /// When to read it again; `None` if the provider notifies of changes.

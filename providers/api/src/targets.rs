@@ -136,7 +136,7 @@ impl GroupTargets {
 }
 
 /// The health of a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HealthState {
     /// Not decided yet.
     Initial,

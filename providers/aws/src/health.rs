@@ -82,7 +82,12 @@ impl Aws {
         let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
         let base = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
         let reads = u32::try_from(self.services_known() * read).unwrap_or(u32::MAX);
-        Ok(Health { targets, parts, due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))) })
+        Ok(Health {
+            targets,
+            omitted: BTreeMap::new(),
+            parts,
+            due: Some(base.max(HEALTH_READ_SHARE.saturating_mul(reads))),
+        })
     }
 
     /// Has the load balancer compared that should use its targets and, as AWS says, does not: somebody deleted it or a listener. Where all

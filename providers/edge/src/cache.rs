@@ -65,15 +65,15 @@ impl<S: Clone + References> Cache<S> {
         look(&mut self.lock().store.iter())
     }
 
-    /// Looks at the objects whose name begins with `prefix`.
+    /// Looks at the objects whose name begins with `prefix`, and at those to which they refer.
     pub(crate) fn read_prefix<T>(
         &self,
         prefix: &str,
-        look: impl FnOnce(&mut dyn Iterator<Item = &Entry<S>>) -> T,
+        look: impl for<'a> FnOnce(&mut dyn Iterator<Item = &'a Entry<S>>, &'a Store<Entry<S>>) -> T,
     ) -> T {
         let inner = self.lock();
         let entries = inner.store.iter_from(&prefix.to_owned());
-        look(&mut entries.take_while(|entry| entry.name.starts_with(prefix)))
+        look(&mut entries.take_while(|entry| entry.name.starts_with(prefix)), &inner.store)
     }
 
     /// Looks at what the objects refer to.

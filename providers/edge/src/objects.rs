@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use steerage_edge_api::{
-    AddressPoolSpec, AddressPoolStatus, EdgeLoadBalancerSpec, EdgeNodeSetSpec, EdgeTargetHealthSpec,
+    AddressPoolSpec, AddressPoolStatus, EdgeHostSpec, EdgeLoadBalancerSpec, EdgeNodeSetSpec,
+    EdgeTargetHealthSpec,
 };
 use steerage_watch::Event;
 
@@ -60,6 +61,7 @@ impl References for LoadBalancerContent {
 
 impl References for NodeSetContent {}
 impl References for HealthContent {}
+impl References for HostContent {}
 impl References for PoolContent {}
 
 /// The addresses of an object, also of one that this version cannot fully read.
@@ -76,6 +78,7 @@ pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
 pub(crate) type LoadBalancerContent = Content<EdgeLoadBalancerSpec>;
 pub(crate) type NodeSetContent = Content<EdgeNodeSetSpec>;
 pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
+pub(crate) type HostContent = Content<EdgeHostSpec>;
 
 /// A page of a list.
 #[derive(Deserialize)]

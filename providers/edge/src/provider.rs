@@ -30,7 +30,7 @@ use crate::namespaces::NamespaceKind;
 use crate::objects::{LoadBalancerContent, NodeSetContent, Objects};
 use crate::shared::Shared;
 use crate::sharing::Sharing;
-use crate::{health, pool_metrics, preview, sources, spec};
+use crate::{pool_metrics, preview, sources, spec};
 
 /// An object of the required name exists and is not managed by Steerage.
 pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
@@ -394,14 +394,7 @@ impl Provider for EdgeProvider {
 
     async fn target_health(&self, owner: &Owner) -> Result<Health, Error> {
         self.shared.activate().await?;
-        let name = spec::object_name(owner);
-        // Reports are named after the load balancer and the host.
-        let prefix = format!("{name}.");
-        let targets = self.shared.health.cache.read_prefix(&prefix, |rows| {
-            let reports = rows.filter_map(|entry| Some(&entry.content.as_ref().ok()?.spec));
-            health::targets(reports.filter(|report| report.load_balancer == name))
-        });
-        Ok(Health { parts: health::parts(&targets), targets, due: None })
+        Ok(self.shared.health(&spec::object_name(owner)))
     }
 
     async fn delete(&self, owner: &Owner) -> Result<Progress, Error> {
@@ -513,6 +506,7 @@ fn to_value(spec: &impl serde::Serialize) -> Result<Value, Error> {
 fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationToken) {
     spawn_watch(shared, watches, stop, |shared| &shared.balancers, |shared, c| shared.on_balancer(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.health, |shared, c| shared.on_health(&c));
+    spawn_watch(shared, watches, stop, |shared| &shared.hosts, |shared, c| shared.on_host(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.pools, |shared, c| shared.on_pool(&c));
     let (own, ended, watches) = (Arc::clone(shared), stop.clone(), watches.dispensable());

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use kube::Client;
 use steerage_edge_api::{
-    AddressPool, AddressPoolSpec, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec,
-    EdgeTargetHealth, ReleasedAddress,
+    AddressPool, AddressPoolSpec, EdgeHost, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet,
+    EdgeNodeSetSpec, EdgeTargetHealth, ReleasedAddress,
 };
 use steerage_model::{Family, Key};
 use steerage_provider_api::{Error, LoadBalancer, Owner, ProviderNotice};
@@ -22,13 +22,14 @@ use crate::entry::{Change, Entry};
 use crate::index::Index;
 use crate::namespaces::{Namespace, Namespaces};
 use crate::notifier::Notifier;
-use crate::objects::{HealthContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
+use crate::objects::{HealthContent, HostContent, LoadBalancerContent, NodeSetContent, Objects, PoolContent};
 use crate::pools::PoolUsage;
 use crate::{Pool, kept, pools, spec};
 
 /// Timeout of the first lists.
 const LISTED_WITHIN: Duration = Duration::from_secs(10);
 
+mod health_changes;
 mod pool_reports;
 mod shared_sets;
 
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) node_sets: Objects<NodeSetContent>,
     pub(crate) pools: Objects<PoolContent>,
     pub(crate) health: Objects<HealthContent>,
+    pub(crate) hosts: Objects<HostContent>,
     pub(crate) notifier: Notifier<Owner>,
     pub(crate) namespaces: Namespaces,
     /// Held while a shared set is compared and written, so that one of many load balancers writes it.
@@ -84,6 +86,7 @@ impl Shared {
             node_sets: Objects::new::<EdgeNodeSet>(client, namespace, "edgenodesets"),
             pools: Objects::new::<AddressPool>(client, namespace, "addresspools"),
             health: Objects::new::<EdgeTargetHealth>(client, namespace, "edgetargethealths"),
+            hosts: Objects::new::<EdgeHost>(client, namespace, "edgehosts"),
             notifier: Notifier::default(),
             namespaces: Namespaces::default(),
             node_set_lock: tokio::sync::Mutex::default(),
@@ -109,6 +112,7 @@ impl Shared {
         self.node_sets.cache.listed().await;
         self.pools.cache.listed().await;
         self.health.cache.listed().await;
+        self.hosts.cache.listed().await;
     }
 
     /// Makes sure that the caches are fit to act on. The first time it reads the load balancers from the API server itself: the watch
@@ -359,18 +363,6 @@ impl Shared {
         }
         let service = old.and_then(|entry| entry.owner.as_ref()).map(|owner| &owner.service);
         self.on_release(service, &before, &now);
-    }
-
-    /// A host's report on a load balancer changed.
-    pub(crate) fn on_health(&self, change: &Change<HealthContent>) {
-        let content =
-            change.new.as_ref().or(change.old.as_ref()).and_then(|entry| entry.content.as_ref().ok());
-        let owner = content
-            .and_then(|content| self.balancers.cache.get(&content.spec.load_balancer))
-            .and_then(|entry| entry.owner);
-        if let Some(owner) = owner {
-            self.notifier.send(&owner);
-        }
     }
 
     fn allocation(&self) -> MutexGuard<'_, Allocation> {

@@ -86,7 +86,7 @@ fn health(states: BTreeMap<String, (HealthState, &str)>, nodes: &BTreeMap<String
     let targets: Vec<TargetHealth> = states.into_iter().map(target).collect();
     let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
     let due = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
-    Health { targets, parts: Vec::new(), due: Some(due) }
+    Health { targets, omitted: BTreeMap::new(), parts: Vec::new(), due: Some(due) }
 }
 
 #[cfg(test)]

@@ -201,7 +201,7 @@ fn health(tree: StatusTree, disabled: &BTreeSet<String>) -> Health {
     let targets: Vec<TargetHealth> = worst.into_values().collect();
     let is_steady = targets.iter().any(|target| target.state == HealthState::Healthy);
     let due = if is_steady { HEALTH_POLL } else { HEALTH_POLL_UNDECIDED };
-    Health { targets, parts, due: Some(due) }
+    Health { targets, omitted: BTreeMap::new(), parts, due: Some(due) }
 }
 
 /// A member's state, and why.

@@ -176,7 +176,7 @@ impl Provider for Polled {
         }
         let due = if self.is_slow.load(Ordering::Acquire) { 60 } else { 10 };
         let targets = self.health.lock().expect("lock").clone();
-        Ok(Health { targets, parts: Vec::new(), due: Some(Duration::from_secs(due)) })
+        Ok(Health { targets, due: Some(Duration::from_secs(due)), ..Health::default() })
     }
 
     async fn delete(&self, _: &Owner) -> Result<Progress, Error> {

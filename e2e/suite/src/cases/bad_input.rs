@@ -165,8 +165,8 @@ async fn far_away(test: &TestContext, nodes: &Api<Node>) -> Result<()> {
     let lb = test.load_balancer("far").await?;
     until("a refused target", TIMEOUT, async || -> Result<()> {
         let health = edge::health(test.client(), &lb).await?;
-        let found = health.spec.targets.iter().find(|target| target.node == "e2e-far-away");
-        let target = found.with_context(|| format!("{:?}", health.spec.targets))?;
+        let found = health.iter().find(|target| target.node == "e2e-far-away");
+        let target = found.with_context(|| format!("{health:?}"))?;
         ensure!(target.state == TargetState::Refused && !target.reason.is_empty(), "{target:?}");
         Ok(())
     })

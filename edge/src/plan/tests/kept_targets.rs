@@ -79,7 +79,7 @@ pub(super) fn of_node_set(port: u16) -> Value {
 fn set_nodes(index: &mut Index, targets: &[Value]) {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let set = NodeSet { name: set.name_any(), spec: set.spec.into() };
+    let set = NodeSet { name: set.name_any(), uid: "set".into(), spec: set.spec.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(set)));
 }
 
@@ -190,7 +190,7 @@ fn edited_times_and_thresholds_change_nothing() {
     assert!(!planner.plan(&edited).is_waiting);
     assert_eq!(planner.reached(), [1]);
     let states = |planner: &Planner| -> Vec<_> {
-        planner.plan.statuses["a"].targets[0].iter().map(|target| target.state).collect()
+        planner.plan.statuses["a"].targets[0].targets.iter().map(|target| target.state).collect()
     };
     let known = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Unhealthy];
     assert_eq!(states(&planner), known);
@@ -260,7 +260,7 @@ fn one_refusing_node_does_not_make_a_vip_wait() {
     planner.probed(&next, 32000, &[2], &[]);
     assert!(!planner.plan.is_waiting);
     assert_eq!(planner.reached(), [2]);
-    assert_eq!(planner.plan.statuses["a"].targets[0][2].reason, "connection refused");
+    assert_eq!(planner.plan.statuses["a"].targets[0].targets[2].reason, "connection refused");
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn measure_plans_of_many_nodes() {
             .collect();
         let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
         let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-        let set = NodeSet { name: set.name_any(), spec: set.spec.into() };
+        let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
         index.apply(IndexEvent::NodeSet(Event::Apply(set)));
         let mut host = host();
         host.routes[0].net = "10.0.0.0/8".parse().expect("net");

@@ -19,7 +19,7 @@ fn services() -> Index {
     let targets: Vec<_> = (1..=NODES).map(|number| target(number, 1)).collect();
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
-    let set = NodeSet { name: set.name_any(), spec: set.spec.into() };
+    let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
     index.apply(IndexEvent::NodeSet(Event::Apply(set)));
     index
 }
@@ -56,8 +56,10 @@ fn group_holds_the_targets_that_have_endpoints() {
     let second = next(&health, &first, now);
     assert!(second.is_tried);
     assert_eq!(reached(&second, "10.0.1.1", 6, 80), [ip("10.0.0.7")].into());
-    let of = |plan: &Plan, name: &str| plan.statuses[name].targets[0].len();
+    let of = |plan: &Plan, name: &str| plan.statuses[name].targets[0].targets.len();
     assert_eq!(of(&second, "lb31000"), 1, "not a hundred");
+    let counts = second.statuses["lb31000"].targets[0].counts.clone();
+    assert_eq!((counts.total, counts.healthy, counts.without_endpoint), (100, 1, 99));
     let without = reached(&second, "10.0.1.2", 6, 80);
     assert_eq!(without.len(), 16, "any of them answers as well");
     assert_ne!(without, reached(&second, "10.0.1.3", 6, 80), "each load balancer has others");
@@ -81,6 +83,8 @@ fn nodes_that_do_not_state_a_new_port_are_probed_and_not_used_beside_healthy_one
     }
     let second = plan_next(&index, &host(), &health, Instant::now(), &first.assignments);
     assert!(!second.is_tried);
+    let counts = second.statuses["lb31000"].targets[0].counts.clone();
+    assert_eq!((counts.initial, counts.without_endpoint), (90, 10));
     assert_eq!(reached(&second, "10.0.1.1", 6, 80).len(), 32, "some of those of which nothing is known");
     health.insert(probe(&first, 3, PORTS[0]), healthy());
     let third = plan_next(&index, &host(), &health, Instant::now(), &second.assignments);
@@ -119,6 +123,7 @@ proptest! {
             let one = plan_next(&index, &host, &stated_health, now, &sparse);
             let other = plan_next(&index, &host, &values, now, &dense);
             prop_assert_eq!(&one.state, &other.state);
+            prop_assert_eq!(&one.statuses, &other.statuses);
             prop_assert_eq!(one.is_tried, other.is_tried);
             (sparse, dense) = (one.assignments, other.assignments);
         }

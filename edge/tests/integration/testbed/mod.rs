@@ -377,7 +377,16 @@ impl TestBed {
 
     /// The EdgeTargetHealth of an edge host for the load balancer `lb`.
     pub(crate) fn target_health(&self, edge: usize) -> Value {
-        let path = self.folder.join(format!("status/EdgeTargetHealth.lb.{}.json", self.edges[edge].0));
+        self.status_object(&format!("EdgeTargetHealth.lb.{}.json", self.edges[edge].0))
+    }
+
+    /// The EdgeHost of an edge host.
+    pub(crate) fn edge_host(&self, edge: usize) -> Value {
+        self.status_object(&format!("EdgeHost.{}.json", self.edges[edge].0))
+    }
+
+    fn status_object(&self, file: &str) -> Value {
+        let path = self.folder.join("status").join(file);
         fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 

@@ -125,7 +125,8 @@ fn objects_are_read_by_prefix() {
     for name in ["lb-1", "lb-1.host-a", "lb-1.host-b", "lb-10.host-a", "lb-2.host-a"] {
         cache.apply(Event::Apply(entry(name, "1")));
     }
-    let names = cache.read_prefix("lb-1.", |rows| rows.map(|entry| entry.name.clone()).collect::<Vec<_>>());
+    let names =
+        cache.read_prefix("lb-1.", |rows, _| rows.map(|entry| entry.name.clone()).collect::<Vec<_>>());
     assert_eq!(names, ["lb-1.host-a", "lb-1.host-b"]);
 }
 

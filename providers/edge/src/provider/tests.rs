@@ -83,6 +83,7 @@ fn with_pool(client: &Client) -> EdgeProvider {
     list(&shared.node_sets.cache);
     list(&shared.pools.cache);
     list(&shared.health.cache);
+    list(&shared.hosts.cache);
     shared.pools.cache.apply(Event::Apply(Entry::parse(POOL).expect("a pool")));
     provider
 }

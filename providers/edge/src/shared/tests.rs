@@ -392,3 +392,87 @@ async fn reuse_delay_that_ends_while_statuses_are_written_wakes_who_waits() {
     }
     assert_eq!(shared.allocate(&load_balancer("late", &[])).expect("free"), [ip("10.9.0.7")]);
 }
+
+/// The object of a load balancer with this address, of a Service of the same name.
+fn balancer_at(name: &str, address: &str) -> Entry<LoadBalancerContent> {
+    let mut object = json!({"metadata": spec::metadata(&owner(name)), "spec": {
+        "service": {"namespace": "default", "name": name, "uid": "u"}, "addresses": [address], "listeners": [],
+        "healthCheck": {"protocol": "TCP", "port": 80, "intervalMilliseconds": 1000, "timeoutMilliseconds": 500,
+            "healthyThreshold": 2, "unhealthyThreshold": 2},
+    }});
+    object["metadata"]["uid"] = json!(name);
+    Entry::parse(&object.to_string()).expect("an object")
+}
+
+fn edge_object<S: serde::de::DeserializeOwned + Eq>(
+    name: &str,
+    version: u32,
+    spec: &Value,
+) -> Event<Entry<S>> {
+    let metadata = json!({"name": name, "uid": name, "resourceVersion": version.to_string()});
+    let entry = Entry::parse(&json!({"metadata": metadata, "spec": spec}).to_string()).expect("an object");
+    assert!(entry.content.is_ok(), "{name}");
+    Event::Apply(entry)
+}
+
+/// Two load balancers whose reports of both hosts refer to shared ones.
+#[tokio::test]
+async fn owners_are_notified_of_a_shared_report_when_it_says_something_else() {
+    let shared = Shared::new(&unreachable_client(), "system");
+    // In the shards 48 and 122.
+    for (name, address) in [("one", "10.0.200.1"), ("two", "10.0.200.2"), ("other", "10.0.200.3")] {
+        shared.balancers.cache.apply(Event::Apply(balancer_at(name, address)));
+    }
+    let mut notified = shared.notifier.subscribe();
+    let mut take = || {
+        let mut names = BTreeSet::new();
+        while let Some(Some(owner)) = notified.next().now_or_never() {
+            names.insert(owner.service.name().to_owned());
+        }
+        names.into_iter().collect::<Vec<_>>()
+    };
+    let host = |name: &str, shards: &str, version| {
+        let spec = json!({"version": "1", "interface": "eth0", "addresses": [], "active": true, "activeShards": shards});
+        for change in shared.hosts.cache.apply(edge_object(name, version, &spec)) {
+            shared.on_host(&change);
+        }
+    };
+    let report = |name: &str, version, spec: Value| {
+        for change in shared.health.cache.apply(edge_object(name, version, &spec)) {
+            shared.on_health(&change);
+        }
+    };
+    let counts = |host: &str, healthy: u32, failed: u32| json!({"host": host, "counts": [{"family": "IPv4", "total": healthy + failed, "healthy": healthy, "failed": failed}]});
+    host("a", "0-127", 1);
+    assert_eq!(take(), ["one", "other", "two"]);
+    for (at, edge) in (10..).step_by(10).zip(["a", "b"]) {
+        report(&format!("eligible.x.{edge}"), at, counts(edge, 5000, 0));
+        for name in ["one", "two"] {
+            let lb = spec::object_name(&owner(name));
+            let refers =
+                json!({"loadBalancer": lb, "host": edge, "sharedReports": [format!("eligible.x.{edge}")]});
+            report(&format!("{lb}.{edge}"), at, refers);
+        }
+        assert_eq!(take(), if edge == "a" { vec!["one", "two"] } else { Vec::new() }, "{edge}");
+    }
+    let is_served = |name: &str| {
+        let health = shared.health(&spec::object_name(&owner(name)));
+        health.parts.iter().map(|part| part.is_served).collect::<Vec<_>>()
+    };
+    assert_eq!(is_served("one"), [Some(true)]);
+    report("eligible.x.a", 40, counts("a", 4999, 1));
+    assert_eq!(take(), ["one", "two"], "one has failed");
+    for (version, failed) in (41..60).zip(2..) {
+        report("eligible.x.a", version, counts("a", 5000 - failed, failed));
+        report("eligible.x.b", version, counts("b", 5000 - failed, failed));
+    }
+    assert_eq!(take(), [] as [&str; 0], "more of them, and of a host that is not active");
+    report("eligible.x.a", 60, counts("a", 0, 5000));
+    assert_eq!((take(), is_served("two")), (vec!["one".to_owned(), "two".to_owned()], vec![Some(false)]));
+    // A takeover of one shard concerns who has an address in it.
+    host("b", "48", 70);
+    assert_eq!((take(), is_served("one")), (vec!["one".to_owned()], vec![Some(true)]));
+    host("b", "48", 71);
+    host("a", "0-47,49-127", 72);
+    assert_eq!(take(), [] as [&str; 0], "nothing else is said");
+}

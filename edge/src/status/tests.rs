@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is written to an API server that stores objects, and what is not.
+
+use std::sync::Arc;
+
+use steerage_edge_api::{IpFamily, SharedTargets, TargetState, TargetStatus, TargetUse};
+
+use super::*;
+use crate::plan::{GroupReport, HeldTarget, Others, SharedGroup};
+use crate::shards::Shard;
+
+mod api;
+
+use api::ApiServer;
+
+const HOST: &str = "edge-1.example";
+
+fn targets(family: IpFamily, number: u32, state: TargetState) -> Vec<HeldTarget> {
+    let target = |number: u32| {
+        let address = match family {
+            IpFamily::V4 => IpAddr::from((0x0a00_0000 + number).to_be_bytes()),
+            IpFamily::V6 => IpAddr::from((0xfd << 120 | u128::from(number)).to_be_bytes()),
+        };
+        let is_healthy = state == TargetState::Healthy;
+        let status = TargetStatus {
+            node: format!(
+                "ip-10-20-{}-{}.worker-pool-general.region-1.compute.internal",
+                number / 256,
+                number % 256
+            ),
+            address,
+            state,
+            reason: if is_healthy { "" } else { "no response within 800ms" }.to_owned(),
+            weight: 1,
+            usage: Some(if is_healthy { TargetUse::Active } else { TargetUse::Inactive }),
+            use_reason: if is_healthy { "" } else { "not healthy" }.to_owned(),
+        };
+        HeldTarget { status, lacks_endpoint: false }
+    };
+    (0..number).map(target).collect()
+}
+
+fn shared_group() -> Arc<SharedGroup> {
+    let check = r#"{"protocol": "HTTP", "port": 10256, "path": "/healthz", "intervalMilliseconds": 1000,
+        "timeoutMilliseconds": 800, "healthyThreshold": 1, "unhealthyThreshold": 3}"#;
+    let targets = SharedTargets {
+        node_set: "eligible".to_owned(),
+        health_check: serde_json::from_str(check).expect("a check"),
+        panic_threshold_percent: None,
+        slow_start_milliseconds: None,
+    };
+    Arc::new(SharedGroup::new(targets, IpFamily::V4))
+}
+
+/// A report with so many healthy targets.
+fn report(shared: Option<Arc<SharedGroup>>, healthy: u32) -> Arc<GroupReport> {
+    let held = targets(IpFamily::V4, healthy, TargetState::Healthy);
+    Arc::new(GroupReport::new(shared, IpFamily::V4, held, Others { without_endpoint: 5, unknown: 0 }))
+}
+
+fn load_balancer(number: u8, report: &Arc<GroupReport>) -> LoadBalancerStatus {
+    let vip = IpAddr::from([10, 9, 0, number]);
+    LoadBalancerStatus {
+        uid: format!("uid-{number}"),
+        generation: 1,
+        problem: String::new(),
+        vips: vec![vip],
+        served: vec![vip],
+        targets: vec![Arc::clone(report)],
+        node_set_uid: report.shared.is_some().then(|| "set-uid".into()),
+    }
+}
+
+/// Load balancers with own targets, and as many that share theirs.
+fn host_status(own: u8, sharing: u8) -> HostStatus {
+    let (own_report, shared_report) = (report(None, 3), report(Some(shared_group()), 300));
+    let own = (0..own).map(|number| (format!("lb-own-{number}"), load_balancer(number, &own_report)));
+    let sharing = (100..100 + sharing)
+        .map(|number| (format!("lb-shared-{number}"), load_balancer(number, &shared_report)));
+    HostStatus {
+        interface: "eth0".to_owned(),
+        addresses: vec![IpAddr::from([10, 0, 1, 1])],
+        active: Shards::ALL,
+        load_balancers: own.chain(sharing).collect(),
+    }
+}
+
+/// A process that writes to this API server.
+struct Process {
+    writer: StatusWriter,
+}
+
+impl Process {
+    fn start(api: &ApiServer) -> Self {
+        let sink = StatusSink::Api { client: Box::new(api.client()), namespace: "system".to_owned() };
+        Self { writer: StatusWriter::new(sink, HOST.to_owned(), Metrics::default()) }
+    }
+
+    /// Steps for so long.
+    async fn run(&mut self, status: &HostStatus, time: Duration) {
+        let (wanted, end) = (objects::wanted(status), Instant::now() + time);
+        while Instant::now() < end {
+            let next = self.writer.step(&wanted).await;
+            tokio::time::sleep_until(next.min(end).max(Instant::now() + COMPARE_INTERVAL)).await;
+        }
+    }
+}
+
+const A_WHILE: Duration = Duration::from_secs(30);
+
+#[tokio::test(start_paused = true)]
+async fn shared_targets_are_one_object_and_the_next_process_writes_only_its_host() {
+    let api = ApiServer::default();
+    let status = host_status(3, 20);
+    Process::start(&api).run(&status, A_WHILE).await;
+    let names = api.names();
+    let shared = ObjectKey::Shared(shared_group().name.clone()).object_name(HOST);
+    assert_eq!(names.len(), 1 + 3 + 20 + 1, "{names:?}");
+    assert_eq!(api.take_writes().len(), names.len(), "each once");
+    let referring = api.object("lb-shared-107.edge-1.example");
+    assert_eq!(referring["spec"]["sharedReports"][0], shared.as_str());
+    assert_eq!(referring["spec"].get("counts"), None);
+    assert_eq!(referring["spec"]["shards"][0], Shard::of(IpAddr::from([10, 9, 0, 107])).index());
+    let object = api.object(&shared);
+    assert_eq!(object["spec"]["counts"][0]["total"], 305);
+    assert_eq!(object["metadata"]["ownerReferences"][0]["uid"], "set-uid");
+    assert_eq!(object["spec"]["shared"]["healthCheck"]["port"], 10256);
+
+    // One node fails: all 20 see it in the shared report.
+    let mut changed = status.clone();
+    let failed = report(Some(shared_group()), 299);
+    for (name, status) in &mut changed.load_balancers {
+        if name.starts_with("lb-shared") {
+            status.targets = vec![Arc::clone(&failed)];
+        }
+    }
+    let mut process = Process::start(&api);
+    process.run(&status, A_WHILE).await;
+    assert_eq!(api.take_writes(), [format!("PATCH {HOST}")], "the rest is there");
+    process.run(&changed, A_WHILE).await;
+    assert_eq!(api.take_writes(), [format!("PATCH {shared}")]);
+
+    // Another client changes one object and deletes another one.
+    api.change("lb-own-1.edge-1.example", |object| object["spec"]["problem"] = "nonsense".into());
+    api.remove("lb-own-2.edge-1.example");
+    process.run(&changed, RESYNC_PERIOD + A_WHILE).await;
+    let mut writes = api.take_writes();
+    writes.sort();
+    let expected = [HOST, "lb-own-1.edge-1.example", "lb-own-2.edge-1.example"];
+    assert_eq!(writes, expected.map(|name| format!("PATCH {name}")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn takeover_writes_one_object() {
+    let api = ApiServer::default();
+    let mut status = host_status(10, 10);
+    let mut process = Process::start(&api);
+    process.run(&status, A_WHILE).await;
+    api.take_writes();
+    assert_eq!(api.object(HOST)["spec"]["activeShards"], "0-127");
+    status.active = Shard::all().filter(|shard| shard.index() % 64 == 3).collect();
+    process.run(&status, A_WHILE).await;
+    assert_eq!(api.take_writes(), [format!("PATCH {HOST}")]);
+    assert_eq!(api.object(HOST)["spec"]["activeShards"], "3,67");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_objects_are_deleted_and_those_of_others_stay() {
+    let api = ApiServer::default();
+    let other = |name: &str, label: &str| serde_json::json!({"metadata": {"name": name, "labels": {"steerage.dev/edge-host": label}}, "spec": {"host": label}});
+    api.put(
+        "eligible.0123456789abcdef.edge-1.example",
+        other("eligible.0123456789abcdef.edge-1.example", HOST),
+    );
+    api.put("lb-gone.edge-2", other("lb-gone.edge-2", "edge-2"));
+    let shared = ObjectKey::Shared(shared_group().name.clone()).object_name(HOST);
+    let mut process = Process::start(&api);
+    process.run(&host_status(1, 2), A_WHILE).await;
+    let names = [HOST, &shared, "lb-gone.edge-2", "lb-own-0.edge-1.example", "lb-shared-100.edge-1.example"];
+    assert_eq!(api.names()[..5], names, "{:?}", api.names());
+    api.take_writes();
+
+    // One alone has its targets in its own report. The garbage collector deletes the other one's.
+    process.run(&host_status(1, 1), A_WHILE).await;
+    assert_eq!(
+        api.take_writes(),
+        ["PATCH lb-shared-100.edge-1.example".to_owned(), format!("DELETE {shared}")]
+    );
+    assert_eq!(api.object("lb-shared-100.edge-1.example")["spec"]["counts"][0]["healthy"], 300);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_are_paced_and_what_matters_comes_first() {
+    let api = ApiServer::default();
+    let mut status = host_status(90, 90);
+    let problem = "lb-own-77";
+    status.load_balancers.get_mut(problem).expect("a load balancer").problem = "in use".to_owned();
+    let dead = targets(IpFamily::V4, 2, TargetState::Unhealthy);
+    let unserved = Arc::new(GroupReport::new(None, IpFamily::V4, dead, Others::default()));
+    status.load_balancers.get_mut("lb-own-88").expect("a load balancer").targets = vec![unserved];
+    let mut process = Process::start(&api);
+    process.run(&status, Duration::from_secs(1)).await;
+    let writes = api.take_writes();
+    assert!((40..=50).contains(&writes.len()), "{}", writes.len());
+    let shared = ObjectKey::Shared(shared_group().name.clone()).object_name(HOST);
+    let first = [HOST, &shared, "lb-own-77.edge-1.example", "lb-own-88.edge-1.example"];
+    assert_eq!(writes[..4], first.map(|name| format!("PATCH {name}")));
+    process.run(&status, Duration::from_secs(4)).await;
+    assert_eq!(api.names().len(), 182);
+}
+
+/// The API server comes back, and then has everything.
+#[tokio::test(start_paused = true)]
+async fn absent_api_server_gets_few_requests_and_everything_later() {
+    let api = ApiServer::default();
+    let mut process = Process::start(&api);
+    for answer in [500, 429, 0] {
+        api.fail(answer);
+        process.run(&host_status(50, 0), Duration::from_mins(1)).await;
+        let requests = api.take_requests();
+        assert!((5..=60).contains(&requests), "{answer}: {requests}");
+    }
+    api.work();
+    process.run(&host_status(50, 0), A_WHILE).await;
+    assert_eq!(api.names().len(), 51);
+    assert_eq!(api.take_writes().len(), 51);
+    api.fail(500);
+    process.run(&host_status(60, 0), Duration::from_mins(1)).await;
+    assert!(api.take_requests() < 100);
+    api.work();
+    process.run(&host_status(60, 0), A_WHILE).await;
+    assert_eq!(api.names().len(), 61);
+}
+
+/// The chart of an earlier version permits no list.
+#[tokio::test(start_paused = true)]
+async fn without_permission_to_list_everything_is_written() {
+    let api = ApiServer::default();
+    api.forbid_lists();
+    Process::start(&api).run(&host_status(5, 0), A_WHILE).await;
+    assert_eq!(api.take_writes().len(), 6);
+}
+
+#[tokio::test]
+async fn directory_has_what_the_api_server_would_have() {
+    let directory = std::env::temp_dir().join(format!("steerage-edge-status-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("directory");
+    let sink = StatusSink::Directory(directory.clone());
+    let mut writer = StatusWriter::new(sink, HOST.to_owned(), Metrics::default());
+    let names = || {
+        let files = std::fs::read_dir(&directory).expect("list").flatten();
+        let mut names: Vec<_> = files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    };
+    writer.step(&objects::wanted(&host_status(0, 2))).await;
+    let shared = format!("EdgeTargetHealth.{}.{HOST}.json", shared_group().name);
+    assert_eq!(names().len(), 4);
+    assert!(names().contains(&shared) && names().contains(&format!("EdgeHost.{HOST}.json")));
+    writer.step(&objects::wanted(&host_status(0, 0))).await;
+    assert!(!names().contains(&shared));
+    std::fs::remove_dir_all(&directory).expect("remove");
+}
+
+/// All of 5,000 nodes in both families, with long names and reasons.
+#[test]
+fn object_has_a_limit_at_any_number_of_targets() {
+    for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Initial] {
+        let of_family = |family| {
+            Arc::new(GroupReport::new(None, family, targets(family, 5000, state), Others::default()))
+        };
+        let mut status = load_balancer(1, &of_family(IpFamily::V4));
+        status.targets.push(of_family(IpFamily::V6));
+        let status = HostStatus { load_balancers: [("lb".to_owned(), status)].into(), ..host_status(0, 0) };
+        let wanted = objects::wanted(&status);
+        let object = wanted[&ObjectKey::LoadBalancer("lb".to_owned())].target_health(HOST).expect("a report");
+        let size = serde_json::to_vec(&object).expect("JSON").len();
+        println!("{state:?}: {size} bytes");
+        assert!(size < 64 * 1024, "{size}");
+        let counts = &object.spec.counts;
+        assert_eq!(
+            counts.iter().map(|counts| (counts.total, counts.omitted)).collect::<Vec<_>>(),
+            [(5000, 4900); 2]
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_change_is_written_when_the_engine_ends() {
+    let api = ApiServer::default();
+    let mut status = host_status(200, 0);
+    let (sender, receiver) = watch::channel(HostStatus::default());
+    let writer = tokio::spawn(Process::start(&api).writer.run(receiver));
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(api.names().len(), 0, "nothing is planned");
+    sender.send_replace(status.clone());
+    tokio::time::sleep(A_WHILE).await;
+    assert_eq!(api.names().len(), 201);
+    api.take_writes();
+    for status in status.load_balancers.values_mut() {
+        status.generation = 2;
+    }
+    status.active = Shards::NONE;
+    sender.send_replace(status);
+    drop(sender);
+    tokio::time::sleep(A_WHILE).await;
+    assert!(writer.await.expect("no panic").is_ok());
+    let writes = api.take_writes();
+    assert_eq!(
+        (api.object(HOST)["spec"]["activeShards"].as_str(), writes[0].as_str()),
+        (Some(""), "PATCH edge-1.example")
+    );
+    assert!(writes.len() <= 50, "{}", writes.len());
+}
