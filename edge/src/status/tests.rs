@@ -10,6 +10,7 @@ use crate::plan::{GroupReport, HeldTarget, Others, SharedGroup};
 use crate::shards::Shard;
 
 mod api;
+mod real_server;
 
 use api::ApiServer;
 

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The same with a real API server: its defaults, its labels and its server-side apply.
+
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, ListParams, PostParams};
+use kube::{Client, ResourceExt as _};
+use steerage_edge_api::{EdgeHost, EdgeTargetHealth};
+use steerage_requirements::requires;
+use steerage_testserver::Server;
+
+use super::*;
+
+const NAMESPACE: &str = "edge-reports";
+
+/// The definitions, once they are served, and a namespace.
+async fn install(client: &Client) {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for definition in steerage_edge_api::crds() {
+        definitions.create(&PostParams::default(), &definition).await.expect("a definition");
+    }
+    let namespace = serde_json::json!({"metadata": {"name": NAMESPACE}});
+    let namespace: Namespace = serde_json::from_value(namespace).expect("a namespace");
+    Api::all(client.clone()).create(&PostParams::default(), &namespace).await.expect("a namespace");
+    let hosts: Api<EdgeHost> = Api::namespaced(client.clone(), NAMESPACE);
+    let reports: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), NAMESPACE);
+    for _ in 0..600 {
+        let all = ListParams::default();
+        if hosts.list(&all).await.is_ok() && reports.list(&all).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("the definitions are not served");
+}
+
+/// The names and versions of all objects.
+async fn versions(client: &Client) -> BTreeMap<String, String> {
+    let hosts: Api<EdgeHost> = Api::namespaced(client.clone(), NAMESPACE);
+    let reports: Api<EdgeTargetHealth> = Api::namespaced(client.clone(), NAMESPACE);
+    let all = ListParams::default();
+    let hosts =
+        hosts.list(&all).await.expect("a list").into_iter().map(|o| (o.name_any(), o.resource_version()));
+    let reports =
+        reports.list(&all).await.expect("a list").into_iter().map(|o| (o.name_any(), o.resource_version()));
+    hosts.chain(reports).map(|(name, version)| (name, version.unwrap_or_default())).collect()
+}
+
+/// A process until it has nothing to do. Returns how many objects it wrote or deleted.
+async fn run(client: &Client, status: &HostStatus) -> u64 {
+    let sink = StatusSink::Api { client: Box::new(client.clone()), namespace: NAMESPACE.to_owned() };
+    let metrics = Metrics::default();
+    let mut writer = StatusWriter::new(sink, HOST.to_owned(), metrics.clone());
+    let wanted = objects::wanted(status);
+    for _ in 0..100 {
+        let next = writer.step(&wanted).await;
+        if next > Instant::now() + Duration::from_mins(1) {
+            assert_eq!(metrics.status_write_failures.get(), 0);
+            return metrics.status_writes.get();
+        }
+        tokio::time::sleep_until(next).await;
+    }
+    panic!("there is always something to do");
+}
+
+#[tokio::test]
+async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
+    requires!(KubeApiserver);
+    let server = Server::start().expect("an API server");
+    let client = server.client().await.expect("a client");
+    install(&client).await;
+    let mut status = host_status(5, 12);
+    let dual = report(None, 2);
+    let v6 = targets(IpFamily::V6, 3, TargetState::Initial);
+    let own = status.load_balancers.get_mut("lb-own-3").expect("a load balancer");
+    own.targets = vec![dual, Arc::new(GroupReport::new(None, IpFamily::V6, v6, 1))];
+    own.problem = "in use".to_owned();
+    assert_eq!(run(&client, &status).await, 1 + 5 + 12 + 1);
+    let before = versions(&client).await;
+    assert_eq!(before.len(), 19);
+
+    assert_eq!(run(&client, &status).await, 1, "its EdgeHost");
+    assert_eq!(versions(&client).await, before, "which is equal");
+
+    status
+        .load_balancers
+        .retain(|name, _| name != "lb-own-1" && (name.starts_with("lb-own") || name == "lb-shared-100"));
+    // Eleven load balancers that share, an own one and the shared report go, and the remaining one has its targets itself.
+    assert_eq!(run(&client, &status).await, 1 + 1 + 13);
+    assert_eq!(versions(&client).await.len(), 1 + 4 + 1);
+}
