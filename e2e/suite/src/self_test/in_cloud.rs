@@ -66,7 +66,7 @@ impl<'a> Answers<'a> {
     /// A load balancer serves as soon as one node is healthy; the first node may be healthy later than others.
     async fn wait_until_seen(&self) -> Result<()> {
         until(format!("connections through {}", self.host.name), TIMEOUT, async || {
-            let fault = self.inject(format!("{SYN_ACK} counter"))?;
+            let fault = self.inject(&format!("{SYN_ACK} counter"))?;
             measured(self.client, async || connections(&self.client.to, FEW, AT_ONCE).await)?;
             let seen = fault.end()?;
             ensure!(seen >= ENOUGH, "{seen} of {FEW}");
@@ -84,7 +84,7 @@ impl<'a> Answers<'a> {
         kinds: &[LossKind],
     ) -> Result<()> {
         expect(self.test, what, kinds, || {
-            let fault = self.inject(format!("{fits} {}", drop_packets(numbers.clone())))?;
+            let fault = self.inject(&format!("{fits} {}", drop_packets(numbers.clone())))?;
             let measured = measured(self.client, async || connections(&self.client.to, FEW, 1).await)?;
             let dropped = fault.end()?;
             ensure!(
@@ -95,7 +95,7 @@ impl<'a> Answers<'a> {
         })
     }
 
-    fn inject(&self, rule: String) -> Result<Fault<'a>> {
+    fn inject(&self, rule: &str) -> Result<Fault<'a>> {
         let rules = [format!("{} {rule}", self.fits)];
         Fault::inject(self.test, vec![self.host.clone()], &[(Hook::Egress, &rules)])
     }
