@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
@@ -388,8 +389,9 @@ impl Engine {
         self.metrics.healthy.set(number(self.health.healthy()));
         if !statuses.is_empty() {
             self.outputs.status.send_modify(|status| {
+                let load_balancers = Arc::make_mut(&mut status.load_balancers);
                 for changed in statuses {
-                    let lists = status.load_balancers.get_mut(&changed.load_balancer);
+                    let lists = load_balancers.get_mut(&changed.load_balancer);
                     if let Some(list) = lists.and_then(|status| status.targets.get_mut(changed.position)) {
                         *list = changed.targets;
                     }
@@ -478,7 +480,7 @@ impl Engine {
             interface: self.link.name.clone(),
             addresses: self.host.own_addresses(),
             active: self.membership.active,
-            load_balancers: statuses,
+            load_balancers: Arc::new(statuses),
         });
     }
 

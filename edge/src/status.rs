@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_process::duration;
@@ -33,8 +34,6 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
 /// Writes and deletions after one comparison: at most 50 a second.
 const MOST_WRITES_AT_ONCE: usize = 10;
-/// The same in the last second of a process, which has no other comparison.
-const MOST_LAST_WRITES: usize = 40;
 /// What has waited for so long comes before what is more important.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Even half of its first delay is no less than [`WRITE_INTERVAL`].
@@ -51,8 +50,8 @@ pub(crate) struct HostStatus {
     pub(crate) addresses: Vec<IpAddr>,
     /// The shards for which this host is active.
     pub(crate) active: Shards,
-    /// By name.
-    pub(crate) load_balancers: BTreeMap<String, LoadBalancerStatus>,
+    /// By name. Shared, so that the engine does not wait while the writer reads it.
+    pub(crate) load_balancers: Arc<BTreeMap<String, LoadBalancerStatus>>,
 }
 
 /// The last write of one object.
@@ -100,17 +99,18 @@ impl StatusWriter {
         }
     }
 
-    /// Runs until the engine is gone, then writes the last changes.
+    /// Runs until the engine is gone, then writes the last changes, the most important ones alone if they are many.
     pub(crate) async fn run(mut self, mut status: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
-        let mut wanted = objects::wanted(&status.borrow_and_update());
+        let mut wanted = wanted_now(&mut status);
         loop {
             let next = self.step(&wanted).await;
             tokio::time::sleep(COMPARE_INTERVAL).await;
             tokio::select! {
+                biased;
                 changed = status.changed() => {
-                    wanted = objects::wanted(&status.borrow_and_update());
+                    wanted = wanted_now(&mut status);
                     if changed.is_err() {
-                        let last = self.write(&wanted, MOST_LAST_WRITES, true);
+                        let last = self.write(&wanted, true);
                         let _ = tokio::time::timeout(WRITE_INTERVAL, last).await;
                         return Ok(());
                     }
@@ -128,27 +128,27 @@ impl StatusWriter {
             return now + RESYNC_PERIOD;
         }
         let next_list = self.list(wanted).await;
-        let next_write = self.write(wanted, MOST_WRITES_AT_ONCE, false).await;
+        let next_write = self.write(wanted, false).await;
         next_list.min(next_write)
     }
 
-    /// Writes and deletes at most so many objects that are due. Returns when the next one is due.
-    async fn write(&mut self, wanted: &WantedObjects, most: usize, is_last: bool) -> Instant {
+    /// Writes and deletes some of what is due. Returns when the next one is due.
+    async fn write(&mut self, wanted: &WantedObjects, is_last: bool) -> Instant {
         let now = Instant::now();
         self.forget_unwanted(wanted, now);
         if now < self.paused_until && !is_last {
             return self.paused_until;
         }
         let (mut due, mut next) = self.due(wanted, now, is_last);
-        let has_rest = due.len() > most;
-        due.truncate(most);
+        let has_rest = due.len() > MOST_WRITES_AT_ONCE;
+        due.truncate(MOST_WRITES_AT_ONCE);
         let (sink, host) = (&self.sink, &self.host);
         let writes = due.into_iter().map(|(key, object)| async move {
             (key, object, within(WRITE_TIMEOUT, sink.put(host, key, object)).await)
         });
         let written = futures::future::join_all(writes).await;
         self.pause_if_away(written.iter().map(|(_, _, result)| result));
-        let room = most - written.len();
+        let room = MOST_WRITES_AT_ONCE - written.len();
         for (key, object, result) in written {
             next = next.min(self.record(key, object, result));
         }
@@ -292,6 +292,11 @@ impl StatusWriter {
         self.records.insert(key.clone(), record);
         again
     }
+}
+
+fn wanted_now(status: &mut watch::Receiver<HostStatus>) -> WantedObjects {
+    let now = status.borrow_and_update().clone();
+    objects::wanted(&now)
 }
 
 async fn within<T>(limit: Duration, call: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

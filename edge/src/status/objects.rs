@@ -128,7 +128,7 @@ pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
     };
     objects.insert(ObjectKey::Host, StatusObject::Host(host));
     let users = users(status);
-    for (name, status) in &status.load_balancers {
+    for (name, status) in status.load_balancers.iter() {
         let mut reports = Vec::new();
         for report in of_families(status) {
             match shared(status, report).filter(|(group, _)| users.get(group.name.as_str()) > Some(&1)) {

@@ -72,8 +72,11 @@ async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
     let mut status = host_status(5, 12);
     let dual = report(None, 2);
     let v6 = targets(IpFamily::V6, 3, TargetState::Initial);
-    let own = status.load_balancers.get_mut("lb-own-3").expect("a load balancer");
-    own.targets = vec![dual, Arc::new(GroupReport::new(None, IpFamily::V6, v6, 1))];
+    let own = Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-3").expect("a load balancer");
+    own.targets = vec![
+        dual,
+        Arc::new(GroupReport::new(None, IpFamily::V6, v6, Others { without_endpoint: 1, unknown: 0 })),
+    ];
     own.problem = "in use".to_owned();
     assert_eq!(run(&client, &status).await, 1 + 5 + 12 + 1);
     let before = versions(&client).await;
@@ -82,8 +85,7 @@ async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
     assert_eq!(run(&client, &status).await, 1, "its EdgeHost");
     assert_eq!(versions(&client).await, before, "which is equal");
 
-    status
-        .load_balancers
+    Arc::make_mut(&mut status.load_balancers)
         .retain(|name, _| name != "lb-own-1" && (name.starts_with("lb-own") || name == "lb-shared-100"));
     // Eleven load balancers that share, an own one and the shared report go, and the remaining one has its targets itself.
     assert_eq!(run(&client, &status).await, 1 + 1 + 13);
