@@ -11,6 +11,7 @@ mod cluster;
 mod hosts;
 mod nodes;
 mod run;
+mod sample;
 mod stated;
 mod tables;
 mod world;
@@ -117,7 +118,7 @@ impl Flags {
         let world = World::new(&folder, hosts, nodes)?;
         let (told, seen) = meter::known_load()?;
         let cluster = Cluster::new(services, nodes);
-        let server = world.inside(SWITCH, || MemoryServer::start_at(API_SERVER, &folder))??;
+        let server = world::inside(SWITCH, || MemoryServer::start_at(API_SERVER, &folder))??;
         let simulated = Nodes::start(&world, &cluster)?;
         let memory_limit = memory_limit.map_or(host::memory() / 2, |mib| mib << 20);
         let hosts = Hosts::new(&world, edge, server.kubeconfig(), memory_limit)?;

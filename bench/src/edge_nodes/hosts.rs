@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use steerage_lab::netns;
 
 use super::tables::Tables;
-use super::world::{LINK, World, host_netns};
+use super::world::{self, LINK, World, host_netns};
 use crate::edge::meter;
 use crate::traffic;
 
@@ -112,15 +112,15 @@ impl Hosts {
     }
 
     /// Whether a host says that it is ready.
-    pub(super) fn is_ready(world: &World, host: usize) -> Result<bool> {
+    pub(super) fn is_ready(host: usize) -> Result<bool> {
         // Refused until it listens.
-        let answer = world.inside(&host_netns(host), || traffic::get(ADMIN, "/readyz"))?;
+        let answer = world::inside(&host_netns(host), || traffic::get(ADMIN, "/readyz"))?;
         Ok(answer.is_ok_and(|(status, _)| status == 200))
     }
 
     /// A host's own metrics.
-    pub(super) fn metrics(world: &World, host: usize) -> Result<HostMetrics> {
-        let (_, text) = world.inside(&host_netns(host), || traffic::get(ADMIN, "/metrics"))??;
+    pub(super) fn metrics(host: usize) -> Result<HostMetrics> {
+        let (_, text) = world::inside(&host_netns(host), || traffic::get(ADMIN, "/metrics"))??;
         Ok(HostMetrics(text))
     }
 

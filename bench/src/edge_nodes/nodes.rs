@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::cluster::{Cluster, Move, node_at, port};
 use super::stated::{AnswerKind, Stated};
-use super::world::{NODES, World, host_at};
+use super::world::{self, NODES, World, host_at};
 
 /// The agents' port.
 pub(super) const STATEMENTS: u16 = 10_356;
@@ -107,10 +107,13 @@ impl Nodes {
         });
         let serving = Arc::clone(&shared);
         // The threads of the runtime inherit the namespace.
-        let runtime = world.inside(NODES, move || -> Result<Runtime> {
+        let runtime = world::inside(NODES, move || -> Result<Runtime> {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-            let listener = runtime.block_on(listen()).context("cannot listen on the nodes' addresses")?;
+            // Of this runtime.
+            let entered = runtime.enter();
+            let listener = listen().context("cannot listen on the nodes' addresses")?;
+            drop(entered);
             runtime.spawn(serve(listener, serving));
             Ok(runtime)
         })??;
@@ -201,7 +204,7 @@ impl Shared {
     }
 }
 
-async fn listen() -> std::io::Result<TcpListener> {
+fn listen() -> std::io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
     socket.bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, STATEMENTS)))?;

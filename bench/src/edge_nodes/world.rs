@@ -53,7 +53,7 @@ impl World {
 
     fn connect(&self, nodes: u32) -> Result<()> {
         netns::create(SWITCH, false)?;
-        self.shell(
+        shell(
             SWITCH,
             &format!(
                 "ip link set lo up
@@ -64,7 +64,7 @@ impl World {
         )?;
         netns::create(NODES, false)?;
         self.plug(NODES, LINK, "br0", "p-nodes", "10.32.0.2/15")?;
-        self.shell(
+        shell(
             NODES,
             &format!(
                 "ip link set lo up; ip route add local {NODE_NETWORK} dev lo
@@ -77,17 +77,14 @@ impl World {
             ),
         )?;
         let entry = |node| format!("fdb add {} dev p-nodes master static\n", mac(node));
-        self.feed(SWITCH, &["bridge", "-batch", "-"], &(0..nodes).map(entry).collect::<String>())?;
+        feed(SWITCH, &["bridge", "-batch", "-"], &(0..nodes).map(entry).collect::<String>())?;
         for host in 0..usize::from(self.hosts) {
             let name = host_netns(host);
             netns::create(&name, true)?;
             self.plug(&name, LINK, "br0", &format!("p-{name}"), &format!("{}/15", host_address(host)))?;
             let api = Ipv4Addr::from(u32::from(API_SERVER) + 10 + u32::try_from(host)?);
             self.plug(&name, API_LINK, "br1", &format!("a-{name}"), &format!("{api}/24"))?;
-            self.shell(
-                &name,
-                "ip link set lo up; echo '1024 65535' >/proc/sys/net/ipv4/ip_local_port_range",
-            )?;
+            shell(&name, "ip link set lo up; echo '1024 65535' >/proc/sys/net/ipv4/ip_local_port_range")?;
             let entry = |node| {
                 format!(
                     "neigh replace {} lladdr {} dev {LINK} nud permanent\n",
@@ -95,14 +92,14 @@ impl World {
                     mac(node)
                 )
             };
-            self.feed(&name, &["ip", "-batch", "-"], &(0..nodes).map(entry).collect::<String>())?;
+            feed(&name, &["ip", "-batch", "-"], &(0..nodes).map(entry).collect::<String>())?;
         }
         Ok(())
     }
 
     /// Connects a namespace to one of the switch's bridges.
     fn plug(&self, name: &str, interface: &str, bridge: &str, port: &str, address: &str) -> Result<()> {
-        self.shell(
+        shell(
             name,
             &format!(
                 "ip link add {interface} type veth peer name {port} netns {switch}
@@ -110,37 +107,21 @@ impl World {
                 switch = netns::path(SWITCH).display()
             ),
         )?;
-        self.shell(SWITCH, &format!("ip link set {port} master {bridge} up")).map(drop)
+        shell(SWITCH, &format!("ip link set {port} master {bridge} up")).map(drop)
     }
 
     /// Drops packets to a node, or no longer. The route is more specific than the local one of all nodes.
     pub(super) fn set_unreachable(&self, node: u32, unreachable: bool) -> Result<()> {
         let change = if unreachable { "add" } else { "del" };
         let script = format!("ip route {change} blackhole {}/32 table local", node_address(node));
-        self.shell(NODES, &script).map(drop)
+        shell(NODES, &script).map(drop)
     }
 
     /// Bytes and packets that an interface of a host has received and sent.
     pub(super) fn traffic(&self, host: usize, interface: &str) -> Result<Traffic> {
         // Of the thread's own namespace.
-        let text = self.inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
+        let text = inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
         Traffic::parse(&text, interface).with_context(|| format!("host {} has no {interface}", host + 1))
-    }
-
-    /// Runs a shell script in a namespace.
-    pub(super) fn shell(&self, netns: &str, script: &str) -> Result<String> {
-        self.feed(netns, &["sh", "-e"], script)
-    }
-
-    /// Runs a command with this input in a namespace.
-    fn feed(&self, netns: &str, command: &[&str], input: &str) -> Result<String> {
-        let path = format!("--net={}", netns::path(netns).display());
-        Ok(run_with(Command::new("nsenter").arg(path).args(command), input)?)
-    }
-
-    /// Runs `work` on a new thread in a namespace.
-    pub(super) fn inside<T: Send>(&self, netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
-        Ok(netns::in_netns(netns, work)?)
     }
 }
 
@@ -152,6 +133,22 @@ impl Drop for World {
         }
         let _ = nix::mount::umount2(&self.folder.join("bpf"), nix::mount::MntFlags::MNT_DETACH);
     }
+}
+
+/// Runs a shell script in a namespace.
+fn shell(netns: &str, script: &str) -> Result<String> {
+    feed(netns, &["sh", "-e"], script)
+}
+
+/// Runs a command with this input in a namespace.
+fn feed(netns: &str, command: &[&str], input: &str) -> Result<String> {
+    let path = format!("--net={}", netns::path(netns).display());
+    Ok(run_with(Command::new("nsenter").arg(path).args(command), input)?)
+}
+
+/// Runs `work` on a new thread in a namespace.
+pub(super) fn inside<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+    Ok(netns::in_netns(netns, work)?)
 }
 
 /// The namespace of an edge host, counted from 0.
