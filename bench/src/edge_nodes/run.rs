@@ -15,7 +15,7 @@ use super::hosts::Hosts;
 use super::nodes::Nodes;
 use super::sample::{Sample, cpu_rates, mib};
 use super::tables::Tables;
-use super::world::{API_LINK, LINK, World};
+use super::world::{self, API_LINK, LINK, World};
 use crate::controller::memory::MemoryServer;
 use crate::edge::results::Results;
 use crate::report::Better;
@@ -180,8 +180,8 @@ impl<'a> Run<'a> {
         Ok(Sample {
             at: Instant::now(),
             usage: self.hosts.usage(host)?,
-            link: self.world.traffic(host, LINK)?,
-            api: self.world.traffic(host, API_LINK)?,
+            link: world::traffic(host, LINK)?,
+            api: world::traffic(host, API_LINK)?,
             asked: self.nodes.asked(host),
         })
     }
@@ -340,14 +340,11 @@ impl<'a> Run<'a> {
 
 /// Whether the hosts use as much CPU time as at rest, or as in the time before if rest is not known yet.
 fn is_usual(cpu: &[f64], rest: Option<&[f64]>, earlier: &[f64]) -> bool {
-    match rest {
-        Some(rest) => cpu.iter().zip(rest).all(|(cpu, rest)| *cpu <= USUAL.0 * rest + USUAL.1),
-        None => {
-            let mut pairs = cpu.iter().zip(earlier);
-            earlier.len() == cpu.len()
-                && pairs.all(|(cpu, earlier)| (cpu - earlier).abs() <= STEADY.0 && *cpu <= STEADY.1)
-        }
+    if let Some(rest) = rest {
+        return cpu.iter().zip(rest).all(|(cpu, rest)| *cpu <= USUAL.0 * rest + USUAL.1);
     }
+    let is_steady = |(cpu, earlier): (&f64, &f64)| (cpu - earlier).abs() <= STEADY.0 && *cpu <= STEADY.1;
+    earlier.len() == cpu.len() && cpu.iter().zip(earlier).all(is_steady)
 }
 
 #[cfg(test)]

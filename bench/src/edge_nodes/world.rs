@@ -63,7 +63,7 @@ impl World {
             ),
         )?;
         netns::create(NODES, false)?;
-        self.plug(NODES, LINK, "br0", "p-nodes", "10.32.0.2/15")?;
+        plug(NODES, LINK, "br0", "p-nodes", "10.32.0.2/15")?;
         shell(
             NODES,
             &format!(
@@ -81,9 +81,9 @@ impl World {
         for host in 0..usize::from(self.hosts) {
             let name = host_netns(host);
             netns::create(&name, true)?;
-            self.plug(&name, LINK, "br0", &format!("p-{name}"), &format!("{}/15", host_address(host)))?;
+            plug(&name, LINK, "br0", &format!("p-{name}"), &format!("{}/15", host_address(host)))?;
             let api = Ipv4Addr::from(u32::from(API_SERVER) + 10 + u32::try_from(host)?);
-            self.plug(&name, API_LINK, "br1", &format!("a-{name}"), &format!("{api}/24"))?;
+            plug(&name, API_LINK, "br1", &format!("a-{name}"), &format!("{api}/24"))?;
             shell(&name, "ip link set lo up; echo '1024 65535' >/proc/sys/net/ipv4/ip_local_port_range")?;
             let entry = |node| {
                 format!(
@@ -96,33 +96,6 @@ impl World {
         }
         Ok(())
     }
-
-    /// Connects a namespace to one of the switch's bridges.
-    fn plug(&self, name: &str, interface: &str, bridge: &str, port: &str, address: &str) -> Result<()> {
-        shell(
-            name,
-            &format!(
-                "ip link add {interface} type veth peer name {port} netns {switch}
-                 ip addr add {address} dev {interface}; ip link set {interface} up",
-                switch = netns::path(SWITCH).display()
-            ),
-        )?;
-        shell(SWITCH, &format!("ip link set {port} master {bridge} up")).map(drop)
-    }
-
-    /// Drops packets to a node, or no longer. The route is more specific than the local one of all nodes.
-    pub(super) fn set_unreachable(&self, node: u32, unreachable: bool) -> Result<()> {
-        let change = if unreachable { "add" } else { "del" };
-        let script = format!("ip route {change} blackhole {}/32 table local", node_address(node));
-        shell(NODES, &script).map(drop)
-    }
-
-    /// Bytes and packets that an interface of a host has received and sent.
-    pub(super) fn traffic(&self, host: usize, interface: &str) -> Result<Traffic> {
-        // Of the thread's own namespace.
-        let text = inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
-        Traffic::parse(&text, interface).with_context(|| format!("host {} has no {interface}", host + 1))
-    }
 }
 
 impl Drop for World {
@@ -133,6 +106,33 @@ impl Drop for World {
         }
         let _ = nix::mount::umount2(&self.folder.join("bpf"), nix::mount::MntFlags::MNT_DETACH);
     }
+}
+
+/// Connects a namespace to one of the switch's bridges.
+fn plug(name: &str, interface: &str, bridge: &str, port: &str, address: &str) -> Result<()> {
+    shell(
+        name,
+        &format!(
+            "ip link add {interface} type veth peer name {port} netns {switch}
+             ip addr add {address} dev {interface}; ip link set {interface} up",
+            switch = netns::path(SWITCH).display()
+        ),
+    )?;
+    shell(SWITCH, &format!("ip link set {port} master {bridge} up")).map(drop)
+}
+
+/// Drops packets to a node, or no longer. The route is more specific than the local one of all nodes.
+pub(super) fn set_unreachable(node: u32, unreachable: bool) -> Result<()> {
+    let change = if unreachable { "add" } else { "del" };
+    let script = format!("ip route {change} blackhole {}/32 table local", node_address(node));
+    shell(NODES, &script).map(drop)
+}
+
+/// Bytes and packets that an interface of a host has received and sent.
+pub(super) fn traffic(host: usize, interface: &str) -> Result<Traffic> {
+    // Of the thread's own namespace.
+    let text = inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
+    Traffic::parse(&text, interface).with_context(|| format!("host {} has no {interface}", host + 1))
 }
 
 /// Runs a shell script in a namespace.

@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::super::cluster::node_address;
 use super::super::hosts::Hosts;
 use super::super::sample::{Sample, cpu_rates, mib};
-use super::super::world::{LINK, Traffic};
+use super::super::world::{self, LINK, Traffic};
 use super::{ALL, Run};
 use crate::report::Better;
 
@@ -18,8 +18,7 @@ const BETWEEN_MOVES: Duration = Duration::from_millis(250);
 
 impl Run<'_> {
     pub(super) fn start(&mut self) -> Result<()> {
-        let before =
-            self.each_host().map(|host| self.world.traffic(host, LINK)).collect::<Result<Vec<_>>>()?;
+        let before = self.each_host().map(|host| world::traffic(host, LINK)).collect::<Result<Vec<_>>>()?;
         let begun = Instant::now();
         for host in self.each_host() {
             self.hosts.start(self.world, host)?;
@@ -190,7 +189,7 @@ impl Run<'_> {
             let before = self.samples()?;
             let begun = Instant::now();
             self.nodes.set_silent(node, true);
-            self.world.set_unreachable(node, true)?;
+            world::set_unreachable(node, true)?;
             let each = self.wait_for(begun, |_, tables| {
                 services.iter().all(|service| !tables.addresses_of(*service).contains(&address))
             })?;
@@ -202,7 +201,7 @@ impl Run<'_> {
             let cpu = self.beyond_rest(&before, &silent);
             self.add_each("a node is silent: CPU time beyond rest", "s", &cpu);
             let begun = Instant::now();
-            self.world.set_unreachable(node, false)?;
+            world::set_unreachable(node, false)?;
             self.nodes.set_silent(node, false);
             let each = self.wait_for(begun, |run, tables| {
                 services.iter().all(|service| run.is_right(tables, *service))
