@@ -138,7 +138,6 @@ impl<'a> Run<'a> {
             let result = phase(self).with_context(|| name.to_owned());
             // The guard's reason says more than what the phase missed.
             if let Some(reason) = self.hosts.exceeded() {
-                self.note(format!("{name}: {reason}."));
                 self.save()?;
                 return Err(Stopped(format!("{name}: {reason}")).into());
             }

@@ -26,12 +26,7 @@ impl Run<'_> {
         let programmed = match self.wait_until_programmed(self.each_host().collect(), begun) {
             Ok(programmed) => programmed,
             Err(error) => {
-                // What it cost until then is a lower bound.
-                let right: Vec<_> = self.each_host().map(|host| self.count_right(host) as f64).collect();
-                self.add_each("start, not finished: Services whose tables are right", "Services", &right);
-                if let Ok(samples) = self.samples() {
-                    self.start_costs("start, not finished", &samples, &before);
-                }
+                self.unfinished_start(begun, &before);
                 return Err(error);
             }
         };
@@ -48,6 +43,21 @@ impl Run<'_> {
         add("start: status objects written", "objects", status.count as f64);
         add("start: bytes of status objects", "MiB", mib(status.bytes));
         Ok(())
+    }
+
+    /// What it cost until it was given up: lower bounds. Of processes that were stopped only the nodes' counts are left.
+    fn unfinished_start(&mut self, begun: Instant, before: &[Traffic]) {
+        const PHASE: &str = "start, not finished";
+        self.add(&format!("{PHASE}: time"), "s", begun.elapsed().as_secs_f64());
+        let right: Vec<_> = self.each_host().map(|host| self.count_right(host) as f64).collect();
+        self.add_each(&format!("{PHASE}: Services whose tables are right"), "Services", &right);
+        if let Ok(samples) = self.samples() {
+            self.start_costs(PHASE, &samples, before);
+        } else {
+            let asked = |host| self.nodes.asked(host).statements() as f64;
+            let asked: Vec<_> = self.each_host().map(asked).collect();
+            self.add_each(&format!("{PHASE}: answered requests for statements"), "requests", &asked);
+        }
     }
 
     fn start_costs(&mut self, phase: &str, samples: &[Sample], before: &[Traffic]) {
