@@ -13,6 +13,7 @@ use steerage_process::duration;
 use crate::clouds;
 use crate::controller;
 use crate::edge;
+use crate::edge_nodes;
 use crate::host;
 use crate::measure::{self, Extent, Measure, Settings};
 use crate::objects::{ENDPOINTS, Shape};
@@ -39,6 +40,8 @@ enum Command {
     Clouds(clouds::Flags),
     /// The edge beside other load balancers, one at a time on the same host in network namespaces
     Edge(edge::Flags),
+    /// Edge hosts with many Services and simulated nodes: what starts, rest and changes cost
+    EdgeNodes(edge_nodes::Flags),
 }
 
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -104,6 +107,7 @@ impl Args {
             Command::Controller(flags) => flags.run(),
             Command::Clouds(flags) => flags.run(),
             Command::Edge(flags) => flags.run(),
+            Command::EdgeNodes(flags) => flags.run(),
         }
     }
 }

@@ -9,7 +9,7 @@
 
 mod cell;
 mod in_memory;
-mod memory;
+pub(crate) mod memory;
 mod moves;
 mod objects;
 mod peer;

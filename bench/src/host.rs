@@ -12,12 +12,17 @@ pub fn describe() -> String {
     let model = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     let model = model.map_or("unknown processor", |(_, model)| model.trim());
     let cores = cpus.lines().filter(|line| line.starts_with("processor")).count();
+    let gib = memory() >> 30;
+    format!("{model}, {cores} cores, {gib} GiB, Linux {}", text("/proc/sys/kernel/osrelease").trim())
+}
+
+/// Bytes of memory.
+pub fn memory() -> u64 {
     let memory = text("/proc/meminfo");
     let kib = memory
         .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
-    let gib = kib.unwrap_or(0_u64) / (1024 * 1024);
-    format!("{model}, {cores} cores, {gib} GiB, Linux {}", text("/proc/sys/kernel/osrelease").trim())
+        .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 /// The load average of the last minute.

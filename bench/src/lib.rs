@@ -11,6 +11,7 @@ pub mod clouds;
 pub mod cluster;
 pub mod controller;
 pub mod edge;
+pub mod edge_nodes;
 pub mod host;
 pub mod measure;
 pub mod objects;

@@ -54,3 +54,43 @@ fn every_measurement_covers_both_programs() {
     assert!(left.is_empty(), "{left:?}");
     assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
 }
+
+#[test]
+fn edge_hosts_with_simulated_nodes_are_measured() {
+    requires!(NetworkNamespace, Program("ip"), Program("bridge"), Program("nft"), Program("setpriv"));
+    let bench = Path::new(env!("CARGO_BIN_EXE_steerage-bench"));
+    let edge = bench.with_file_name("steerage-edge");
+    assert!(edge.exists(), "{} is missing: cargo build --release -p steerage-edge", edge.display());
+    let file = std::env::temp_dir().join(format!("stbench-nodes-{}.json", std::process::id()));
+    let mut command = Command::new(bench);
+    command.args([
+        "edge-nodes",
+        "--quick",
+        "--services",
+        "20",
+        "--nodes",
+        "10",
+        "--period",
+        "2s",
+        "--moves",
+        "2",
+    ]);
+    let child = command.arg("--json").arg(&file).spawn().unwrap();
+    let pid = child.id();
+    assert!(child.wait_with_output().unwrap().status.success());
+    let numbers: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    fs::remove_file(&file).unwrap();
+    let median = |what: &str, who: &str| numbers[what][who]["median"].as_f64().unwrap();
+    assert!(median("start: of which complete", "all hosts") >= 20.0, "{numbers}");
+    assert!(median("rest: answered requests for statements", "all hosts") > 1.0, "{numbers}");
+    for what in [
+        "an endpoint moves: time until the table is right",
+        "a Service is added: time until the table is right",
+        "a node is silent: time until no table has it",
+        "a node answers again: time until its tables are right",
+        "restart: time until ready, all nodes heard and all tables right",
+    ] {
+        assert!(median(what, "a host") > 0.0, "{what}: {numbers}");
+    }
+    assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
+}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server in memory that answers at once: the part of the API that the controller and its peer use, without authentication,
-//! admission and validation.
+//! An API server in memory that answers at once: the part of the API that the controller, its peer and edge hosts use, without
+//! authentication, admission and validation.
 //!
 //! It stands in where a real one on the same cores would be what is measured. It is also the edge's provider's other side, so it
 //! knows when a provider call arrives, and can leave the calls for one Service without an answer.
@@ -9,8 +9,9 @@ mod http_server;
 mod store;
 
 use std::future::pending;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -37,7 +38,7 @@ pub(super) struct ProviderCall {
 }
 
 /// The running server. It ends with its runtime.
-pub(super) struct MemoryServer {
+pub(crate) struct MemoryServer {
     pub(super) runtime: Runtime,
     shared: Arc<Shared>,
     kubeconfig: PathBuf,
@@ -49,15 +50,30 @@ struct Shared {
     observer: Mutex<Option<UnboundedSender<ProviderCall>>>,
     /// The load balancer whose writes get no answer.
     hanging: Mutex<Option<String>>,
+    status_writes: AtomicU64,
+    status_bytes: AtomicU64,
+}
+
+/// Writes of the edge hosts' status objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StatusWrites {
+    pub(crate) count: u64,
+    /// Bytes of the objects.
+    pub(crate) bytes: u64,
 }
 
 impl MemoryServer {
     /// Starts it on loopback, and writes a kubeconfig into `folder`.
     pub(super) fn start(folder: &Path) -> Result<Self> {
+        Self::start_at(Ipv4Addr::LOCALHOST, folder)
+    }
+
+    /// The same at another address, in the network namespace of the calling thread.
+    pub(crate) fn start_at(address: Ipv4Addr, folder: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let shared = Arc::<Shared>::default();
         let answering = Arc::clone(&shared);
-        let address = runtime.block_on(http_server::serve(move |call| {
+        let address = runtime.block_on(http_server::serve(address, move |call| {
             let shared = Arc::clone(&answering);
             async move { shared.answer(call).await }
         }))?;
@@ -67,12 +83,12 @@ impl MemoryServer {
         Ok(Self { runtime, shared, kubeconfig })
     }
 
-    pub(super) fn kubeconfig(&self) -> &Path {
+    pub(crate) fn kubeconfig(&self) -> &Path {
         &self.kubeconfig
     }
 
     /// Creates or replaces an object, and tells the watches of its resource.
-    pub(super) fn put(&self, resource: &str, name: &str, object: Value) {
+    pub(crate) fn put(&self, resource: &str, name: &str, object: Value) {
         self.store().put(resource, name, object);
     }
 
@@ -99,6 +115,14 @@ impl MemoryServer {
     fn requests(&self, resources: &[&str]) -> f64 {
         let store = self.store();
         resources.iter().map(|resource| f64::from(store.writes(resource))).sum()
+    }
+
+    /// Writes of status objects by edge hosts so far.
+    pub(crate) fn status_writes(&self) -> StatusWrites {
+        StatusWrites {
+            count: self.shared.status_writes.load(Ordering::Relaxed),
+            bytes: self.shared.status_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// When the last list of a resource was answered.
@@ -165,6 +189,12 @@ impl Shared {
                     StatusCode::OK,
                     store.list(resource, number("limit"), number("continue").unwrap_or(0)),
                 )
+            }
+            // Of edge hosts; thousands of objects that nobody reads.
+            (&Method::PATCH, Some(_)) if ["edgehosts", "edgetargethealths"].contains(&resource) => {
+                self.status_writes.fetch_add(1, Ordering::Relaxed);
+                self.status_bytes.fetch_add(call.body.len().try_into().unwrap_or(0), Ordering::Relaxed);
+                Answer::Whole(StatusCode::OK, call.body.clone())
             }
             // Events are counted and forgotten.
             (&Method::POST | &Method::PATCH, _) if resource == "events" => {

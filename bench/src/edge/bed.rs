@@ -72,15 +72,8 @@ pub struct Bed {
 impl Bed {
     /// Moves this process into its own mount namespace and makes everything. Call this before other threads start.
     pub fn new(folder: &Path) -> Result<Self> {
-        unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace; run this as root")?;
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_PRIVATE | MsFlags::MS_REC, None::<&str>)?;
-        fs::create_dir_all("/run/netns")?;
-        // Names of namespaces are this process's own.
-        mount(Some("tmpfs"), "/run/netns", Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+        private_mounts(folder)?;
         let bed = Self { folder: folder.to_owned() };
-        let bpf = bed.folder.join("bpf");
-        fs::create_dir_all(&bpf)?;
-        mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>)?;
         bed.connect().context("cannot make the namespaces")?;
         Ok(bed)
     }
@@ -207,6 +200,19 @@ impl Drop for Bed {
         }
         let _ = nix::mount::umount2(&self.folder.join("bpf"), nix::mount::MntFlags::MNT_DETACH);
     }
+}
+
+/// Moves this process into its own mount namespace, with names of network namespaces that are its own, and mounts a BPF file system
+/// below `folder`. Call this before other threads start.
+pub(crate) fn private_mounts(folder: &Path) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace; run this as root")?;
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_PRIVATE | MsFlags::MS_REC, None::<&str>)?;
+    fs::create_dir_all("/run/netns")?;
+    mount(Some("tmpfs"), "/run/netns", Some("tmpfs"), MsFlags::empty(), None::<&str>)?;
+    let bpf = folder.join("bpf");
+    fs::create_dir_all(&bpf)?;
+    mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>)?;
+    Ok(())
 }
 
 /// The namespace of a node.

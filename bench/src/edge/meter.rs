@@ -74,7 +74,7 @@ impl Meter {
 }
 
 /// The CPU time of all threads of a process, also of a kernel thread.
-fn cpu_time(pid: i32) -> Result<Duration> {
+pub(crate) fn cpu_time(pid: i32) -> Result<Duration> {
     let time = ClockId::pid_cpu_clock_id(Pid::from_raw(pid)).and_then(ClockId::now);
     Ok(time.with_context(|| format!("process {pid} has ended"))?.into())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP/1 on loopback for the API server in memory: requests in, whole or streamed answers out. Knows nothing of Kubernetes.
+//! HTTP/1 for the API server in memory: requests in, whole or streamed answers out. Knows nothing of Kubernetes.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -52,12 +52,16 @@ impl Answer {
 
 type AnswerBody = StreamBody<BoxStream<'static, Result<Frame<Bytes>, Infallible>>>;
 
-/// Serves until the runtime ends. Returns the address.
-pub(super) async fn serve<F>(answer: impl Fn(Call) -> F + Send + Sync + 'static) -> Result<SocketAddr>
+/// Serves at a free port of this address until the runtime ends. Returns both.
+pub(super) async fn serve<F>(
+    address: Ipv4Addr,
+    answer: impl Fn(Call) -> F + Send + Sync + 'static,
+) -> Result<SocketAddr>
 where
     F: Future<Output = Answer> + Send + 'static,
 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen on loopback")?;
+    let listener =
+        TcpListener::bind((address, 0)).await.with_context(|| format!("cannot listen on {address}"))?;
     let address = listener.local_addr()?;
     let answer = Arc::new(answer);
     tokio::spawn(async move {
