@@ -16,8 +16,8 @@ use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
 use crate::health::Probe;
 use crate::port_set::PortSet;
 
-/// From so many checks on, a set has a bitmap of their ports.
-const MANY: usize = 64;
+/// From so many checks on, a set has a bitmap of their ports, and its addresses share it.
+const MIN_FOR_BITMAP: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checks {
@@ -28,9 +28,9 @@ pub(crate) struct Checks {
 /// The checks of some addresses.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CheckSet {
-    /// By port. Whether a check is urgent: a group that it is for has no healthy target.
-    by_port: HashMap<u16, Vec<(HealthCheck, bool)>>,
-    len: usize,
+    /// Whether each is urgent: a group that it is for has no healthy target.
+    urgency: HashMap<HealthCheck, bool>,
+    by_port: HashMap<u16, Vec<HealthCheck>>,
     /// The ports of HTTP checks, if they are many.
     http_ports: Option<PortSet>,
     /// The ports of other checks.
@@ -61,23 +61,22 @@ impl FromIterator<(HealthCheck, bool)> for CheckSet {
     fn from_iter<I: IntoIterator<Item = (HealthCheck, bool)>>(checks: I) -> Self {
         let mut set = Self::default();
         for (check, is_urgent) in checks {
-            let of_port = set.by_port.entry(check.port).or_default();
-            if let Some((_, urgent)) = of_port.iter_mut().find(|(known, _)| *known == check) {
-                *urgent |= is_urgent;
+            if let Some(urgency) = set.urgency.get_mut(&check) {
+                *urgency |= is_urgent;
             } else {
-                of_port.push((check, is_urgent));
-                set.len += 1;
+                set.by_port.entry(check.port).or_default().push(check.clone());
+                set.urgency.insert(check, is_urgent);
             }
         }
-        let is_http = |(check, _): &&(HealthCheck, bool)| check.protocol == HealthCheckProtocol::Http;
-        let http = || set.by_port.values().flatten().filter(is_http).map(|(check, _)| check);
+        let is_http = |check: &&HealthCheck| check.protocol == HealthCheckProtocol::Http;
+        let http = || set.urgency.keys().filter(is_http);
         let least = http().map(|check| HttpChecks {
             interval_milliseconds: check.interval_milliseconds,
             timeout_milliseconds: check.timeout_milliseconds,
             port: check.port,
         });
         let least = least.reduce(HttpChecks::least);
-        let ports = (set.len >= MANY).then(|| http().map(|check| check.port).collect());
+        let ports = (set.len() >= MIN_FOR_BITMAP).then(|| http().map(|check| check.port).collect());
         let others = set.by_port.iter().filter(|(_, checks)| !checks.iter().all(|check| is_http(&check)));
         let others = others.map(|(port, _)| *port).collect();
         (set.http, set.http_ports, set.other_ports) = (least, ports, others);
@@ -86,8 +85,12 @@ impl FromIterator<(HealthCheck, bool)> for CheckSet {
 }
 
 impl CheckSet {
-    /// The checks of a port, and whether each is urgent.
-    pub(crate) fn at(&self, port: u16) -> &[(HealthCheck, bool)] {
+    fn len(&self) -> usize {
+        self.urgency.len()
+    }
+
+    /// The checks of a port.
+    pub(crate) fn at(&self, port: u16) -> &[HealthCheck] {
         self.by_port.get(&port).map_or(&[], Vec::as_slice)
     }
 
@@ -115,27 +118,39 @@ impl CheckSet {
     pub(crate) fn http(&self) -> Option<HttpChecks> {
         self.http
     }
-
-    fn urgency(&self, check: &HealthCheck) -> Option<bool> {
-        self.at(check.port).iter().find(|(known, _)| known == check).map(|(_, is_urgent)| *is_urgent)
-    }
 }
 
 impl Checks {
-    /// All checks of these sets.
+    /// All checks of these sets. Addresses share large sets, and each has one set of all checks of small ones: load balancers with
+    /// targets of their own are many, and each address would have as many sets.
     pub(crate) fn new<A: IntoIterator<Item = IpAddr>>(sets: impl IntoIterator<Item = (A, CheckSet)>) -> Self {
         let mut checks = Self::default();
+        let mut own = HashMap::<IpAddr, Vec<(HealthCheck, bool)>>::new();
         for (addresses, set) in sets {
-            let set = Arc::new(set);
-            for address in addresses {
-                checks.by_address.entry(address).or_default().push(Arc::clone(&set));
-                checks.len += set.len;
+            if set.len() < MIN_FOR_BITMAP {
+                for address in addresses {
+                    let of_set = set.urgency.iter().map(|(check, is_urgent)| (check.clone(), *is_urgent));
+                    own.entry(address).or_default().extend(of_set);
+                }
+            } else {
+                let set = Arc::new(set);
+                for address in addresses {
+                    checks.add(address, Arc::clone(&set));
+                }
             }
+        }
+        for (address, of_address) in own {
+            checks.add(address, Arc::new(of_address.into_iter().collect()));
         }
         checks
     }
 
-    /// The number of checks of all addresses. One that is in two sets of an address counts twice.
+    fn add(&mut self, address: IpAddr, set: Arc<CheckSet>) {
+        self.len += set.len();
+        self.by_address.entry(address).or_default().push(set);
+    }
+
+    /// The number of checks of all addresses. One that is in two large sets of an address counts twice.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -153,7 +168,7 @@ impl Checks {
 
 /// Whether the check is urgent in one of the sets of an address; `None` if it is in none.
 pub(crate) fn urgency(sets: &[Arc<CheckSet>], check: &HealthCheck) -> Option<bool> {
-    sets.iter().filter_map(|set| set.urgency(check)).reduce(|one, other| one || other)
+    sets.iter().filter_map(|set| set.urgency.get(check).copied()).reduce(|one, other| one || other)
 }
 
 #[cfg(test)]
@@ -176,7 +191,7 @@ impl Checks {
     pub(crate) fn probes(&self) -> HashMap<Probe, bool> {
         let mut probes = HashMap::new();
         for (address, sets) in self.iter() {
-            for (check, is_urgent) in sets.iter().flat_map(|set| set.by_port.values()).flatten() {
+            for (check, is_urgent) in sets.iter().flat_map(|set| &set.urgency) {
                 *probes.entry(Probe { address, check: check.clone() }).or_insert(false) |= *is_urgent;
             }
         }
@@ -227,6 +242,6 @@ mod tests {
         let checks = Checks::new([(vec![address(1), address(2)], set(false)), (vec![address(2)], set(true))]);
         let of = |number| urgency(checks.of(address(number)), &http());
         assert_eq!([of(1), of(2), of(3)], [Some(false), Some(true), None]);
-        assert_eq!(checks.len(), 3);
+        assert_eq!(checks.len(), 2, "small sets of an address are one");
     }
 }

@@ -282,14 +282,19 @@ impl Engine {
         if !self.prober.follows(&probe) || self.health.is_known(&probe, &health) {
             return None;
         }
-        tracing::info!(
-            target_address = %probe.address,
-            port = probe.check.port,
-            state = ?health.state,
-            weight = health.weight,
-            reason = health.reason,
-            "target health changed"
-        );
+        if self.health.get(&probe).is_some() {
+            tracing::info!(
+                target_address = %probe.address,
+                port = probe.check.port,
+                state = ?health.state,
+                weight = health.weight,
+                reason = health.reason,
+                "target health changed"
+            );
+        } else {
+            // After a start there is one for each endpoint.
+            tracing::debug!(target_address = %probe.address, port = probe.check.port, state = ?health.state, "target health known");
+        }
         self.health.insert(probe.clone(), health);
         Some(probe)
     }

@@ -67,10 +67,13 @@ impl PortSet {
     /// In order, those that are not in `other`.
     pub(crate) fn without<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = u16> + 'a {
         let words = (0_u16..).zip(self.words.iter().zip(&other.words));
-        words.flat_map(|(index, (word, other))| {
-            let rest = word & !other;
-            (0..64).filter(move |bit| rest >> bit & 1 == 1).map(move |bit| index * 64 + bit)
-        })
+        words
+            .filter_map(|(index, (word, other))| Some((index, word & !other)).filter(|(_, rest)| *rest != 0))
+            .flat_map(|(index, rest)| {
+                std::iter::successors(Some(rest), |rest| Some(rest & rest.wrapping_sub(1)))
+                    .take_while(|rest| *rest != 0)
+                    .map(move |rest| index * 64 + u16::try_from(rest.trailing_zeros()).unwrap_or(0))
+            })
     }
 }
 
@@ -90,9 +93,9 @@ impl fmt::Debug for PortSet {
 
 /// Lets holders of equal sets share one.
 #[derive(Debug, Default)]
-pub(crate) struct SharedSets(Vec<Weak<PortSet>>);
+pub(crate) struct PortSetPool(Vec<Weak<PortSet>>);
 
-impl SharedSets {
+impl PortSetPool {
     /// The set that others hold, if there is an equal one.
     pub(crate) fn share(&mut self, set: &Arc<PortSet>) -> Arc<PortSet> {
         let is_equal = |held: &Arc<PortSet>| Arc::ptr_eq(held, set) || held == set;
@@ -142,7 +145,7 @@ mod tests {
     #[test]
     fn equal_sets_are_held_once() {
         let set = |ports: &[u16]| Arc::new(ports.iter().copied().collect::<PortSet>());
-        let mut shared = SharedSets::default();
+        let mut shared = PortSetPool::default();
         let one = shared.share(&set(&[1, 2]));
         assert!(Arc::ptr_eq(&one, &shared.share(&set(&[2, 1]))));
         let other = shared.share(&set(&[1]));

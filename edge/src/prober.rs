@@ -15,7 +15,7 @@ use crate::checks::Checks;
 use crate::hash;
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::metrics::Metrics;
-use crate::port_set::{PortSet, SharedSets};
+use crate::port_set::{PortSet, PortSetPool};
 
 mod http;
 mod node;
@@ -55,7 +55,7 @@ pub(crate) struct Prober {
     reports: mpsc::Sender<StatementReport>,
     tasks: ProbeTasks,
     /// The ports that nodes state.
-    shared: SharedSets,
+    shared: PortSetPool,
 }
 
 impl Prober {
@@ -69,7 +69,7 @@ impl Prober {
     ) -> Self {
         let tasks = ProbeTasks::new(changes, metrics);
         let statements_port = Some(statements_port).filter(|port| *port != 0);
-        let shared = SharedSets::default();
+        let shared = PortSetPool::default();
         Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks, shared }
     }
 
@@ -98,7 +98,7 @@ impl Prober {
             let before = node.mode();
             let settings = self.statements_port.and_then(|port| Some((port, node.request_settings()?)));
             let (port, settings) = settings.unzip();
-            node.set_requests(settings, |settings| {
+            node.set_requests(settings, &self.tasks, |settings| {
                 self.last_task += 1;
                 let to = SocketAddr::new(address, port.unwrap_or_default());
                 StatementTask::spawn(self.last_task, to, settings, self.reports.clone())
@@ -170,7 +170,7 @@ fn log(address: IpAddr, node: &Node, before: StatementMode, result: &StatementRe
             tracing::info!(
                 node_address = %address,
                 reason,
-                "the node no longer states its local endpoints; probing each port"
+                "the node no longer states its local endpoints; probing its ports with endpoints now, the others after 5 requests"
             );
         }
         (Asked, Probed) => {

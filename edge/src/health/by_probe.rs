@@ -143,7 +143,7 @@ impl HealthByProbe {
             let sets = checks.of(*address);
             let OfAddress { by_check, by_question, .. } = of_address;
             let followed = by_question.iter().map(|(question, health)| {
-                let of_port = sets.iter().flat_map(|set| set.at(question.port)).map(|(check, _)| check);
+                let of_port = sets.iter().flat_map(|set| set.at(question.port));
                 (of_port.filter(|check| Question::from(*check) == *question), health)
             });
             for (followed, health) in followed {
@@ -312,7 +312,7 @@ mod tests {
         #[test]
         fn holds_what_a_value_for_each_target_would(steps in steps()) {
             let (mut health, mut values, mut stated) = (HealthByProbe::default(), BTreeMap::new(), BTreeMap::new());
-            let mut shared = crate::port_set::SharedSets::default();
+            let mut shared = crate::port_set::PortSetPool::default();
             for step in steps {
                 match step {
                     Step::Insert(node, port, state) => {

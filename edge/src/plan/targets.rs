@@ -209,7 +209,7 @@ impl TargetGroup {
             held.push(HeldTarget { status, lacks_endpoint });
         }
         let is_without_endpoint = known.iter().all(|target| target.lacks_endpoint);
-        let mut usage = decide(&known, key.rules, before, now);
+        let mut usage = decide(&known, unknown, key.rules, before, now);
         if usage.basis == Basis::All && is_without_endpoint {
             leave_some(&mut usage.used, &candidates, &key);
         }

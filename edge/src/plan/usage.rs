@@ -97,7 +97,8 @@ impl Memory {
         self.healthy.iter().chain(self.failed.keys()).copied()
     }
 
-    fn next(&self, known: &[Known<'_>], now: Instant) -> Self {
+    /// `unknown` is the number of targets of which nothing is known, also of those that are not among `known`.
+    fn next(&self, known: &[Known<'_>], unknown: usize, now: Instant) -> Self {
         let mut healthy: Vec<_> =
             known.iter().filter(|target| target.is_healthy()).map(|target| target.address).collect();
         healthy.sort_unstable();
@@ -113,7 +114,8 @@ impl Memory {
         if none_since.is_none() {
             failed.retain(|_, at| *at + HOLD > now);
         }
-        let was_known = self.was_known || known.iter().all(|target| target.state != TargetState::Initial);
+        let is_known = unknown == 0 && known.iter().all(|target| target.state != TargetState::Initial);
+        let was_known = self.was_known || is_known;
         Self { healthy, failed, none_since, filling: BTreeMap::new(), was_known }
     }
 
@@ -166,8 +168,15 @@ pub(super) struct Usage {
     pub(super) next_change: Option<Instant>,
 }
 
-pub(super) fn decide(known: &[Known<'_>], rules: UseRules, before: &Memory, now: Instant) -> Usage {
-    let mut memory = before.next(known, now);
+/// `unknown` as in [`Memory::next`].
+pub(super) fn decide(
+    known: &[Known<'_>],
+    unknown: usize,
+    rules: UseRules,
+    before: &Memory,
+    now: Instant,
+) -> Usage {
+    let mut memory = before.next(known, unknown, now);
     let basis = basis(known, rules, &memory, now);
     memory.filling = filling(known, rules, before, now);
     let hold_ends = memory.none_since.filter(|_| basis == Basis::LastGood).map(|since| since + HOLD);

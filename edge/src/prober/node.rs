@@ -15,7 +15,7 @@ use super::probe_task::{ProbeTask, ProbeTasks};
 use super::statement_task::{RequestSettings, StatementReport, StatementTask};
 use crate::checks::{CheckSet, HttpChecks, urgency};
 use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
-use crate::port_set::{PortSet, SharedSets};
+use crate::port_set::{PortSet, PortSetPool};
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -25,7 +25,7 @@ pub(super) struct Node {
     sets: Vec<Arc<CheckSet>>,
     /// Those that are probed or have a local endpoint, by port. Of the others the node states that they have none, or will soon state
     /// something.
-    judged: HashMap<u16, Vec<JudgedCheck>>,
+    judged: HashMap<u16, HashMap<HealthCheck, Judge>>,
     statement: NodeStatement,
     /// What was sent last of the ports that it states.
     sent_ports: Option<Arc<PortSet>>,
@@ -33,12 +33,6 @@ pub(super) struct Node {
     task: Option<StatementTask>,
     /// Ports with a weight that changed too soon after the last change.
     held_back: HashSet<u16>,
-}
-
-#[derive(Debug)]
-struct JudgedCheck {
-    probe: Probe,
-    judge: Judge,
 }
 
 /// What decides the health of a target with one check.
@@ -83,24 +77,22 @@ impl Node {
     /// Has exactly the checks of these sets from now on. [`judge_new`](Self::judge_new) follows.
     pub(super) fn set_checks(&mut self, sets: &[Arc<CheckSet>]) {
         self.sets = sets.to_vec();
-        self.judged.retain(|_, checks| {
-            checks.retain(|check| match urgency(sets, &check.probe.check) {
-                Some(is_urgent) => {
-                    check.set_urgent(is_urgent);
-                    true
-                }
-                None => false,
+        self.judged.retain(|_, judged| {
+            judged.retain(|check, judge| {
+                let is_urgent = urgency(sets, check);
+                judge.set_urgent(is_urgent.unwrap_or_default());
+                is_urgent.is_some()
             });
-            !checks.is_empty()
+            !judged.is_empty()
         });
     }
 
     /// Decides the checks that nothing decides yet.
     pub(super) fn judge_new(&mut self, bench: Bench<'_>) {
         for port in self.undecided_ports() {
-            let judged = self.judged.get(&port).map_or(&[][..], Vec::as_slice);
-            let is_judged = |check: &HealthCheck| judged.iter().any(|judged| judged.probe.check == *check);
-            if !self.sets.iter().flat_map(|set| set.at(port)).all(|(check, _)| is_judged(check)) {
+            let judged = self.judged.get(&port);
+            let is_judged = |check: &HealthCheck| judged.is_some_and(|judged| judged.contains_key(check));
+            if !self.sets.iter().flat_map(|set| set.at(port)).all(is_judged) {
                 self.judge(port, bench);
             }
         }
@@ -111,7 +103,8 @@ impl Node {
         match self.statement.ports() {
             Some(stated) => {
                 let others = self.sets.iter().flat_map(|set| set.undecided_ports(stated));
-                self.statement.ports_with_endpoints().chain(others).collect()
+                let has_check = |port: &u16| self.sets.iter().any(|set| !set.at(*port).is_empty());
+                self.statement.ports_with_endpoints().filter(has_check).chain(others).collect()
             }
             // The first answer tells.
             None if self.mode() == StatementMode::Asked && self.task.is_some() => {
@@ -123,8 +116,8 @@ impl Node {
 
     /// Sets the urgency of a check.
     pub(super) fn set_urgent(&mut self, probe: &Probe, is_urgent: bool) {
-        if let Some(check) = self.judged(probe) {
-            check.set_urgent(is_urgent);
+        if let Some(judge) = self.judge_of(probe) {
+            judge.set_urgent(is_urgent);
         }
     }
 
@@ -141,22 +134,30 @@ impl Node {
     pub(super) fn set_requests(
         &mut self,
         settings: Option<RequestSettings>,
+        tasks: &ProbeTasks,
         spawn: impl FnOnce(RequestSettings) -> StatementTask,
     ) {
         match (&self.task, settings) {
             (Some(task), Some(settings)) => task.set(settings),
             (None, Some(settings)) => self.task = Some(spawn(settings)),
-            (_, None) => (self.task, self.statement) = (None, NodeStatement::default()),
+            (_, None) => {
+                (self.task, self.statement) = (None, NodeStatement::default());
+                if self.sent_ports.take().is_some() {
+                    // Without a receiver the process is ending.
+                    let _ = tasks.changes.send(HealthChange::Stated(self.address, Arc::default()));
+                }
+            }
         }
     }
 
     /// Probes from another source address, with the health that is known.
     pub(super) fn set_source(&mut self, source: Option<IpAddr>, tasks: &ProbeTasks) {
         self.source = source;
-        for check in self.judged.values_mut().flatten() {
-            if let Judge::Probes(task) = &check.judge {
+        for (check, judge) in self.judged.values_mut().flatten() {
+            if let Judge::Probes(task) = judge {
                 let (known, is_urgent) = (task.health(), task.is_urgent());
-                check.judge = Judge::Probes(tasks.spawn(check.probe.clone(), known, source, is_urgent, true));
+                let probe = Probe { address: self.address, check: check.clone() };
+                *judge = Judge::Probes(tasks.spawn(probe, known, source, is_urgent, true));
             }
         }
     }
@@ -166,15 +167,15 @@ impl Node {
         urgency(&self.sets, &probe.check).is_some()
     }
 
-    fn judged(&self, probe: &Probe) -> Option<&JudgedCheck> {
-        self.judged.get(&probe.check.port)?.iter().find(|check| check.probe == *probe)
+    fn judge_of(&self, probe: &Probe) -> Option<&Judge> {
+        self.judged.get(&probe.check.port)?.get(&probe.check)
     }
 
     /// A request has ended; whether it is one of the present task.
     pub(super) fn record(
         &mut self,
         report: &StatementReport,
-        shared: &mut SharedSets,
+        shared: &mut PortSetPool,
         bench: Bench<'_>,
     ) -> bool {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
@@ -182,10 +183,8 @@ impl Node {
         }
         let affected = self.statement.record(&report.result, report.begun);
         self.statement.share(|ports| shared.share(ports));
-        let is_stated = |ports: &PortSet| {
-            self.statement.ports().is_none_or(|stated| ports.without(stated).next().is_none())
-        };
-        if !self.sent_ports.as_deref().is_none_or(is_stated) {
+        let dropped = self.dropped_ports();
+        if !dropped.is_empty() {
             self.send_ports(bench.tasks);
         }
         let held_back = std::mem::take(&mut self.held_back);
@@ -196,8 +195,28 @@ impl Node {
         for port in ports {
             self.judge(port, bench);
         }
+        for port in dropped {
+            self.send_health(port, bench);
+        }
         self.send_ports(bench.tasks);
         true
+    }
+
+    /// Those of the ports that were sent last that the node does not state any more, while it states others.
+    fn dropped_ports(&self) -> Vec<u16> {
+        match (&self.sent_ports, self.statement.ports()) {
+            (Some(sent), Some(stated)) if !Arc::ptr_eq(sent, stated) => sent.without(stated).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sends what is known of the targets of a port that the node does not state any more: nobody else says that they have no endpoint.
+    fn send_health(&self, port: u16, bench: Bench<'_>) {
+        for (check, judge) in self.judged.get(&port).into_iter().flatten() {
+            if let Some(health) = judge.health() {
+                send(&Probe { address: self.address, check: check.clone() }, &health, bench);
+            }
+        }
     }
 
     /// Sends the ports that the node states if they are others than before: after the health of those that have endpoints, as in between
@@ -214,51 +233,63 @@ impl Node {
 
     /// Decides the checks of a port as the statement says now.
     fn judge(&mut self, port: u16, bench: Bench<'_>) {
-        let mut checks: Vec<(&HealthCheck, bool)> = Vec::new();
-        for (check, is_urgent) in self.sets.iter().flat_map(|set| set.at(port)) {
-            match checks.iter_mut().find(|(known, _)| *known == check) {
-                Some((_, urgent)) => *urgent |= is_urgent,
-                None => checks.push((check, *is_urgent)),
-            }
-        }
+        let checks: HashSet<&HealthCheck> = self.sets.iter().flat_map(|set| set.at(port)).collect();
         let mut judged = self.judged.remove(&port).unwrap_or_default();
-        for (check, is_urgent) in checks {
-            let at = judged.iter().position(|judged| judged.probe.check == *check);
-            let before = at.map(|at| judged.swap_remove(at));
+        for check in checks {
+            let before = judged.remove(check);
             let probe = Probe { address: self.address, check: check.clone() };
-            match self.statement.verdict(check, bench.now) {
-                Verdict::Wait if self.task.is_some() => judged.extend(before),
-                Verdict::Wait | Verdict::Probe => {
-                    let is_last = self.mode() == StatementMode::Probed;
-                    judged.push(probed(probe, before, self.source, is_urgent, is_last, bench));
-                }
-                Verdict::Keep => judged.push(kept(probe, before, bench)),
+            let judge = match self.statement.verdict(check, bench.now) {
+                Verdict::Wait if self.task.is_some() => before,
+                Verdict::Wait | Verdict::Probe => Some(self.probing(&probe, before, bench)),
+                Verdict::Keep => Some(Judge::Statements(keeping(&probe, before, bench))),
                 Verdict::Obey(ProbeResult::NoEndpoint) => {
                     if before.is_some() || bench.known.has_value(&probe) {
-                        obeying(probe, before, ProbeResult::NoEndpoint, bench);
+                        obeying(&probe, before, ProbeResult::NoEndpoint, bench);
                     }
+                    None
                 }
                 Verdict::Obey(result) => {
                     let weight = match &result {
                         ProbeResult::Passed(weight) => Some(*weight),
                         _ => None,
                     };
-                    let (check, tracker) = obeying(probe, before, result, bench);
+                    let tracker = obeying(&probe, before, result, bench);
                     if weight.is_some_and(|weight| !tracker.has_weight(weight)) {
                         self.held_back.insert(port);
                     }
-                    judged.push(JudgedCheck { probe: check, judge: Judge::Statements(tracker) });
+                    Some(Judge::Statements(tracker))
                 }
-            }
+            };
+            judged.extend(judge.map(|judge| (probe.check, judge)));
         }
         if !judged.is_empty() {
             self.judged.insert(port, judged);
         }
     }
 
+    /// Probes go on, or begin.
+    fn probing(&self, probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> Judge {
+        let (known, at_once) = match before {
+            Some(Judge::Probes(task)) => return Judge::Probes(task),
+            // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
+            // must all ports of a node be probed together.
+            Some(Judge::Statements(tracker)) => {
+                (Some(tracker.health().clone()), tracker.health().state == TargetState::Initial)
+            }
+            // Of most ports of a node that states nothing any more, its last statement said that they have no endpoint.
+            None => {
+                let known = bench.known.get(probe).cloned();
+                let was_stated = known.is_some() && !bench.known.has_value(probe);
+                (known, !(was_stated && self.mode() == StatementMode::Probed))
+            }
+        };
+        let is_urgent = urgency(&self.sets, &probe.check).unwrap_or_default();
+        Judge::Probes(bench.tasks.spawn(probe.clone(), known, self.source, is_urgent, at_once))
+    }
+
     /// The health that the node's statements have decided.
     pub(super) fn stated_health(&self, probe: &Probe) -> Option<TargetHealth> {
-        match self.judged(probe).map(|check| &check.judge) {
+        match self.judge_of(probe) {
             Some(Judge::Statements(tracker)) => Some(tracker.health().clone()),
             Some(Judge::Probes(_)) => None,
             None => {
@@ -271,72 +302,47 @@ impl Node {
     /// The number of checks that are probed.
     #[cfg(test)]
     pub(super) fn probed(&self) -> usize {
-        self.judged.values().flatten().filter(|check| matches!(check.judge, Judge::Probes(_))).count()
+        self.judged.values().flatten().filter(|(_, judge)| matches!(judge, Judge::Probes(_))).count()
     }
 }
 
-impl JudgedCheck {
+impl Judge {
     fn set_urgent(&self, is_urgent: bool) {
-        if let Judge::Probes(task) = &self.judge {
+        if let Self::Probes(task) = self {
             task.set_urgent(is_urgent);
         }
     }
-}
 
-/// Probes go on, or begin.
-fn probed(
-    probe: Probe,
-    before: Option<JudgedCheck>,
-    source: Option<IpAddr>,
-    is_urgent: bool,
-    is_last_statement: bool,
-    bench: Bench<'_>,
-) -> JudgedCheck {
-    let (known, at_once) = match before.map(|before| before.judge) {
-        Some(judge @ Judge::Probes(_)) => return JudgedCheck { probe, judge },
-        // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
-        // must all ports of a node be probed together.
-        Some(Judge::Statements(tracker)) => {
-            (Some(tracker.health().clone()), tracker.health().state == TargetState::Initial)
+    fn health(&self) -> Option<TargetHealth> {
+        match self {
+            Self::Probes(task) => task.health(),
+            Self::Statements(tracker) => Some(tracker.health().clone()),
         }
-        // Of most ports of a node that states nothing any more, its last statement said that they have no endpoint.
-        None => {
-            let known = bench.known.get(&probe).cloned();
-            let is_stated = known.is_some() && !bench.known.has_value(&probe);
-            (known, !(is_stated && is_last_statement))
-        }
-    };
-    let task = bench.tasks.spawn(probe.clone(), known, source, is_urgent, at_once);
-    JudgedCheck { probe, judge: Judge::Probes(task) }
+    }
 }
 
 /// The health stays. Without any, the target has been tried and is undecided.
-fn kept(probe: Probe, before: Option<JudgedCheck>, bench: Bench<'_>) -> JudgedCheck {
-    let mut tracker = tracker(&probe, before, bench);
+fn keeping(probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> HealthTracker {
+    let mut tracker = tracker(probe, before, bench);
     if tracker.health().state == TargetState::Initial
         && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), bench.now)
     {
-        send(&probe, tracker.health(), bench);
+        send(probe, tracker.health(), bench);
     }
-    JudgedCheck { probe, judge: Judge::Statements(tracker) }
+    tracker
 }
 
 /// The node says so.
-fn obeying(
-    probe: Probe,
-    before: Option<JudgedCheck>,
-    result: ProbeResult,
-    bench: Bench<'_>,
-) -> (Probe, HealthTracker) {
-    let mut tracker = tracker(&probe, before, bench);
+fn obeying(probe: &Probe, before: Option<Judge>, result: ProbeResult, bench: Bench<'_>) -> HealthTracker {
+    let mut tracker = tracker(probe, before, bench);
     if tracker.obey(result, bench.now) {
-        send(&probe, tracker.health(), bench);
+        send(probe, tracker.health(), bench);
     }
-    (probe, tracker)
+    tracker
 }
 
-fn tracker(probe: &Probe, before: Option<JudgedCheck>, bench: Bench<'_>) -> HealthTracker {
-    match before.map(|before| before.judge) {
+fn tracker(probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> HealthTracker {
+    match before {
         Some(Judge::Statements(tracker)) => tracker,
         Some(Judge::Probes(task)) => HealthTracker::new(task.health(), bench.now),
         None => HealthTracker::new(bench.known.get(probe).cloned(), bench.now),

@@ -79,7 +79,7 @@ pub(super) struct NodeStatement {
     ports: Arc<PortSet>,
     /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
     is_former: bool,
-    /// The requests since then that were answered by no statement.
+    /// The requests since then that brought an answer, but no statement.
     failures: u32,
     silence: Option<Silence>,
 }
@@ -101,8 +101,10 @@ impl NodeStatement {
     pub(super) fn ports(&self) -> Option<&Arc<PortSet>> {
         let is_deciding = match self.mode {
             StatementMode::Asked => false,
-            StatementMode::Probed => self.failures < FAILURES_UNTIL_ALL_PROBED && !self.ports.is_empty(),
-            StatementMode::Stating | StatementMode::Silent => true,
+            StatementMode::Stating => true,
+            StatementMode::Probed | StatementMode::Silent => {
+                self.failures < FAILURES_UNTIL_ALL_PROBED && !self.ports.is_empty()
+            }
         };
         is_deciding.then_some(&self.ports)
     }
@@ -174,23 +176,21 @@ impl NodeStatement {
         if self.mode == StatementMode::Asked {
             return Verdict::Wait;
         }
-        if !self.ports().is_some_and(|ports| ports.contains(check.port)) {
-            return Verdict::Probe;
-        }
-        // Whatever has become of the node, it has none of the Service's endpoints.
-        let Some(endpoints) = self.endpoints.get(&check.port).copied() else {
+        if self.lacks_endpoint(check) {
+            // Whatever has become of the node, it has none of the Service's endpoints.
             return Verdict::Obey(ProbeResult::NoEndpoint);
-        };
-        if self.mode == StatementMode::Probed {
+        }
+        if self.mode == StatementMode::Probed || !self.ports.contains(check.port) {
             return Verdict::Probe;
         }
+        let endpoints = self.endpoints.get(&check.port).copied();
         match self.silence {
             Some(silence) if silence.is_long(check, now) => {
                 Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()))
             }
             Some(_) => Verdict::Keep,
             None if !self.is_healthy => Verdict::Obey(ProbeResult::Failed(NOT_HEALTHY.to_owned())),
-            None => Verdict::Obey(ProbeResult::Passed(Some(endpoints))),
+            None => Verdict::Obey(ProbeResult::Passed(endpoints)),
         }
     }
 
@@ -353,6 +353,27 @@ mod tests {
         node.record(&stated(true, true, &[(1, Some(2))]), at(5000));
         node.record(&unanswered(), at(6000));
         assert_eq!(node.verdict(&check(), at(6000)), Verdict::Probe, "the new agent never stated it");
+    }
+
+    /// Another service proxy may have taken over, or a firewall drop packets to the agent's port.
+    #[test]
+    fn former_statement_is_not_obeyed_once_all_ports_are_probed() {
+        let now = Instant::now();
+        let mut node = NodeStatement::default();
+        node.record(&stated(true, true, &[(PORT, Some(0))]), now);
+        let without = Verdict::Obey(ProbeResult::NoEndpoint);
+        for failure in 1..=FAILURES_UNTIL_ALL_PROBED {
+            assert_eq!(node.verdict(&check(), now), without, "an agent that restarts");
+            let is_affected = failure == 1 || failure == FAILURES_UNTIL_ALL_PROBED;
+            assert_eq!(node.record(&not_stated(), now) == AffectedPorts::All, is_affected);
+        }
+        assert_eq!((node.verdict(&check(), now), node.ports()), (Verdict::Probe, None));
+        assert_eq!(node.record(&unanswered(), now), AffectedPorts::All);
+        assert_eq!(node.verdict(&check(), now), Verdict::Keep, "a lost packet changes no health");
+        assert_eq!(node.record(&not_stated(), now), AffectedPorts::All);
+        assert_eq!(node.verdict(&check(), now), Verdict::Probe);
+        node.record(&stated(true, true, &[(PORT, Some(0))]), now);
+        assert_eq!(node.verdict(&check(), now), without);
     }
 
     #[derive(Clone, Debug)]

@@ -147,6 +147,12 @@ impl Engine {
         }
     }
 
+    async fn wait_until(&mut self, is_so: impl Fn(&Self) -> bool) {
+        while !is_so(self) {
+            self.step().await;
+        }
+    }
+
     /// Waits until so many checks are probed, without a change of health.
     async fn wait_until_probed(&mut self, count: usize) {
         while self.prober.nodes.values().map(Node::probed).sum::<usize>() != count {
@@ -247,10 +253,28 @@ async fn ports_without_a_statement_are_probed() {
     agent.set(to.port(), Some(0));
     assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
     engine.wait_until_probed(1).await;
-    // It no longer serves the port, on which something else passes.
+    // It no longer serves the port, on which something else passes. Its last word holds until the probe has ended.
     agent.set(to.port(), None);
+    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
     assert_eq!(engine.next().await, healthy(None));
     engine.wait_until_probed(2).await;
+}
+
+/// Another program may have the port at one of the node's addresses.
+#[tokio::test]
+async fn port_that_leaves_the_statement_keeps_its_health_until_a_probe_says_otherwise() {
+    const NONE: &str = "HTTP/1.1 503 Service Unavailable\r\nX-Load-Balancing-Endpoint-Weight: 0\r\n\r\n";
+    let (agent, of) = (TestAgent::start(Manner::States).await, server(vec![NONE]).await);
+    let (_bound, other) = closed();
+    agent.set(of.port(), Some(0));
+    let (probe, other) = (hourly(of), hourly(other));
+    let mut engine = Engine::stating(&agent, &other, 1).await;
+    engine.set(&[&probe, &other]);
+    agent.set(of.port(), None);
+    engine.wait_until(|engine| engine.prober.nodes.values().map(Node::probed).sum::<usize>() == 1).await;
+    engine.wait_until(|engine| engine.changes.is_empty()).await;
+    assert!(engine.health.has_value(&probe), "nobody else says that it has no endpoint");
+    assert_eq!(engine.health.get(&probe).map(|health| health.lacks_endpoint), Some(true));
 }
 
 /// Nothing listens while it restarts; the threshold keeps the health.

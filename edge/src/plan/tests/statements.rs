@@ -2,7 +2,7 @@
 //! Plans where nodes state their endpoints: as if each target had a health of its own.
 
 use super::*;
-use crate::port_set::{PortSet, SharedSets};
+use crate::port_set::{PortSet, PortSetPool};
 
 const PORTS: [u16; 3] = [31_000, 31_001, 31_002];
 const NODES: u8 = 100;
@@ -15,7 +15,10 @@ fn services() -> Index {
         one["spec"]["healthCheck"]["port"] = json!(port);
         one
     });
-    let mut index = index(&load_balancers);
+    with_nodes(index(&load_balancers))
+}
+
+fn with_nodes(mut index: Index) -> Index {
     let targets: Vec<_> = (1..=NODES).map(|number| target(number, 1)).collect();
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
@@ -48,7 +51,7 @@ fn group_holds_the_targets_that_have_endpoints() {
     let first = next(&HealthByProbe::default(), &Plan::default(), now);
     assert!(!first.is_tried);
     let mut health = HealthByProbe::default();
-    let mut shared = SharedSets::default();
+    let mut shared = PortSetPool::default();
     for node in 1..=NODES {
         health.set_stated(IpAddr::from([10, 0, 0, node]), shared.share(&stated()));
     }
@@ -91,6 +94,24 @@ fn nodes_that_do_not_state_a_new_port_are_probed_and_not_used_beside_healthy_one
     assert_eq!(reached(&third, "10.0.1.1", 6, 80), [ip("10.0.0.3")].into());
 }
 
+#[test]
+fn nothing_fills_while_most_targets_are_unknown() {
+    let mut one = load_balancer("a", "10.0.1.1", &[]);
+    one["spec"]["nodeSet"] = json!("eligible");
+    one["spec"]["slowStartMilliseconds"] = json!(10_000);
+    let index = with_nodes(index(&[one]));
+    let (mut now, mut health) = (Instant::now(), HealthByProbe::default());
+    let mut plan = plan_next(&index, &host(), &health, now, &Assignments::default());
+    for node in 1..=2 {
+        now += Duration::from_secs(1);
+        health.insert(probe(&plan, node, 10_256), healthy());
+        plan = plan_next(&index, &host(), &health, now, &plan.assignments);
+        assert!(!plan.is_tried);
+    }
+    let counts = plan.statuses["a"].targets[0].counts.clone();
+    assert_eq!((counts.active, counts.filling, counts.initial), (2, 0, 98), "a new process knows nobody");
+}
+
 proptest! {
     /// Tables are those that follow from a value for each target, whoever has said it.
     #[test]
@@ -102,7 +123,7 @@ proptest! {
         let first = plan_next(&index, &host, &stated_health, now, &Assignments::default());
         let of: HashMap<(IpAddr, u16), Probe> =
             probes(&first).into_iter().map(|probe| ((probe.address, probe.check.port), probe)).collect();
-        let mut shared = SharedSets::default();
+        let mut shared = PortSetPool::default();
         for probe in of.values() {
             stated_health.set_stated(probe.address, shared.share(&stated()));
             values.insert(probe.clone(), TargetHealth::without_endpoint());

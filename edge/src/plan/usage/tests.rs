@@ -31,7 +31,7 @@ impl Group {
             drain: letter.is_ascii_uppercase().then_some("the node is cordoned"),
         };
         let known: Vec<_> = (0..).zip(targets.chars()).map(known).collect();
-        let usage = decide(&known, self.rules, &self.memory, self.now);
+        let usage = decide(&known, 0, self.rules, &self.memory, self.now);
         (self.memory, self.next_change) = (usage.memory, usage.next_change);
         let shown = |used: &Used| match used.usage {
             TargetUse::Draining => "d".to_owned(),
