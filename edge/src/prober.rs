@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_process::duration;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::checks::Checks;
 use crate::hash;
@@ -32,6 +32,7 @@ mod tests;
 use node::{Bench, Node};
 pub(crate) use node_statement::{StatementMode, StatementResult};
 use probe_task::ProbeTasks;
+use statement_request::COMPLETE_AT_ONCE;
 pub(crate) use statement_task::StatementReport;
 use statement_task::StatementTask;
 
@@ -54,6 +55,8 @@ pub(crate) struct Prober {
     last_task: u64,
     reports: mpsc::Sender<StatementReport>,
     tasks: ProbeTasks,
+    /// The turns of nodes to be read.
+    turns: Arc<Semaphore>,
     /// The ports that nodes state.
     shared: PortSetPool,
 }
@@ -69,8 +72,8 @@ impl Prober {
     ) -> Self {
         let tasks = ProbeTasks::new(changes, metrics);
         let statements_port = Some(statements_port).filter(|port| *port != 0);
-        let shared = PortSetPool::default();
-        Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks, shared }
+        let (turns, shared) = (Arc::new(Semaphore::new(COMPLETE_AT_ONCE)), PortSetPool::default());
+        Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks, turns, shared }
     }
 
     /// Follows exactly these, each from the source address that `source` returns. New ones begin with the health that is known.
@@ -101,7 +104,8 @@ impl Prober {
             node.set_requests(settings, &self.tasks, |settings| {
                 self.last_task += 1;
                 let to = SocketAddr::new(address, port.unwrap_or_default());
-                StatementTask::spawn(self.last_task, to, settings, self.reports.clone())
+                let (reports, turns) = (self.reports.clone(), Arc::clone(&self.turns));
+                StatementTask::spawn(self.last_task, to, settings, reports, turns)
             });
             self.tasks.metrics.count_node(before, node.mode());
             node.judge_new(Bench { tasks: &self.tasks, known, now });

@@ -47,10 +47,12 @@ pub(super) fn hold(view: &View, key: &TableKey, health: &HealthByProbe, before: 
         HealthCheckProtocol::Tcp => view.addresses().for_each(&mut add),
     }
     sort(&mut known);
+    sort(&mut unknown);
+    let mut unstating = 0;
     if check.protocol == HealthCheckProtocol::Http {
-        let is_unknown = |position: &usize| known.binary_search(position).is_err();
-        unknown.extend(view.unstating.iter().copied().filter(is_unknown));
-        sort(&mut unknown);
+        let are_known =
+            known.iter().filter(|position| view.unstating.binary_search(position).is_ok()).count();
+        unstating = view.unstating.len() - are_known;
     }
     let mut of = |position: &usize, is: fn(&TargetHealth) -> bool| {
         view.targets.get(*position).is_some_and(|target| {
@@ -58,18 +60,25 @@ pub(super) fn hold(view: &View, key: &TableKey, health: &HealthByProbe, before: 
             health.get(&probe).is_some_and(is)
         })
     };
-    let number_unknown = unknown.len();
-    if unknown.len() > MOST_UNKNOWN {
-        let has_healthy = known.iter().any(|position| of(position, TargetHealth::is_healthy));
-        keep(&mut unknown, if has_healthy { 0 } else { MOST_UNKNOWN }, view, key);
-    }
-    let mut positions = known;
-    positions.append(&mut unknown);
+    let number_unknown = unknown.len() + unstating;
+    let is_unknown = |position: &usize| {
+        unknown.binary_search(position).is_ok()
+            || unstating > 0
+                && view.unstating.binary_search(position).is_ok()
+                && known.binary_search(position).is_err()
+    };
+    let mut positions: Vec<usize> = if number_unknown <= MOST_UNKNOWN {
+        let of_unstating = view.unstating.iter().filter(|_| unstating > 0).copied().filter(&is_unknown);
+        unknown.iter().copied().chain(of_unstating).collect()
+    } else if known.iter().any(|position| of(position, TargetHealth::is_healthy)) {
+        Vec::new()
+    } else {
+        view.ring_from(key.place()).filter(is_unknown).take(MOST_UNKNOWN).collect()
+    };
+    positions.append(&mut known);
     positions.extend(before.addresses().filter_map(|address| view.position(address)));
     if number_unknown == 0 && positions.iter().all(|position| of(position, |health| health.lacks_endpoint)) {
-        let mut some: Vec<usize> = (0..view.targets.len()).collect();
-        keep(&mut some, MOST_WITHOUT_ENDPOINT, view, key);
-        positions.append(&mut some);
+        positions.extend(view.ring_from(key.place()).take(MOST_WITHOUT_ENDPOINT));
     }
     sort(&mut positions);
     Held { positions, unknown: number_unknown }
@@ -78,16 +87,4 @@ pub(super) fn hold(view: &View, key: &TableKey, health: &HealthByProbe, before: 
 fn sort(positions: &mut Vec<usize>) {
     positions.sort_unstable();
     positions.dedup();
-}
-
-/// Keeps so many of the positions, by their ranks.
-fn keep(positions: &mut Vec<usize>, most: usize, view: &View, key: &TableKey) {
-    if positions.len() > most && most > 0 {
-        let rank = key.rank();
-        let rank_at = |position: &usize| {
-            view.targets.get(*position).map(|target| (rank(target.name_hash), target.address))
-        };
-        positions.select_nth_unstable_by_key(most, rank_at);
-    }
-    positions.truncate(most);
 }

@@ -79,12 +79,11 @@ impl TableKey {
         Some(Arc::new(SharedGroup::new(targets, self.family())))
     }
 
-    /// The order in which a group keeps targets if it keeps only some, by the hashes of their nodes' names: the same on all hosts, and
-    /// another one for each group.
-    pub(super) fn rank(&self) -> impl Fn(u64) -> u64 {
+    /// Where the group is on a ring of the hashes of nodes' names: the same on all hosts, and another one for each group. If it keeps
+    /// only some targets, it keeps the next ones.
+    pub(super) fn place(&self) -> u64 {
         let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
-        let own = hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port));
-        move |name_hash| hash::mix64(name_hash ^ own)
+        hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port))
     }
 }
 
@@ -287,8 +286,8 @@ impl TargetGroup {
     /// Keeps so many of the members. Groups keep different ones.
     pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
         if members.len() > most {
-            let rank = self.key.rank();
-            members.sort_by_key(|member| (rank(member.seed), member.target));
+            let place = self.key.place();
+            members.sort_by_key(|member| (member.seed.wrapping_sub(place), member.target));
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
         }
@@ -297,13 +296,13 @@ impl TargetGroup {
 
 /// Of targets that all say that they have no endpoint, leaves so few in use as a group holds that has heard it from their nodes.
 fn leave_some(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
-    let rank = key.rank();
-    let place = |candidate: &Candidate| (rank(candidate.name_hash), candidate.address);
-    let mut places: Vec<_> = candidates.iter().map(place).collect();
-    if let Some(most) = MOST_WITHOUT_ENDPOINT.checked_sub(1).filter(|most| *most < places.len()) {
-        let (_, last, _) = places.select_nth_unstable(most);
+    let begin = key.place();
+    let distance = |candidate: &Candidate| (candidate.name_hash.wrapping_sub(begin), candidate.address);
+    let mut distances: Vec<_> = candidates.iter().map(distance).collect();
+    if let Some(most) = MOST_WITHOUT_ENDPOINT.checked_sub(1).filter(|most| *most < distances.len()) {
+        let (_, last, _) = distances.select_nth_unstable(most);
         for (used, candidate) in used.iter_mut().zip(candidates) {
-            if place(candidate) > *last {
+            if distance(candidate) > *last {
                 *used = Used::without_endpoint();
             }
         }

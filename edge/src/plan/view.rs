@@ -28,6 +28,8 @@ pub(super) struct View {
     pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
     /// The positions of targets whose nodes had never stated anything when the plan was made, in order.
     pub(super) unstating: Vec<usize>,
+    /// All positions, in the order of the hashes of the nodes' names.
+    by_name: Vec<usize>,
     /// Whether this host is one of them.
     pub(super) has_own_host: bool,
 }
@@ -51,6 +53,7 @@ impl View {
             has_own_weights: targets.as_slice().iter().any(|target| target.weight != 1),
             sources: Vec::new(),
             unstating: Vec::new(),
+            by_name: Vec::new(),
             has_own_host: false,
         };
         let draining = targets.draining().map(|target| (target, Some(target.drain_reason.clone())));
@@ -88,7 +91,19 @@ impl View {
                 drain,
             });
         }
+        view.by_name = (0..view.targets.len()).collect();
+        let targets = &view.targets;
+        view.by_name
+            .sort_by_key(|position| targets.get(*position).map(|target| (target.name_hash, target.address)));
         view
+    }
+
+    /// All positions in the order of the hashes of the nodes' names, beginning at this one, and from the end on with the first.
+    pub(super) fn ring_from(&self, name_hash: u64) -> impl Iterator<Item = usize> {
+        let hash = |position: &usize| self.targets.get(*position).map(|target| target.name_hash);
+        let begin = self.by_name.partition_point(|position| hash(position) < Some(name_hash));
+        let (before, after) = self.by_name.split_at(begin);
+        after.iter().chain(before).copied()
     }
 
     pub(super) fn position(&self, address: IpAddr) -> Option<usize> {

@@ -9,13 +9,37 @@ use std::pin::pin;
 use std::time::Duration;
 
 use steerage_model::{STATEMENT_PATH, Statement};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
+use super::http::Response;
 use super::node_statement::StatementResult;
 use super::{http, no_response};
 
 /// 65,535 ports at 18 bytes each, and what is beside them.
 const MAX_BODY: usize = 2 << 20;
 const MAX_REVISION: usize = 128;
+
+/// Complete statements that are read or wait for the engine at a time, of all nodes.
+pub(super) const COMPLETE_AT_ONCE: usize = 32;
+
+/// The turn of one node's task to read a complete statement. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Turn<'t> {
+    turns: &'t Semaphore,
+    permit: Option<SemaphorePermit<'t>>,
+}
+
+impl<'t> Turn<'t> {
+    pub(super) fn new(turns: &'t Semaphore) -> Self {
+        Self { turns, permit: None }
+    }
+
+    async fn take(&mut self) {
+        // It is never closed.
+        self.permit = self.turns.acquire().await.ok();
+    }
+}
 
 /// The result of the request, unless it is silence of one port alone: then the node has answered, only not with a statement. `None`
 /// if this host could not ask, which says nothing of the node.
@@ -61,13 +85,15 @@ async fn answers(other: SocketAddr, source: Option<IpAddr>) -> bool {
 }
 
 /// `None` if this host could not ask. A request that is cut without a word is repeated once: the agent makes room for other clients
-/// so, and a node's statements must not depend on them.
+/// so, and a node's statements must not depend on them. A complete statement is read while `turn` is held: it may be long, and after a
+/// start all nodes answer with one.
 pub(super) async fn ask(
     to: SocketAddr,
     source: Option<IpAddr>,
     after: Option<&str>,
     wait: Duration,
     timeout: Duration,
+    turn: &mut Turn<'_>,
 ) -> Option<StatementResult> {
     let limit = wait + timeout;
     let requests = async {
@@ -76,15 +102,30 @@ pub(super) async fn ask(
             result => result,
         }
     };
-    match tokio::time::timeout(limit, requests).await {
-        Err(_) => Some(StatementResult::Unanswered(no_response(limit))),
+    let read = match tokio::time::timeout(limit, requests).await {
+        Err(_) => Ok(Err(no_response(limit))),
+        Ok(Err(error)) => Err(error),
+        Ok(Ok((response, mut stream))) if response.status() == Some("200") => {
+            if after.is_none() {
+                turn.take().await;
+            }
+            // The node has answered: the time to read the rest begins when it is read.
+            match tokio::time::timeout(limit, response.body(&mut stream, MAX_BODY)).await {
+                Err(_) => Ok(Err(no_response(limit))),
+                Ok(body) => body.map(|body| Ok(parse(&body, after.is_some()))),
+            }
+        }
+        Ok(Ok((response, _))) => Ok(Ok(StatementResult::NotStated(response.why_not()))),
+    };
+    match read {
+        Ok(Err(reason)) => Some(StatementResult::Unanswered(reason)),
         Ok(Ok(result)) => Some(result),
-        Ok(Err(error)) if is_local(&error) => {
+        Err(error) if is_local(&error) => {
             tracing::debug!(node_address = %to.ip(), %error, "this host cannot ask the node for a statement; retrying");
             None
         }
-        Ok(Err(error)) if is_silence(error.kind()) => Some(StatementResult::Unanswered(error.to_string())),
-        Ok(Err(error)) => Some(StatementResult::NotStated(error.to_string())),
+        Err(error) if is_silence(error.kind()) => Some(StatementResult::Unanswered(error.to_string())),
+        Err(error) => Some(StatementResult::NotStated(error.to_string())),
     }
 }
 
@@ -111,12 +152,13 @@ fn is_silence(kind: ErrorKind) -> bool {
     )
 }
 
+/// The head of the answer, and where its body comes from.
 async fn request(
     to: SocketAddr,
     source: Option<IpAddr>,
     after: Option<&str>,
     wait: Duration,
-) -> io::Result<StatementResult> {
+) -> io::Result<(Response, TcpStream)> {
     let mut stream = http::connect(to, source).await?;
     let wait = wait.as_millis();
     let path = match after {
@@ -127,10 +169,7 @@ async fn request(
     if response.is_empty() {
         return Err(io::Error::new(ErrorKind::UnexpectedEof, response.why_not()));
     }
-    if response.status() != Some("200") {
-        return Ok(StatementResult::NotStated(response.why_not()));
-    }
-    Ok(parse(&response.body(&mut stream, MAX_BODY).await?, after.is_some()))
+    Ok((response, stream))
 }
 
 /// Reads the answer to a request that asked for changes, or for all.
@@ -163,7 +202,10 @@ mod tests {
     const LONG: Duration = Duration::from_secs(30);
 
     async fn ask_now(address: SocketAddr) -> StatementResult {
-        ask(address, None, None, Duration::ZERO, LONG).await.expect("this host can ask")
+        let turns = Semaphore::new(1);
+        ask(address, None, None, Duration::ZERO, LONG, &mut Turn::new(&turns))
+            .await
+            .expect("this host can ask")
     }
 
     #[test]
@@ -212,6 +254,26 @@ mod tests {
         }
     }
 
+    /// This host is busy with the statements of others, and the node has answered.
+    #[tokio::test]
+    async fn wait_for_a_turn_is_no_silence() {
+        let whole: &'static str = Box::leak(format!("HTTP/1.1 200 OK\r\n\r\n{BODY}").into_boxed_str());
+        let (address, turns, timeout) =
+            (server(vec![whole]).await, Semaphore::new(1), Duration::from_millis(500));
+        let (mut other, mut turn) = (Turn::new(&turns), Turn::new(&turns));
+        other.take().await;
+        let release = async {
+            tokio::time::sleep(3 * timeout).await;
+            drop(other);
+        };
+        let request = ask(address, None, None, Duration::ZERO, timeout, &mut turn);
+        let (result, ()) = tokio::join!(request, release);
+        assert!(matches!(result, Some(StatementResult::Stated(_))), "{result:?}");
+        assert_eq!(turns.available_permits(), 0, "until the engine has taken the statement");
+        drop(turn);
+        assert_eq!(turns.available_permits(), 1);
+    }
+
     #[tokio::test]
     async fn cut_request_is_repeated_once() {
         let whole: &'static str = Box::leak(format!("HTTP/1.1 200 OK\r\n\r\n{BODY}").into_boxed_str());
@@ -225,7 +287,9 @@ mod tests {
         let (open, (_socket, refused)) = (server(vec![""]).await, closed());
         let ask_both = async |other| {
             let (wait, timeout) = (Duration::ZERO, Duration::from_millis(400));
-            let request = ask(silent.local_addr().expect("address"), None, None, wait, timeout);
+            let turns = Semaphore::new(1);
+            let mut turn = Turn::new(&turns);
+            let request = ask(silent.local_addr().expect("address"), None, None, wait, timeout, &mut turn);
             unless_another_port_answers(request, other, None, wait, timeout).await
         };
         for other in [open, refused] {
@@ -242,6 +306,7 @@ mod tests {
     async fn source_address_that_is_gone_says_nothing_of_the_node() {
         let address = server(vec!["HTTP/1.1 200 OK\r\n\r\n"]).await;
         let gone = Some([192, 0, 2, 1].into());
-        assert_eq!(ask(address, gone, None, Duration::ZERO, LONG).await, None);
+        let turns = Semaphore::new(1);
+        assert_eq!(ask(address, gone, None, Duration::ZERO, LONG, &mut Turn::new(&turns)).await, None);
     }
 }

@@ -3,14 +3,15 @@
 //! something changes. It reports every result to `Prober`, and decides nothing about health.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_model::MAX_STATEMENT_WAIT;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::node_statement::StatementResult;
-use super::statement_request::{ask, unless_another_port_answers};
+use super::statement_request::{Turn, ask, unless_another_port_answers};
 use super::statement_schedule::StatementSchedule;
 use super::{MIN_INTERVAL, spread};
 
@@ -78,9 +79,10 @@ impl StatementTask {
         to: SocketAddr,
         settings: RequestSettings,
         reports: mpsc::Sender<StatementReport>,
+        turns: Arc<Semaphore>,
     ) -> Self {
         let (sender, receiver) = watch::channel(settings);
-        let handle = tokio::spawn(run(number, to, receiver, reports));
+        let handle = tokio::spawn(run(number, to, receiver, reports, turns));
         Self { number, handle, settings: sender }
     }
 
@@ -95,6 +97,7 @@ async fn run(
     to: SocketAddr,
     settings: watch::Receiver<RequestSettings>,
     reports: mpsc::Sender<StatementReport>,
+    turns: Arc<Semaphore>,
 ) {
     let mut schedule = StatementSchedule::default();
     let mut timeout_limit = FIRST_TIMEOUT;
@@ -106,7 +109,8 @@ async fn run(
         timeout_limit = MAX_TIMEOUT;
         let begun = Instant::now();
         let other = SocketAddr::new(to.ip(), other_port);
-        let request = ask(to, source, schedule.after(), wait, timeout);
+        let mut turn = Turn::new(&turns);
+        let request = ask(to, source, schedule.after(), wait, timeout, &mut turn);
         let Some(result) = unless_another_port_answers(request, other, source, wait, timeout).await else {
             tokio::time::sleep(LOCAL_FAILURE_PAUSE).await;
             continue;
@@ -117,6 +121,7 @@ async fn run(
         if reports.send(report).await.is_err() {
             return;
         }
+        drop(turn);
         tokio::time::sleep_until(due.into()).await;
     }
 }
