@@ -85,7 +85,7 @@ impl FromIterator<(HealthCheck, bool)> for CheckSet {
 }
 
 impl CheckSet {
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.urgency.len()
     }
 

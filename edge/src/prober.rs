@@ -34,7 +34,7 @@ pub(crate) use node_statement::{StatementMode, StatementResult};
 use probe_task::ProbeTasks;
 use statement_request::COMPLETE_AT_ONCE;
 pub(crate) use statement_task::StatementReport;
-use statement_task::StatementTask;
+use statement_task::{StatementTask, first_spread};
 
 /// What the engine hears of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +91,8 @@ impl Prober {
             }
             is_followed
         });
+        let new = checks.iter().filter(|(address, _)| !self.nodes.contains_key(address)).count();
+        let spread = first_spread(new);
         for (address, sets) in checks.iter() {
             let node = self.nodes.entry(address).or_insert_with(|| Node::new(address));
             node.set_checks(sets);
@@ -105,7 +107,7 @@ impl Prober {
                 self.last_task += 1;
                 let to = SocketAddr::new(address, port.unwrap_or_default());
                 let (reports, turns) = (self.reports.clone(), Arc::clone(&self.turns));
-                StatementTask::spawn(self.last_task, to, settings, reports, turns)
+                StatementTask::spawn(self.last_task, to, settings, reports, turns, spread)
             });
             self.tasks.metrics.count_node(before, node.mode());
             node.judge_new(Bench { tasks: &self.tasks, known, now });

@@ -17,6 +17,11 @@ use crate::checks::{CheckSet, HttpChecks, urgency};
 use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::port_set::{PortSet, PortSetPool};
 
+/// A node with more checks is probed only after [`PATIENCE_WITH_MANY`] unanswered requests: its agent may have been slow once, and each
+/// check is a task.
+const MANY_CHECKS: usize = 64;
+const PATIENCE_WITH_MANY: u32 = 3;
+
 #[derive(Debug)]
 pub(super) struct Node {
     address: IpAddr,
@@ -181,7 +186,9 @@ impl Node {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
             return false;
         }
-        let affected = self.statement.record(&report.result, report.begun);
+        let has_many = self.sets.iter().map(|set| set.len()).sum::<usize>() > MANY_CHECKS;
+        let patience = if has_many { PATIENCE_WITH_MANY } else { 1 };
+        let affected = self.statement.record(&report.result, report.begun, patience);
         self.statement.share(|ports| shared.share(ports));
         let dropped = self.dropped_ports();
         if !dropped.is_empty() {

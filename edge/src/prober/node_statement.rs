@@ -79,7 +79,7 @@ pub(super) struct NodeStatement {
     ports: Arc<PortSet>,
     /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
     is_former: bool,
-    /// The requests since then that brought an answer, but no statement.
+    /// The requests since then that brought an answer, but no statement; or the first requests, until one is answered.
     failures: u32,
     silence: Option<Silence>,
 }
@@ -120,8 +120,14 @@ impl NodeStatement {
         self.ports = share(&self.ports);
     }
 
-    /// A request that began at this time has ended.
-    pub(super) fn record(&mut self, result: &StatementResult, begun: Instant) -> AffectedPorts {
+    /// A request that began at this time has ended. The first ones may be unanswered less than `patience` times before the node is
+    /// probed.
+    pub(super) fn record(
+        &mut self,
+        result: &StatementResult,
+        begun: Instant,
+        patience: u32,
+    ) -> AffectedPorts {
         let before = self.mode;
         let knows_ports = matches!(before, StatementMode::Stating | StatementMode::Silent);
         match result {
@@ -136,6 +142,12 @@ impl NodeStatement {
                 let silence = self.silence.get_or_insert(Silence { begun, requests: 0 });
                 silence.requests = silence.requests.saturating_add(1);
                 AffectedPorts::All
+            }
+            StatementResult::Unanswered(_)
+                if before == StatementMode::Asked && self.failures + 1 < patience =>
+            {
+                self.failures += 1;
+                AffectedPorts::NONE
             }
             // Changes of what is not known say nothing.
             StatementResult::Stated(_) | StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
@@ -234,6 +246,12 @@ mod tests {
         }
     }
 
+    impl NodeStatement {
+        fn record_now(&mut self, result: &StatementResult, begun: Instant) -> AffectedPorts {
+            self.record(result, begun, 1)
+        }
+    }
+
     fn stated(complete: bool, healthy: bool, ports: &[(u16, Option<u32>)]) -> StatementResult {
         let ports = ports.iter().copied().collect();
         StatementResult::Stated(Statement { revision: "r".to_owned(), complete, healthy, ports })
@@ -298,7 +316,7 @@ mod tests {
             (not_stated(), all(), Verdict::Probe, StatementMode::Probed),
         ] {
             let tcp = HealthCheck { protocol: HealthCheckProtocol::Tcp, ..check() };
-            assert_eq!(node.record(&result, start), affected, "{result:?}");
+            assert_eq!(node.record_now(&result, start), affected, "{result:?}");
             assert_eq!((node.verdict(&check(), start), node.mode()), (verdict, mode), "{result:?}");
             assert_eq!(node.verdict(&tcp, start), Verdict::Probe, "another answer than the agent's");
         }
@@ -310,7 +328,7 @@ mod tests {
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let silent = || Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()));
         let mut node = NodeStatement::default();
-        node.record(&stated(true, true, &[(PORT, Some(1))]), start);
+        node.record_now(&stated(true, true, &[(PORT, Some(1))]), start);
         // The first one was held before the node fell silent.
         for (begun, ended, verdict) in [
             (0, 1400, Verdict::Keep),
@@ -318,7 +336,7 @@ mod tests {
             (2400, 2800, silent()),
             (3400, 3800, silent()),
         ] {
-            node.record(&unanswered(), at(begun));
+            node.record_now(&unanswered(), at(begun));
             assert_eq!(node.verdict(&check(), at(ended)), verdict, "{ended}");
         }
         let slow = HealthCheck { interval_milliseconds: 10_000, ..check() };
@@ -326,9 +344,9 @@ mod tests {
         assert_eq!(node.verdict(&slow, at(20_400)), silent());
         let patient = HealthCheck { unhealthy_threshold: 5, interval_milliseconds: 0, ..check() };
         assert_eq!(node.verdict(&patient, at(20_400)), Verdict::Keep, "its own threshold counts");
-        node.record(&stated(false, true, &[]), at(21_000));
+        node.record_now(&stated(false, true, &[]), at(21_000));
         assert_eq!(node.verdict(&check(), at(21_000)), passed(1));
-        node.record(&unanswered(), at(22_000));
+        node.record_now(&unanswered(), at(22_000));
         assert_eq!(node.verdict(&check(), at(60_000)), Verdict::Keep, "silence begins anew");
     }
 
@@ -337,22 +355,35 @@ mod tests {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
         let mut node = NodeStatement::default();
-        node.record(&stated(true, true, &[(PORT, Some(1))]), start);
-        node.record(&not_stated(), at(1000));
+        node.record_now(&stated(true, true, &[(PORT, Some(1))]), start);
+        node.record_now(&not_stated(), at(1000));
         assert_eq!(node.verdict(&check(), at(1000)), Verdict::Probe, "the port may answer");
         for (begun, verdict) in [
             (2000, Verdict::Keep),
             (3000, Verdict::Keep),
             (4000, Verdict::Obey(ProbeResult::Unanswered(SILENT.to_owned()))),
         ] {
-            assert_eq!(node.record(&unanswered(), at(begun)), AffectedPorts::All);
+            assert_eq!(node.record_now(&unanswered(), at(begun)), AffectedPorts::All);
             assert_eq!(node.verdict(&check(), at(begun + 400)), verdict, "{begun}");
         }
-        node.record(&stated(false, true, &[(PORT, Some(2))]), at(5000));
+        node.record_now(&stated(false, true, &[(PORT, Some(2))]), at(5000));
         assert_eq!(node.verdict(&check(), at(5000)), Verdict::Probe, "changes of what another agent stated");
-        node.record(&stated(true, true, &[(1, Some(2))]), at(5000));
-        node.record(&unanswered(), at(6000));
+        node.record_now(&stated(true, true, &[(1, Some(2))]), at(5000));
+        node.record_now(&unanswered(), at(6000));
         assert_eq!(node.verdict(&check(), at(6000)), Verdict::Probe, "the new agent never stated it");
+    }
+
+    #[test]
+    fn node_with_many_checks_is_probed_only_after_some_silence() {
+        let (now, mut node) = (Instant::now(), NodeStatement::default());
+        for _ in 0..2 {
+            assert_eq!(node.record(&unanswered(), now, 3), AffectedPorts::NONE);
+            assert_eq!(node.verdict(&check(), now), Verdict::Wait);
+        }
+        assert_eq!(node.record(&unanswered(), now, 3), AffectedPorts::All);
+        assert_eq!(node.verdict(&check(), now), Verdict::Probe);
+        let mut node = NodeStatement::default();
+        assert_eq!(node.record(&not_stated(), now, 3), AffectedPorts::All, "there is no agent");
     }
 
     /// Another service proxy may have taken over, or a firewall drop packets to the agent's port.
@@ -360,19 +391,19 @@ mod tests {
     fn former_statement_is_not_obeyed_once_all_ports_are_probed() {
         let now = Instant::now();
         let mut node = NodeStatement::default();
-        node.record(&stated(true, true, &[(PORT, Some(0))]), now);
+        node.record_now(&stated(true, true, &[(PORT, Some(0))]), now);
         let without = Verdict::Obey(ProbeResult::NoEndpoint);
         for failure in 1..=FAILURES_UNTIL_ALL_PROBED {
             assert_eq!(node.verdict(&check(), now), without, "an agent that restarts");
             let is_affected = failure == 1 || failure == FAILURES_UNTIL_ALL_PROBED;
-            assert_eq!(node.record(&not_stated(), now) == AffectedPorts::All, is_affected);
+            assert_eq!(node.record_now(&not_stated(), now) == AffectedPorts::All, is_affected);
         }
         assert_eq!((node.verdict(&check(), now), node.ports()), (Verdict::Probe, None));
-        assert_eq!(node.record(&unanswered(), now), AffectedPorts::All);
+        assert_eq!(node.record_now(&unanswered(), now), AffectedPorts::All);
         assert_eq!(node.verdict(&check(), now), Verdict::Keep, "a lost packet changes no health");
-        assert_eq!(node.record(&not_stated(), now), AffectedPorts::All);
+        assert_eq!(node.record_now(&not_stated(), now), AffectedPorts::All);
         assert_eq!(node.verdict(&check(), now), Verdict::Probe);
-        node.record(&stated(true, true, &[(PORT, Some(0))]), now);
+        node.record_now(&stated(true, true, &[(PORT, Some(0))]), now);
         assert_eq!(node.verdict(&check(), now), without);
     }
 
@@ -431,7 +462,7 @@ mod tests {
                     }
                     Step::Unanswered => unanswered(),
                 };
-                let affected = node.record(&result, now);
+                let affected = node.record_now(&result, now);
                 let present = verdicts(&node);
                 match affected {
                     AffectedPorts::All => followed.clone_from(&present),

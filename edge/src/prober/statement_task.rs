@@ -22,8 +22,15 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after a request that this host could not make.
 const LOCAL_FAILURE_PAUSE: Duration = Duration::from_secs(1);
-/// The first requests to all nodes begin within this time.
+/// The first requests to all nodes begin within this time, or one part of it for each node if that is longer: all nodes answer them with
+/// complete statements.
 const FIRST_SPREAD: Duration = Duration::from_millis(250);
+const FIRST_SPREAD_OF_EACH: Duration = Duration::from_micros(500);
+
+/// The time within which the first requests of so many tasks begin that are spawned together.
+pub(super) fn first_spread(tasks: usize) -> Duration {
+    FIRST_SPREAD.max(FIRST_SPREAD_OF_EACH.saturating_mul(u32::try_from(tasks).unwrap_or(u32::MAX)))
+}
 
 /// How a node is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,9 +87,13 @@ impl StatementTask {
         settings: RequestSettings,
         reports: mpsc::Sender<StatementReport>,
         turns: Arc<Semaphore>,
+        first_spread: Duration,
     ) -> Self {
         let (sender, receiver) = watch::channel(settings);
-        let handle = tokio::spawn(run(number, to, receiver, reports, turns));
+        let handle = tokio::spawn(async move {
+            tokio::time::sleep(first_spread.mul_f64(spread(to))).await;
+            run(number, to, receiver, reports, turns).await;
+        });
         Self { number, handle, settings: sender }
     }
 
@@ -101,7 +112,6 @@ async fn run(
 ) {
     let mut schedule = StatementSchedule::default();
     let mut timeout_limit = FIRST_TIMEOUT;
-    tokio::time::sleep(FIRST_SPREAD.mul_f64(spread(to))).await;
     loop {
         let RequestSettings { source, interval, timeout, other_port } = *settings.borrow();
         let wait = schedule.wait(interval);
@@ -129,6 +139,11 @@ async fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_requests_to_many_nodes_take_longer() {
+        assert_eq!([0, 500, 10_000].map(|tasks| first_spread(tasks).as_millis()), [250, 250, 5000]);
+    }
 
     #[test]
     fn settings_are_bounded_whatever_the_checks_say() {
