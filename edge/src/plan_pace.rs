@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Plans take at most one part in so many of the time.
 const PARTS: u32 = 4;
 /// Whatever a plan costs, the next one comes after this time.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PlanPace {
@@ -60,6 +60,6 @@ mod tests {
         assert_eq!(due(&pace), Some(406), "a small cluster's plan costs nothing");
         pace.record(at(406), at(9_406));
         pace.request(at(9_407));
-        assert_eq!(due(&pace), Some(10_406));
+        assert_eq!(due(&pace), Some(12_406));
     }
 }

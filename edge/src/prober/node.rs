@@ -17,8 +17,8 @@ use crate::checks::{CheckSet, HttpChecks, urgency};
 use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::port_set::{PortSet, PortSetPool};
 
-/// A node with more checks is probed only after [`PATIENCE_WITH_MANY`] unanswered requests: its agent may have been slow once, and each
-/// check is a task.
+/// A node with more checks is probed only after [`PATIENCE_WITH_MANY`] requests without a statement: its agent may have been slow once,
+/// and each check is a task.
 const MANY_CHECKS: usize = 64;
 const PATIENCE_WITH_MANY: u32 = 3;
 

@@ -120,8 +120,7 @@ impl NodeStatement {
         self.ports = share(&self.ports);
     }
 
-    /// A request that began at this time has ended. The first ones may be unanswered less than `patience` times before the node is
-    /// probed.
+    /// A request that began at this time has ended. A node is probed once the first `patience` requests brought no statement.
     pub(super) fn record(
         &mut self,
         result: &StatementResult,
@@ -383,7 +382,10 @@ mod tests {
         assert_eq!(node.record(&unanswered(), now, 3), AffectedPorts::All);
         assert_eq!(node.verdict(&check(), now), Verdict::Probe);
         let mut node = NodeStatement::default();
-        assert_eq!(node.record(&not_stated(), now, 3), AffectedPorts::All, "there is no agent");
+        for result in [not_stated(), unanswered(), stated(true, true, &[(PORT, Some(1))])] {
+            node.record(&result, now, 3);
+        }
+        assert_eq!(node.verdict(&check(), now), passed(1), "its agent was late");
     }
 
     /// Another service proxy may have taken over, or a firewall drop packets to the agent's port.
