@@ -271,7 +271,7 @@ impl Engine {
             HealthChange::Stated(address, ports) => {
                 if self.prober.follows_node(address) {
                     self.health.set_stated(address, ports);
-                    // Of many groups one target is known better, which hardly ever changes what they use.
+                    // A statement rarely changes which targets a group uses, so the plan may wait.
                     self.pace.request(Instant::now());
                 }
                 return None;

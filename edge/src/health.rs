@@ -9,7 +9,7 @@ use steerage_edge_api::{HealthCheck, TargetState};
 
 mod by_probe;
 
-pub(crate) use by_probe::{HealthByProbe, Question};
+pub(crate) use by_probe::{HealthByProbe, ProbeRequest};
 
 /// An address and how it is probed. Load balancers with equal checks share the probes of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -20,18 +20,19 @@ use crate::vips::WITHHELD;
 
 mod accept;
 mod assignments;
-mod held;
+mod reachable;
 mod report;
 mod retarget;
 mod room;
 mod select;
 mod targets;
+mod tracked;
 mod usage;
-mod view;
 
 use accept::{Accepted, accept_all};
 pub(crate) use assignments::Assignments;
 use assignments::{Assigned, PlannedTables, assign};
+use reachable::{ReachableTargets, distinct};
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
 pub(crate) use report::{HeldTarget, Others};
@@ -40,7 +41,6 @@ pub(crate) use room::Room;
 use room::served;
 use select::{Frontend, Selection, select};
 use targets::TargetGroup;
-use view::{View, distinct};
 
 /// What a plan follows from.
 #[derive(Clone, Copy, Debug)]
@@ -106,17 +106,19 @@ pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
     Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments }
 }
 
-/// The checks of all groups, in a set for each view.
+/// The checks of all groups, in a set for all groups with the same targets.
 fn checks(groups: &[TargetGroup]) -> Checks {
-    let mut of_views = HashMap::<_, (&View, Vec<_>)>::new();
+    let mut by_reachable = HashMap::<_, (&ReachableTargets, Vec<_>)>::new();
     for group in groups {
-        let of_view = of_views.entry(Arc::as_ptr(&group.view)).or_insert_with(|| (&*group.view, Vec::new()));
-        of_view.1.push((group.check().clone(), !group.has_healthy()));
+        let of_reachable = by_reachable
+            .entry(Arc::as_ptr(&group.reachable))
+            .or_insert_with(|| (&*group.reachable, Vec::new()));
+        of_reachable.1.push((group.check().clone(), !group.has_healthy()));
     }
     Checks::new(
-        of_views
+        by_reachable
             .into_values()
-            .map(|(view, checks)| (view.addresses(), checks.into_iter().collect::<CheckSet>())),
+            .map(|(reachable, checks)| (reachable.addresses(), checks.into_iter().collect::<CheckSet>())),
     )
 }
 
@@ -163,13 +165,13 @@ fn senders(
     targets: &BTreeMap<u32, TargetState>,
 ) -> BTreeMap<Mac, Sender> {
     let is_node = targets.values().any(|target| target.path == Path::Local)
-        || groups.iter().any(|group| group.view.has_own_host);
+        || groups.iter().any(|group| group.reachable.has_own_host);
     // Heartbeats can be forged, and packets that a router forwards are of any source.
     let routers = host.default_gateways();
     let peers = || host.peers.iter().filter(|peer| !routers.contains(&peer.mac));
     let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
-    let views = distinct(groups.iter().map(|group| &group.view));
-    for (mac, nets) in views.flat_map(|view| &view.sources) {
+    let all_reachable = distinct(groups.iter().map(|group| &group.reachable));
+    for (mac, nets) in all_reachable.flat_map(|reachable| &reachable.sources) {
         senders.entry(*mac).or_default().extend(nets);
     }
     for peer in peers() {

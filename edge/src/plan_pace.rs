@@ -7,13 +7,13 @@
 use std::time::{Duration, Instant};
 
 /// Plans take at most one part in so many of the time.
-const PARTS: u32 = 4;
+const MIN_PARTS: u32 = 4;
 /// Whatever a plan costs, the next one comes after this time.
 const MAX_PAUSE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PlanPace {
-    /// No requested plan before, if it is known.
+    /// Earliest time of the next requested plan; `None` before the first plan.
     not_before: Option<Instant>,
     due: Option<Instant>,
 }
@@ -27,7 +27,7 @@ impl PlanPace {
 
     /// A plan was made in this time.
     pub(crate) fn record(&mut self, begun: Instant, ended: Instant) {
-        let pause = (ended.duration_since(begun) * (PARTS - 1)).min(MAX_PAUSE);
+        let pause = (ended.duration_since(begun) * (MIN_PARTS - 1)).min(MAX_PAUSE);
         *self = Self { not_before: Some(ended + pause), due: None };
     }
 

@@ -29,7 +29,7 @@ mod test_node;
 #[cfg(test)]
 mod tests;
 
-use node::{Bench, Node};
+use node::{JudgeContext, Node};
 pub(crate) use node_statement::{StatementMode, StatementResult};
 use probe_task::ProbeTasks;
 use statement_request::COMPLETE_AT_ONCE;
@@ -110,7 +110,7 @@ impl Prober {
                 StatementTask::spawn(self.last_task, to, settings, reports, turns, spread)
             });
             self.tasks.metrics.count_node(before, node.mode());
-            node.judge_new(Bench { tasks: &self.tasks, known, now });
+            node.judge_new(JudgeContext { tasks: &self.tasks, known, now });
             node.send_ports(&self.tasks);
         }
     }
@@ -127,8 +127,8 @@ impl Prober {
         let address = report.address;
         let Some(node) = self.nodes.get_mut(&address) else { return };
         let before = node.mode();
-        let bench = Bench { tasks: &self.tasks, known, now: Instant::now() };
-        if node.record(report, &mut self.shared, bench) {
+        let context = JudgeContext { tasks: &self.tasks, known, now: Instant::now() };
+        if node.record(report, &mut self.shared, context) {
             self.tasks.metrics.count_statement(&report.result);
             self.tasks.metrics.count_node(before, node.mode());
             log(address, node, before, &report.result);

@@ -16,13 +16,13 @@ use crate::port_set::PortSet;
 
 /// What a probe asks an address. Checks that differ in their times and thresholds ask the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Question {
+pub(crate) struct ProbeRequest {
     protocol: HealthCheckProtocol,
     port: u16,
     path: Option<String>,
 }
 
-impl From<&HealthCheck> for Question {
+impl From<&HealthCheck> for ProbeRequest {
     fn from(check: &HealthCheck) -> Self {
         Self { protocol: check.protocol, port: check.port, path: check.path.clone() }
     }
@@ -58,14 +58,14 @@ impl Default for HealthByProbe {
 struct OfAddress {
     by_check: HashMap<HealthCheck, TargetHealth>,
     /// The last change of any probe that asks this.
-    by_question: HashMap<Question, TargetHealth>,
+    by_request: HashMap<ProbeRequest, TargetHealth>,
     /// The ports that the node states, or stated last.
     stated: Option<Arc<PortSet>>,
 }
 
 impl OfAddress {
     fn value(&self, check: &HealthCheck) -> Option<&TargetHealth> {
-        self.by_check.get(check).or_else(|| self.by_question.get(&check.into()))
+        self.by_check.get(check).or_else(|| self.by_request.get(&check.into()))
     }
 }
 
@@ -94,7 +94,7 @@ impl HealthByProbe {
         let Probe { address, check } = probe;
         let of_address = self.by_address.entry(address).or_default();
         self.healthy += usize::from(health.is_healthy());
-        of_address.by_question.insert((&check).into(), health.clone());
+        of_address.by_request.insert((&check).into(), health.clone());
         self.by_port.entry(check.port).or_default().insert(address);
         let before = of_address.by_check.insert(check.clone(), health);
         self.healthy -= usize::from(before.as_ref().is_some_and(TargetHealth::is_healthy));
@@ -133,7 +133,7 @@ impl HealthByProbe {
                 continue;
             }
             of_address.by_check.remove(check);
-            of_address.by_question.remove(&check.into());
+            of_address.by_request.remove(&check.into());
         }
     }
 
@@ -141,10 +141,10 @@ impl HealthByProbe {
     pub(crate) fn set_checks(&mut self, checks: &Checks) {
         for (address, of_address) in &mut self.by_address {
             let sets = checks.of(*address);
-            let OfAddress { by_check, by_question, .. } = of_address;
-            let followed = by_question.iter().map(|(question, health)| {
-                let of_port = sets.iter().flat_map(|set| set.at(question.port));
-                (of_port.filter(|check| Question::from(*check) == *question), health)
+            let OfAddress { by_check, by_request, .. } = of_address;
+            let followed = by_request.iter().map(|(request, health)| {
+                let of_port = sets.iter().flat_map(|set| set.at(request.port));
+                (of_port.filter(|check| ProbeRequest::from(*check) == *request), health)
             });
             for (followed, health) in followed {
                 for check in followed {
@@ -154,8 +154,8 @@ impl HealthByProbe {
                 }
             }
             by_check.retain(|check, _| urgency(sets, check).is_some());
-            let asked: HashSet<Question> = by_check.keys().map(Question::from).collect();
-            by_question.retain(|question, _| asked.contains(question));
+            let asked: HashSet<ProbeRequest> = by_check.keys().map(ProbeRequest::from).collect();
+            by_request.retain(|request, _| asked.contains(request));
         }
         let gone: Vec<_> =
             self.by_address.keys().filter(|address| checks.of(**address).is_empty()).copied().collect();

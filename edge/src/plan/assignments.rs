@@ -12,11 +12,11 @@ use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{State, Table};
 
 use super::PlanInputs;
+use super::reachable::distinct;
 use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
 use super::select::{Frontend, TargetsInUse};
 use super::targets::{TableKey, TargetGroup};
 use super::usage::Memory;
-use super::view::distinct;
 use crate::numbers::{TableNumbers, TargetNumbers};
 
 /// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
@@ -144,8 +144,11 @@ pub(super) fn assign(
         })
         .collect();
     // Also of targets that are in no table now: they may be in one as soon as they are healthy.
-    let views = distinct(wanted.iter().map(|(_, group, ..)| &group.view));
-    let numbered = views.flat_map(|view| view.addresses()).map(|address| targets.assign(address)).collect();
+    let all_reachable = distinct(wanted.iter().map(|(_, group, ..)| &group.reachable));
+    let numbered = all_reachable
+        .flat_map(|reachable| reachable.addresses())
+        .map(|address| targets.assign(address))
+        .collect();
     let is_cut = fit(&mut wanted, inputs.room);
     let mut used = SlotsAndMembers::default();
     for (position, group, members, size) in wanted {

@@ -16,14 +16,14 @@ use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
 use super::targets::TargetGroup;
-use crate::health::{HealthByProbe, Probe, Question};
+use crate::health::{HealthByProbe, Probe, ProbeRequest};
 
 /// The groups of a plan, and who uses them.
 #[derive(Debug, Default)]
 pub(crate) struct PlannedGroups {
     groups: Vec<PlannedGroup>,
     /// The positions of groups whose checks ask this.
-    asked: HashMap<Question, Vec<usize>>,
+    asked: HashMap<ProbeRequest, Vec<usize>>,
     /// Of all tables.
     used: SlotsAndMembers,
     /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
@@ -42,7 +42,7 @@ struct PlannedGroup {
     reported: Vec<(String, usize)>,
 }
 
-/// What the use of targets is a matter of, beside the load balancers and the host's network.
+/// Inputs that decide the use of targets, beside the load balancers and the host's network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HealthInputs<'a> {
     pub(crate) health: &'a HealthByProbe,
@@ -78,7 +78,7 @@ impl PlannedGroups {
     ) -> Self {
         let mut asked = HashMap::<_, Vec<_>>::new();
         for (position, group) in groups.iter().enumerate() {
-            asked.entry(Question::from(group.check())).or_default().push(position);
+            asked.entry(ProbeRequest::from(group.check())).or_default().push(position);
         }
         let unused = |group| PlannedGroup { group, vips: 0, reported: Vec::new() };
         let mut groups: Vec<_> = groups.into_iter().map(unused).collect();
@@ -161,7 +161,7 @@ impl PlannedGroups {
                     self.healthy_vips -= planned.vips;
                 }
                 let probe = |address| Probe { address, check: group.check().clone() };
-                flipped.extend(group.view.addresses().map(probe));
+                flipped.extend(group.reachable.addresses().map(probe));
             }
             self.next_change = self.next_change.into_iter().chain(group.next_change).min();
             planned.group = group;
@@ -175,10 +175,10 @@ impl PlannedGroups {
 
     /// The positions of groups with this target whose checks ask the same.
     fn asked(&self, probe: &Probe) -> impl Iterator<Item = usize> {
-        let positions = self.asked.get(&Question::from(&probe.check)).into_iter().flatten().copied();
+        let positions = self.asked.get(&ProbeRequest::from(&probe.check)).into_iter().flatten().copied();
         let has_target = |position: &usize| {
             let planned = self.groups.get(*position);
-            planned.is_some_and(|planned| planned.group.view.position(probe.address).is_some())
+            planned.is_some_and(|planned| planned.group.reachable.position(probe.address).is_some())
         };
         positions.filter(has_target)
     }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::accept::Accepted;
+use super::reachable::ReachableByTargets;
 use super::targets::{TableKey, TargetGroup, Targets};
-use super::view::Views;
 use super::{Assignments, PlanInputs};
 use crate::index::LoadBalancer;
 
@@ -69,7 +69,7 @@ struct Groups<'a> {
     previous: &'a Assignments,
     list: Vec<TargetGroup>,
     positions: HashMap<TableKey, usize>,
-    views: Views,
+    of_targets: ReachableByTargets,
 }
 
 impl Groups<'_> {
@@ -85,8 +85,8 @@ impl Groups<'_> {
     fn group(&mut self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
         let before = self.previous.memory(&key, &first, self.inputs.now);
         let PlanInputs { host, health, .. } = self.inputs;
-        let view = self.views.view(targets, key.is_v6(), host, health);
-        TargetGroup::new(self.inputs.health_inputs(), key, targets, view, first, &before)
+        let reachable = self.of_targets.reachable(targets, key.is_v6(), host, health);
+        TargetGroup::new(self.inputs.health_inputs(), key, targets, reachable, first, &before)
     }
 
     fn push(&mut self, group: TargetGroup) -> usize {
@@ -101,7 +101,7 @@ impl Groups<'_> {
         let is_served = self.list.get(named).is_some_and(TargetGroup::has_healthy);
         let is_patient = last.waited(self.inputs.now) < MAX_WAIT;
         let is_safer = |group: &TargetGroup| {
-            !group.view.targets.is_empty() && (group.has_healthy() || is_patient && !is_served)
+            !group.reachable.targets.is_empty() && (group.has_healthy() || is_patient && !is_served)
         };
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
@@ -117,8 +117,13 @@ pub(super) fn select<'a>(
     previous: &Assignments,
 ) -> Selection<'a> {
     let last = &previous.in_use;
-    let mut groups =
-        Groups { inputs, previous, list: Vec::new(), positions: HashMap::new(), views: Views::default() };
+    let mut groups = Groups {
+        inputs,
+        previous,
+        list: Vec::new(),
+        positions: HashMap::new(),
+        of_targets: ReachableByTargets::default(),
+    };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {

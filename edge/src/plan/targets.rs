@@ -16,10 +16,10 @@ use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
-use super::held::{Held, MOST_WITHOUT_ENDPOINT, hold};
+use super::reachable::{ReachableTarget, ReachableTargets};
 use super::report::{GroupReport, HeldTarget, Others, SharedGroup};
+use super::tracked::{MOST_WITHOUT_ENDPOINT, Tracked, track};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
-use super::view::{View, ViewedTarget};
 use crate::hash;
 use crate::health::{Probe, TargetHealth};
 use crate::index::LoadBalancer;
@@ -34,8 +34,8 @@ pub(super) struct TableKey {
     v6: bool,
 }
 
-/// The largest table of a group that uses all its targets because none is healthy. Under `health-check` steering all nodes are targets of each Service: those
-/// without endpoints would need more memory than all others.
+/// The largest table of a group that uses targets although none is healthy: each slot is a guess, and Services without a healthy target
+/// must not need more memory than all others.
 const MAX_FAIL_OPEN_SIZE: u32 = 1021;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -135,16 +135,16 @@ impl Targets {
 pub(super) struct TargetGroup {
     pub(super) key: TableKey,
     pub(super) targets: Targets,
-    pub(super) view: Arc<View>,
+    pub(super) reachable: Arc<ReachableTargets>,
     /// The first listener that it serves.
     pub(super) first: ListenerKey,
-    /// See [`hold`].
+    /// See [`track`].
     pub(super) candidates: Vec<Candidate>,
     /// Of all targets, also of refused ones and of those that are no candidates.
     pub(super) report: Arc<GroupReport>,
     basis: Basis,
-    /// The number of targets of which nothing is known, also of those that are no candidates.
-    unknown: usize,
+    /// The number of targets whose first probe has not ended, also of those that are no candidates.
+    untried: usize,
     /// For the next group with this key.
     pub(super) memory: Arc<Memory>,
     /// When the group changes without any news.
@@ -174,7 +174,7 @@ impl TargetGroup {
         inputs: HealthInputs<'_>,
         key: TableKey,
         targets: &Targets,
-        view: Arc<View>,
+        reachable: Arc<ReachableTargets>,
         first: ListenerKey,
         before: &Memory,
     ) -> Self {
@@ -182,18 +182,18 @@ impl TargetGroup {
         let mut probe = Probe { address: IpAddr::from(first.vip), check: key.check.clone() };
         let mut candidates = Vec::new();
         let refused = |status: &TargetStatus| HeldTarget { status: status.clone(), lacks_endpoint: false };
-        let mut held: Vec<_> = view.refused.iter().map(refused).collect();
-        let (mut known, mut held_unknown) = (Vec::new(), 0);
-        let Held { positions, unknown } = hold(&view, &key, health, before);
+        let mut held: Vec<_> = reachable.refused.iter().map(refused).collect();
+        let (mut known, mut tracked_untried) = (Vec::new(), 0);
+        let Tracked { positions, untried } = track(&reachable, &key, health, before);
         for position in positions {
-            let Some(target) = view.targets.get(position) else { continue };
+            let Some(target) = reachable.targets.get(position) else { continue };
             probe.address = target.address;
             let of_probe = health.get(&probe);
-            held_unknown += usize::from(of_probe.is_none());
+            tracked_untried += usize::from(of_probe.is_none());
             let TargetHealth { state, reason, weight, lacks_endpoint } =
                 of_probe.cloned().unwrap_or_default();
-            let weight = if view.has_own_weights { target.weight } else { weight.unwrap_or(1) };
-            let ViewedTarget { address, name_hash, .. } = *target;
+            let weight = if reachable.has_own_weights { target.weight } else { weight.unwrap_or(1) };
+            let ReachableTarget { address, name_hash, .. } = *target;
             known.push(Known { address, state, lacks_endpoint, drain: target.drain.as_deref() });
             candidates.push(Candidate { address, name_hash, weight, state, share: 0 });
             let status = TargetStatus {
@@ -208,29 +208,29 @@ impl TargetGroup {
             held.push(HeldTarget { status, lacks_endpoint });
         }
         let is_without_endpoint = known.iter().all(|target| target.lacks_endpoint);
-        let mut usage = decide(&known, unknown, key.rules, before, now);
+        let mut usage = decide(&known, untried, key.rules, before, now);
         if usage.basis == Basis::All && is_without_endpoint {
-            leave_some(&mut usage.used, &candidates, &key);
+            limit_without_endpoint(&mut usage.used, &candidates, &key);
         }
-        let of_candidates = held.iter_mut().skip(view.refused.len());
+        let of_candidates = held.iter_mut().skip(reachable.refused.len());
         for ((candidate, held), used) in candidates.iter_mut().zip(of_candidates).zip(usage.used) {
             let Used { usage, reason, share } = used;
             candidate.share = share;
             (held.status.usage, held.status.use_reason) = (Some(usage), reason);
         }
-        let others_unknown = unknown.saturating_sub(held_unknown);
-        let without_endpoint = view.targets.len().saturating_sub(candidates.len() + others_unknown);
-        let others = Others { without_endpoint, unknown: others_unknown };
+        let other_untried = untried.saturating_sub(tracked_untried);
+        let without_endpoint = reachable.targets.len().saturating_sub(candidates.len() + other_untried);
+        let others = Others { without_endpoint, unknown: other_untried };
         let report = GroupReport::new(key.shared(), key.family(), held, others);
         Self {
             key,
             targets: targets.clone(),
-            view,
+            reachable,
             first,
             candidates,
             report: Arc::new(report),
             basis: usage.basis,
-            unknown,
+            untried,
             memory: Arc::new(usage.memory),
             next_change: usage.next_change,
         }
@@ -238,8 +238,8 @@ impl TargetGroup {
 
     /// The same targets, with the health that they have now.
     pub(super) fn refreshed(&self, inputs: HealthInputs<'_>) -> Self {
-        let view = Arc::clone(&self.view);
-        Self::new(inputs, self.key.clone(), &self.targets, view, self.first, &self.memory)
+        let reachable = Arc::clone(&self.reachable);
+        Self::new(inputs, self.key.clone(), &self.targets, reachable, self.first, &self.memory)
     }
 
     /// The check of its targets.
@@ -249,7 +249,7 @@ impl TargetGroup {
 
     /// Whether the first probe of every target has ended.
     pub(super) fn is_tried(&self) -> bool {
-        self.unknown == 0
+        self.untried == 0
     }
 
     pub(super) fn has_healthy(&self) -> bool {
@@ -294,8 +294,8 @@ impl TargetGroup {
     }
 }
 
-/// Of targets that all say that they have no endpoint, leaves so few in use as a group holds that has heard it from their nodes.
-fn leave_some(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
+/// Uses at most [`MOST_WITHOUT_ENDPOINT`] targets if all say that they have no endpoint: the same ones as where their nodes state it.
+fn limit_without_endpoint(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
     let begin = key.place();
     let distance = |candidate: &Candidate| (candidate.name_hash.wrapping_sub(begin), candidate.address);
     let mut distances: Vec<_> = candidates.iter().map(distance).collect();

@@ -97,8 +97,8 @@ impl Memory {
         self.healthy.iter().chain(self.failed.keys()).copied()
     }
 
-    /// `unknown` is the number of targets of which nothing is known, also of those that are not among `known`.
-    fn next(&self, known: &[Known<'_>], unknown: usize, now: Instant) -> Self {
+    /// `untried` is the number of targets whose first probe has not ended, also of those that are not among `known`.
+    fn next(&self, known: &[Known<'_>], untried: usize, now: Instant) -> Self {
         let mut healthy: Vec<_> =
             known.iter().filter(|target| target.is_healthy()).map(|target| target.address).collect();
         healthy.sort_unstable();
@@ -114,7 +114,7 @@ impl Memory {
         if none_since.is_none() {
             failed.retain(|_, at| *at + HOLD > now);
         }
-        let is_known = unknown == 0 && known.iter().all(|target| target.state != TargetState::Initial);
+        let is_known = untried == 0 && known.iter().all(|target| target.state != TargetState::Initial);
         let was_known = self.was_known || is_known;
         Self { healthy, failed, none_since, filling: BTreeMap::new(), was_known }
     }
@@ -138,7 +138,7 @@ pub(super) enum Basis {
     Panic,
     /// Those that were healthy last, as none is.
     LastGood,
-    /// All, or all that have an endpoint.
+    /// All that do not say that they have no endpoint, or all; see `tracked` for the most of each.
     All,
 }
 
@@ -168,15 +168,15 @@ pub(super) struct Usage {
     pub(super) next_change: Option<Instant>,
 }
 
-/// `unknown` as in [`Memory::next`].
+/// `untried` as in [`Memory::next`].
 pub(super) fn decide(
     known: &[Known<'_>],
-    unknown: usize,
+    untried: usize,
     rules: UseRules,
     before: &Memory,
     now: Instant,
 ) -> Usage {
-    let mut memory = before.next(known, unknown, now);
+    let mut memory = before.next(known, untried, now);
     let basis = basis(known, rules, &memory, now);
     memory.filling = filling(known, rules, before, now);
     let hold_ends = memory.none_since.filter(|_| basis == Basis::LastGood).map(|since| since + HOLD);

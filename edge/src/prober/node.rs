@@ -49,7 +49,7 @@ enum Judge {
 
 /// What judging a check takes.
 #[derive(Clone, Copy)]
-pub(super) struct Bench<'a> {
+pub(super) struct JudgeContext<'a> {
     pub(super) tasks: &'a ProbeTasks,
     /// The health that is known.
     pub(super) known: &'a HealthByProbe,
@@ -93,12 +93,12 @@ impl Node {
     }
 
     /// Decides the checks that nothing decides yet.
-    pub(super) fn judge_new(&mut self, bench: Bench<'_>) {
+    pub(super) fn judge_new(&mut self, context: JudgeContext<'_>) {
         for port in self.undecided_ports() {
             let judged = self.judged.get(&port);
             let is_judged = |check: &HealthCheck| judged.is_some_and(|judged| judged.contains_key(check));
             if !self.sets.iter().flat_map(|set| set.at(port)).all(is_judged) {
-                self.judge(port, bench);
+                self.judge(port, context);
             }
         }
     }
@@ -181,7 +181,7 @@ impl Node {
         &mut self,
         report: &StatementReport,
         shared: &mut PortSetPool,
-        bench: Bench<'_>,
+        context: JudgeContext<'_>,
     ) -> bool {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
             return false;
@@ -192,7 +192,7 @@ impl Node {
         self.statement.share(|ports| shared.share(ports));
         let dropped = self.dropped_ports();
         if !dropped.is_empty() {
-            self.send_ports(bench.tasks);
+            self.send_ports(context.tasks);
         }
         let held_back = std::mem::take(&mut self.held_back);
         let ports: BTreeSet<u16> = match affected {
@@ -200,12 +200,12 @@ impl Node {
             AffectedPorts::These(ports) => held_back.into_iter().chain(ports).collect(),
         };
         for port in ports {
-            self.judge(port, bench);
+            self.judge(port, context);
         }
         for port in dropped {
-            self.send_health(port, bench);
+            self.send_health(port, context);
         }
-        self.send_ports(bench.tasks);
+        self.send_ports(context.tasks);
         true
     }
 
@@ -218,10 +218,10 @@ impl Node {
     }
 
     /// Sends what is known of the targets of a port that the node does not state any more: nobody else says that they have no endpoint.
-    fn send_health(&self, port: u16, bench: Bench<'_>) {
+    fn send_health(&self, port: u16, context: JudgeContext<'_>) {
         for (check, judge) in self.judged.get(&port).into_iter().flatten() {
             if let Some(health) = judge.health() {
-                send(&Probe { address: self.address, check: check.clone() }, &health, bench);
+                send(&Probe { address: self.address, check: check.clone() }, &health, context);
             }
         }
     }
@@ -239,19 +239,19 @@ impl Node {
     }
 
     /// Decides the checks of a port as the statement says now.
-    fn judge(&mut self, port: u16, bench: Bench<'_>) {
+    fn judge(&mut self, port: u16, context: JudgeContext<'_>) {
         let checks: HashSet<&HealthCheck> = self.sets.iter().flat_map(|set| set.at(port)).collect();
         let mut judged = self.judged.remove(&port).unwrap_or_default();
         for check in checks {
             let before = judged.remove(check);
             let probe = Probe { address: self.address, check: check.clone() };
-            let judge = match self.statement.verdict(check, bench.now) {
+            let judge = match self.statement.verdict(check, context.now) {
                 Verdict::Wait if self.task.is_some() => before,
-                Verdict::Wait | Verdict::Probe => Some(self.probing(&probe, before, bench)),
-                Verdict::Keep => Some(Judge::Statements(keeping(&probe, before, bench))),
+                Verdict::Wait | Verdict::Probe => Some(self.probing(&probe, before, context)),
+                Verdict::Keep => Some(Judge::Statements(keeping(&probe, before, context))),
                 Verdict::Obey(ProbeResult::NoEndpoint) => {
-                    if before.is_some() || bench.known.has_value(&probe) {
-                        obeying(&probe, before, ProbeResult::NoEndpoint, bench);
+                    if before.is_some() || context.known.has_value(&probe) {
+                        obeying(&probe, before, ProbeResult::NoEndpoint, context);
                     }
                     None
                 }
@@ -260,7 +260,7 @@ impl Node {
                         ProbeResult::Passed(weight) => Some(*weight),
                         _ => None,
                     };
-                    let tracker = obeying(&probe, before, result, bench);
+                    let tracker = obeying(&probe, before, result, context);
                     if weight.is_some_and(|weight| !tracker.has_weight(weight)) {
                         self.held_back.insert(port);
                     }
@@ -275,7 +275,7 @@ impl Node {
     }
 
     /// Probes go on, or begin.
-    fn probing(&self, probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> Judge {
+    fn probing(&self, probe: &Probe, before: Option<Judge>, context: JudgeContext<'_>) -> Judge {
         let (known, at_once) = match before {
             Some(Judge::Probes(task)) => return Judge::Probes(task),
             // Its last statement counts as a passed or failed probe: the threshold must not be reached sooner than by probes. Nor
@@ -285,13 +285,13 @@ impl Node {
             }
             // Of most ports of a node that states nothing any more, its last statement said that they have no endpoint.
             None => {
-                let known = bench.known.get(probe).cloned();
-                let was_stated = known.is_some() && !bench.known.has_value(probe);
+                let known = context.known.get(probe).cloned();
+                let was_stated = known.is_some() && !context.known.has_value(probe);
                 (known, !(was_stated && self.mode() == StatementMode::Probed))
             }
         };
         let is_urgent = urgency(&self.sets, &probe.check).unwrap_or_default();
-        Judge::Probes(bench.tasks.spawn(probe.clone(), known, self.source, is_urgent, at_once))
+        Judge::Probes(context.tasks.spawn(probe.clone(), known, self.source, is_urgent, at_once))
     }
 
     /// The health that the node's statements have decided.
@@ -329,34 +329,39 @@ impl Judge {
 }
 
 /// The health stays. Without any, the target has been tried and is undecided.
-fn keeping(probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> HealthTracker {
-    let mut tracker = tracker(probe, before, bench);
+fn keeping(probe: &Probe, before: Option<Judge>, context: JudgeContext<'_>) -> HealthTracker {
+    let mut tracker = tracker(probe, before, context);
     if tracker.health().state == TargetState::Initial
-        && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), bench.now)
+        && tracker.record(&probe.check, ProbeResult::Unanswered(SILENT.to_owned()), context.now)
     {
-        send(probe, tracker.health(), bench);
+        send(probe, tracker.health(), context);
     }
     tracker
 }
 
 /// The node says so.
-fn obeying(probe: &Probe, before: Option<Judge>, result: ProbeResult, bench: Bench<'_>) -> HealthTracker {
-    let mut tracker = tracker(probe, before, bench);
-    if tracker.obey(result, bench.now) {
-        send(probe, tracker.health(), bench);
+fn obeying(
+    probe: &Probe,
+    before: Option<Judge>,
+    result: ProbeResult,
+    context: JudgeContext<'_>,
+) -> HealthTracker {
+    let mut tracker = tracker(probe, before, context);
+    if tracker.obey(result, context.now) {
+        send(probe, tracker.health(), context);
     }
     tracker
 }
 
-fn tracker(probe: &Probe, before: Option<Judge>, bench: Bench<'_>) -> HealthTracker {
+fn tracker(probe: &Probe, before: Option<Judge>, context: JudgeContext<'_>) -> HealthTracker {
     match before {
         Some(Judge::Statements(tracker)) => tracker,
-        Some(Judge::Probes(task)) => HealthTracker::new(task.health(), bench.now),
-        None => HealthTracker::new(bench.known.get(probe).cloned(), bench.now),
+        Some(Judge::Probes(task)) => HealthTracker::new(task.health(), context.now),
+        None => HealthTracker::new(context.known.get(probe).cloned(), context.now),
     }
 }
 
-fn send(probe: &Probe, health: &TargetHealth, bench: Bench<'_>) {
+fn send(probe: &Probe, health: &TargetHealth, context: JudgeContext<'_>) {
     // Without a receiver the process is ending.
-    let _ = bench.tasks.changes.send(HealthChange::Target(probe.clone(), health.clone()));
+    let _ = context.tasks.changes.send(HealthChange::Target(probe.clone(), health.clone()));
 }

@@ -16,9 +16,9 @@ use crate::host::HostNetwork;
 use crate::link::mac::Mac;
 
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct ReachableTargets {
     /// Those that can be reached.
-    pub(super) targets: Vec<ViewedTarget>,
+    pub(super) targets: Vec<ReachableTarget>,
     positions: HashMap<IpAddr, usize>,
     /// Those that cannot.
     pub(super) refused: Vec<TargetStatus>,
@@ -27,7 +27,7 @@ pub(super) struct View {
     /// The sources that frames of a node may carry.
     pub(super) sources: Vec<(Mac, Vec<IpNet>)>,
     /// The positions of targets whose nodes had never stated anything when the plan was made, in order.
-    pub(super) unstating: Vec<usize>,
+    pub(super) without_statement: Vec<usize>,
     /// All positions, in the order of the hashes of the nodes' names.
     by_name: Vec<usize>,
     /// Whether this host is one of them.
@@ -35,7 +35,7 @@ pub(super) struct View {
 }
 
 #[derive(Debug)]
-pub(super) struct ViewedTarget {
+pub(super) struct ReachableTarget {
     pub(super) node: String,
     pub(super) address: IpAddr,
     pub(super) name_hash: u64,
@@ -44,15 +44,15 @@ pub(super) struct ViewedTarget {
     pub(super) drain: Option<String>,
 }
 
-impl View {
+impl ReachableTargets {
     fn new(targets: &Targets, v6: bool, host: &HostNetwork, health: &HealthByProbe) -> Self {
-        let mut view = Self {
+        let mut reachable = Self {
             targets: Vec::new(),
             positions: HashMap::new(),
             refused: Vec::new(),
             has_own_weights: targets.as_slice().iter().any(|target| target.weight != 1),
             sources: Vec::new(),
-            unstating: Vec::new(),
+            without_statement: Vec::new(),
             by_name: Vec::new(),
             has_own_host: false,
         };
@@ -62,7 +62,7 @@ impl View {
             let Some(address) = of_family.next().copied() else { continue };
             let is_local = host.is_local(address);
             if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
-                view.refused.push(TargetStatus {
+                reachable.refused.push(TargetStatus {
                     node: target.node.clone(),
                     address,
                     state: TargetState::Refused,
@@ -74,16 +74,16 @@ impl View {
                 continue;
             }
             // Two nodes with one address are one target.
-            let position = view.targets.len();
-            if *view.positions.entry(address).or_insert(position) != position {
+            let position = reachable.targets.len();
+            if *reachable.positions.entry(address).or_insert(position) != position {
                 continue;
             }
-            view.has_own_host |= is_local;
+            reachable.has_own_host |= is_local;
             if !health.is_stating(address) {
-                view.unstating.push(position);
+                reachable.without_statement.push(position);
             }
-            view.sources.extend(sources(host, target, address));
-            view.targets.push(ViewedTarget {
+            reachable.sources.extend(sources(host, target, address));
+            reachable.targets.push(ReachableTarget {
                 node: target.node.clone(),
                 address,
                 name_hash: hash::bytes(target.node.as_bytes()),
@@ -91,11 +91,12 @@ impl View {
                 drain,
             });
         }
-        view.by_name = (0..view.targets.len()).collect();
-        let targets = &view.targets;
-        view.by_name
+        reachable.by_name = (0..reachable.targets.len()).collect();
+        let targets = &reachable.targets;
+        reachable
+            .by_name
             .sort_by_key(|position| targets.get(*position).map(|target| (target.name_hash, target.address)));
-        view
+        reachable
     }
 
     /// All positions in the order of the hashes of the nodes' names, beginning at this one, and from the end on with the first.
@@ -123,28 +124,28 @@ fn sources(host: &HostNetwork, target: &EdgeTarget, address: IpAddr) -> Option<(
     Some((mac, own.chain(pods).collect()))
 }
 
-/// The views of a plan, each made once.
+/// What a plan has made of the targets of each object, once.
 #[derive(Debug, Default)]
-pub(super) struct Views(HashMap<(usize, bool), (Targets, Arc<View>)>);
+pub(super) struct ReachableByTargets(HashMap<(usize, bool), (Targets, Arc<ReachableTargets>)>);
 
-impl Views {
-    pub(super) fn view(
+impl ReachableByTargets {
+    pub(super) fn reachable(
         &mut self,
         targets: &Targets,
         v6: bool,
         host: &HostNetwork,
         health: &HealthByProbe,
-    ) -> Arc<View> {
-        // The targets are held as long as the view, so that no others get their place in memory.
-        let make = || (targets.clone(), Arc::new(View::new(targets, v6, host, health)));
+    ) -> Arc<ReachableTargets> {
+        // The targets are held as long as the result, so that no others get their place in memory.
+        let make = || (targets.clone(), Arc::new(ReachableTargets::new(targets, v6, host, health)));
         Arc::clone(&self.0.entry((targets.place(), v6)).or_insert_with(make).1)
     }
 }
 
-/// The views of some groups, each once.
+/// The reachable targets of some groups, each object once.
 pub(super) fn distinct<'a>(
-    views: impl Iterator<Item = &'a Arc<View>>,
-) -> impl Iterator<Item = &'a Arc<View>> {
+    all: impl Iterator<Item = &'a Arc<ReachableTargets>>,
+) -> impl Iterator<Item = &'a Arc<ReachableTargets>> {
     let mut seen = HashSet::new();
-    views.filter(move |view| seen.insert(Arc::as_ptr(view)))
+    all.filter(move |reachable| seen.insert(Arc::as_ptr(reachable)))
 }
