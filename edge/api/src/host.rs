@@ -7,6 +7,11 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The field manager with which the edge host of this name applies its objects.
+pub fn field_manager(host: &str) -> String {
+    format!("steerage-edge-{host}")
+}
+
 /// An edge host. It is named after the host, which writes it when something in it changes.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(

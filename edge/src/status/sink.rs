@@ -11,7 +11,7 @@ use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use steerage_edge_api::{EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL};
+use steerage_edge_api::{EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL, field_manager};
 
 use super::WriteResult;
 use super::objects::{ObjectKey, StatusObject};
@@ -115,7 +115,7 @@ impl StatusSink {
         match self {
             Self::Api { client, namespace } => {
                 let api = Api::<K>::namespaced(client.as_ref().clone(), namespace);
-                let params = PatchParams::apply(&format!("steerage-edge-{host}")).force();
+                let params = PatchParams::apply(&field_manager(host)).force();
                 let patched = api.patch(name, &params, &Patch::Apply(object)).await;
                 patched.map(drop).with_context(|| format!("cannot write {name}"))
             }
