@@ -34,7 +34,7 @@ pub(crate) use assignments::Assignments;
 use assignments::{Assigned, PlannedTables, assign};
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
-pub(crate) use report::{HeldTarget, Others};
+pub(crate) use report::{HeldTarget, UntrackedCounts};
 pub(crate) use retarget::{HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;

@@ -27,9 +27,9 @@ pub(crate) struct HeldTarget {
     pub(crate) lacks_endpoint: bool,
 }
 
-/// The numbers of targets that a group does not hold.
+/// Numbers of targets that a group does not hold.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Others {
+pub(crate) struct UntrackedCounts {
     pub(crate) without_endpoint: usize,
     /// Nothing is known of them yet.
     pub(crate) unknown: usize,
@@ -40,6 +40,7 @@ pub(crate) struct Others {
 pub(crate) struct SharedGroup {
     pub(crate) name: String,
     pub(crate) targets: SharedTargets,
+    pub(crate) family: IpFamily,
 }
 
 impl SharedGroup {
@@ -60,7 +61,7 @@ impl SharedGroup {
             "{family:?} {protocol:?} {port} {interval_milliseconds} {timeout_milliseconds} {healthy_threshold} \
              {unhealthy_threshold} {panic_threshold_percent:?} {slow_start_milliseconds:?} {path:?}"
         );
-        Self { name: format!("{node_set}.{:016x}", hash::bytes(text.as_bytes())), targets }
+        Self { name: format!("{node_set}.{:016x}", hash::bytes(text.as_bytes())), targets, family }
     }
 }
 
@@ -95,7 +96,7 @@ impl GroupReport {
         shared: Option<Arc<SharedGroup>>,
         family: IpFamily,
         held: Vec<HeldTarget>,
-        others: Others,
+        others: UntrackedCounts,
     ) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (without_endpoint, initial) = (number(others.without_endpoint), number(others.unknown));

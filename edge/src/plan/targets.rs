@@ -17,7 +17,7 @@ use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
 use super::held::{Held, MOST_WITHOUT_ENDPOINT, hold};
-use super::report::{GroupReport, HeldTarget, Others, SharedGroup};
+use super::report::{GroupReport, HeldTarget, SharedGroup, UntrackedCounts};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
 use super::view::{View, ViewedTarget};
 use crate::hash;
@@ -221,7 +221,7 @@ impl TargetGroup {
         }
         let others_unknown = unknown.saturating_sub(held_unknown);
         let without_endpoint = view.targets.len().saturating_sub(candidates.len() + others_unknown);
-        let others = Others { without_endpoint, unknown: others_unknown };
+        let others = UntrackedCounts { without_endpoint, unknown: others_unknown };
         let report = GroupReport::new(key.shared(), key.family(), held, others);
         Self {
             key,

@@ -41,7 +41,7 @@ fn report(kinds: &[(u32, Kind)], without_endpoint: u32) -> GroupReport {
         None,
         IpFamily::V4,
         held,
-        Others { without_endpoint: without_endpoint as usize, unknown: 0 },
+        UntrackedCounts { without_endpoint: without_endpoint as usize, unknown: 0 },
     )
 }
 
@@ -114,7 +114,7 @@ proptest! {
 fn reasons_are_cut() {
     let mut long = target(1, TargetState::Unhealthy, TargetUse::Inactive, false);
     long.status.reason = "é".repeat(500);
-    let report = GroupReport::new(None, IpFamily::V4, vec![long], Others::default());
+    let report = GroupReport::new(None, IpFamily::V4, vec![long], UntrackedCounts::default());
     assert_eq!(report.targets[0].reason, format!("{}…", "é".repeat(MAX_REASON)));
 }
 

@@ -75,7 +75,12 @@ async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
     let own = Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-3").expect("a load balancer");
     own.targets = vec![
         dual,
-        Arc::new(GroupReport::new(None, IpFamily::V6, v6, Others { without_endpoint: 1, unknown: 0 })),
+        Arc::new(GroupReport::new(
+            None,
+            IpFamily::V6,
+            v6,
+            UntrackedCounts { without_endpoint: 1, unknown: 0 },
+        )),
     ];
     own.problem = "in use".to_owned();
     assert_eq!(run(&client, &status).await, 1 + 5 + 12 + 1);
