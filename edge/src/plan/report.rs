@@ -19,7 +19,7 @@ const FIRST_OF_KIND: usize = 10;
 /// Characters of a reason. A node or an annotation can make it long.
 const MAX_REASON: usize = 160;
 
-/// A target of which more is known than its number.
+/// A target that a group holds.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldTarget {
     pub(crate) status: TargetStatus,
@@ -31,7 +31,7 @@ pub(crate) struct HeldTarget {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UntrackedCounts {
     pub(crate) without_endpoint: usize,
-    /// Nothing is known of them yet.
+    /// Their health is not decided yet.
     pub(crate) unknown: usize,
 }
 
