@@ -30,7 +30,7 @@ pub(crate) use sink::StatusSink;
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two comparisons of what is written with what is to be: each costs as much as there are load balancers.
+/// The least time between two comparisons of written objects with wanted ones. The cost of each grows with the number of load balancers.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
 /// Writes and deletions after one comparison: at most 50 a second.
 const MOST_WRITES_AT_ONCE: usize = 10;
@@ -40,7 +40,7 @@ const LONG_WAIT: Duration = Duration::from_secs(30);
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
 /// Also of a page of a list: takeovers wait meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is written is compared with what is there after this time, in case another client has changed it.
+/// Written objects are compared with those of the API server after this time, in case another client has changed them.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::{BACKOFF, RESYNC_PERIOD, StatusWriter, WRITE_TIMEOUT, WriteRecord, wi
 /// How far a list has come.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// Whether a list is complete, or none can be had: from then on objects are written that no list has shown.
+    /// Whether a list is complete, or lists are unavailable: from then on objects are written that no list has shown.
     has_listed: bool,
     /// When the next page is asked for; `None` without lists.
     due: Option<Instant>,
@@ -41,7 +41,7 @@ impl Listing {
         self.has_listed
     }
 
-    /// The same, and no other list has begun.
+    /// Whether a list is complete or lists are unavailable, and no other list has begun.
     pub(super) fn is_complete(&self) -> bool {
         self.has_listed && self.current.is_none()
     }
