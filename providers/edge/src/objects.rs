@@ -29,7 +29,7 @@ use crate::index::References;
 use crate::sharing::Sharing;
 
 /// Objects in one response to a list: thousands of load balancers at once would be most of the controller's memory.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 /// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -217,7 +217,7 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     /// Lists all objects consistently, in pages of one version, so that the cache then contains every earlier write.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
         let mut names = std::collections::BTreeSet::new();
-        let mut page = ListParams::default().limit(PAGE);
+        let mut page = ListParams::default().limit(PAGE_SIZE);
         let version = loop {
             let list: Page<S> = self.send(self.requests.list(&page)).await?;
             for entry in list.items {
