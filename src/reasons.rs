@@ -62,7 +62,7 @@ reasons! {
         NOT_PROGRAMMED = "NotProgrammed";
         /// No target passes its health check.
         TARGETS_UNHEALTHY = "TargetsUnhealthy";
-        /// The provider does not report the health of the targets (Azure never does), or has not yet; or it could not be read for three intervals, 3m at least. In the last case the message says since when.
+        /// The provider does not report the health of the targets (Azure never does), or has not yet; or it could not be read for three intervals, 3m at least. In the last case the message says since when. On the edge: no host's `activeShards` has the shard of an address, its report is not written yet, or a shared report is missing.
         HEALTH_UNKNOWN = "HealthUnknown";
     }
 

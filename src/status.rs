@@ -31,8 +31,8 @@ impl HealthSummary {
 
     pub(crate) fn new(health: &Health) -> Self {
         let Health { targets, omitted, parts, due: _ } = health;
-        let is_omitted = |state| omitted.get(&state).copied().unwrap_or_default();
-        let any = |state| is_omitted(state) > 0 || targets.iter().any(|target| target.state == state);
+        let omitted_count = |state| omitted.get(&state).copied().unwrap_or_default();
+        let any = |state| omitted_count(state) > 0 || targets.iter().any(|target| target.state == state);
         let any_part = |is_served| parts.iter().any(|part| part.is_served == is_served);
         let unusable = || targets.iter().filter(|t| t.state == HealthState::Unused && !t.reason.is_empty());
         // A target that all parts share can be healthy for one of them only.
@@ -45,7 +45,7 @@ impl HealthSummary {
                 || any_part(None),
             unserved: unserved.map(|part: &PartHealth| part.name.clone()).collect(),
             unusable: unusable().take(Self::SHOWN).map(|t| (t.target.clone(), t.reason.clone())).collect(),
-            unusable_count: unusable().count() + is_omitted(HealthState::Unused),
+            unusable_count: unusable().count() + omitted_count(HealthState::Unused),
         }
     }
 

@@ -37,6 +37,7 @@ pub(crate) struct Metrics {
     pub(crate) failures: Counter<u64, AtomicU64>,
     pub(crate) status_writes: Counter<u64, AtomicU64>,
     pub(crate) status_write_failures: Counter<u64, AtomicU64>,
+    status_objects_waiting: Gauge<i64, AtomicI64>,
     /// Of the exchange of flow exceptions.
     pub(crate) flows: FlowMetrics,
 }
@@ -84,6 +85,11 @@ impl Metrics {
                 &self.probes,
             ),
             ("health_checks_healthy", "Pairs of address and health check that are healthy", &self.healthy),
+            (
+                "status_objects_waiting",
+                "Status objects that differ from those of the API server and wait to be written",
+                &self.status_objects_waiting,
+            ),
         ];
         for (name, help, gauge) in gauges {
             registry.register(name, help, gauge.clone());
@@ -131,6 +137,15 @@ impl Metrics {
             registry.register(name, help, counter.clone());
         }
         self.flows.register(registry);
+    }
+
+    pub(crate) fn count_status_objects_waiting(&self, count: usize) {
+        self.status_objects_waiting.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn status_objects_waiting(&self) -> i64 {
+        self.status_objects_waiting.get()
     }
 
     /// A request for a statement has ended.

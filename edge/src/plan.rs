@@ -35,7 +35,7 @@ use assignments::{Assigned, PlannedTables, assign};
 use reachable::{ReachableTargets, distinct};
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
-pub(crate) use report::{HeldTarget, Others};
+pub(crate) use report::{TrackedTarget, UntrackedCounts};
 pub(crate) use retarget::{HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;

@@ -30,17 +30,17 @@ pub(crate) use sink::StatusSink;
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two comparisons of what is written with what is to be: each costs as much as there are load balancers.
+/// The least time between two comparisons of written objects with wanted ones. The cost of each grows with the number of load balancers.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
 /// Writes and deletions after one comparison: at most 50 a second.
 const MOST_WRITES_AT_ONCE: usize = 10;
-/// What has waited for so long comes before what is more important.
+/// After this time without a write or an attempt an object comes before all others but the `EdgeHost`, whatever they say.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 /// Even half of its first delay is no less than [`WRITE_INTERVAL`].
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_secs(10));
 /// Also of a page of a list: takeovers wait meanwhile.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is written is compared with what is there after this time, in case another client has changed it.
+/// Written objects are compared with those of the API server after this time, in case another client has changed them.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,11 +57,28 @@ pub(crate) struct HostStatus {
 /// The last write of one object.
 #[derive(Debug)]
 struct WriteRecord {
-    /// What is there; `None` if that is not known, or differs.
+    /// The object on the API server; `None` if that is not known, or differs.
     written: Option<StatusObject>,
+    /// Shared reports to which the object on the API server may refer while `written` is not known.
+    other_references: BTreeSet<String>,
+    /// Whether the last attempt failed.
+    has_failed: bool,
     at: Instant,
     not_before: Instant,
     backoff: Backoff,
+}
+
+impl WriteRecord {
+    /// Whether the object is on the API server as it was last written.
+    fn is_written(&self) -> bool {
+        self.written.is_some()
+    }
+
+    /// The names of the shared reports to which the object on the API server may refer.
+    fn references(&self, host: &str) -> impl Iterator<Item = String> {
+        let written = self.written.iter().flat_map(move |object| object.shared_reports(host));
+        written.chain(self.other_references.iter().cloned())
+    }
 }
 
 pub(crate) struct StatusWriter {
@@ -70,12 +87,12 @@ pub(crate) struct StatusWriter {
     host: String,
     metrics: Metrics,
     records: HashMap<ObjectKey, WriteRecord>,
-    /// Since when objects wait for their turn.
+    /// Since when objects that differ wait for their turn, or for another attempt.
     waiting: HashMap<ObjectKey, Instant>,
     /// Names of objects that nothing needs, and when they may be deleted.
     stale: BTreeMap<String, Instant>,
     listing: Listing,
-    /// After writes of which none had an effect: the API server is away, or busy.
+    /// After writes that all failed: the API server is away, overloaded, or refuses them all. The `EdgeHost` does not wait for it.
     paused_until: Instant,
     pause: Backoff,
 }
@@ -136,9 +153,7 @@ impl StatusWriter {
     async fn write(&mut self, wanted: &WantedObjects, is_last: bool) -> Instant {
         let now = Instant::now();
         self.forget_unwanted(wanted, now);
-        if now < self.paused_until && !is_last {
-            return self.paused_until;
-        }
+        let is_paused = now < self.paused_until && !is_last;
         let (mut due, mut next) = self.due(wanted, now, is_last);
         let has_rest = due.len() > MOST_WRITES_AT_ONCE;
         due.truncate(MOST_WRITES_AT_ONCE);
@@ -147,13 +162,17 @@ impl StatusWriter {
             (key, object, within(WRITE_TIMEOUT, sink.put(host, key, object)).await)
         });
         let written = futures::future::join_all(writes).await;
-        self.pause_if_away(written.iter().map(|(_, _, result)| result));
+        self.pause_if_all_failed(&written);
         let room = MOST_WRITES_AT_ONCE - written.len();
         for (key, object, result) in written {
             next = next.min(self.record(key, object, result));
         }
+        self.metrics.count_status_objects_waiting(self.waiting.len());
         if has_rest {
             return now;
+        }
+        if is_paused {
+            return next.min(self.paused_until);
         }
         next.min(self.delete_stale(now, room).await)
     }
@@ -180,9 +199,17 @@ impl StatusWriter {
                 continue;
             }
             let since = *self.waiting.entry(key.clone()).or_insert(now);
+            if *key != ObjectKey::Host && now < self.paused_until && !is_last {
+                next = next.min(self.paused_until);
+                continue;
+            }
             match record.map(|record| record.not_before) {
                 Some(then) if then > now && !is_last => next = next.min(then),
-                _ => due.push((object.rank(now >= since + LONG_WAIT), since, key, object)),
+                _ => {
+                    let rank =
+                        object.rank(now >= since + LONG_WAIT, record.is_some_and(WriteRecord::is_written));
+                    due.push((rank, since, key, object));
+                }
             }
         }
         due.sort_unstable_by_key(|(rank, since, key, _)| (*rank, *since, *key));
@@ -213,13 +240,8 @@ impl StatusWriter {
         if self.stale.is_empty() || !self.listing.is_complete() {
             return next;
         }
-        let referred: BTreeSet<String> = self
-            .records
-            .values()
-            .filter_map(|record| record.written.as_ref())
-            .flat_map(StatusObject::shared_reports)
-            .map(|name| ObjectKey::Shared(name.to_owned()).object_name(&self.host))
-            .collect();
+        let referred: BTreeSet<String> =
+            self.records.values().flat_map(|record| record.references(&self.host)).collect();
         let is_due = |(name, then): &(&String, &Instant)| **then <= now && !referred.contains(*name);
         let names: Vec<_> =
             self.stale.iter().filter(is_due).map(|(name, _)| name.clone()).take(most).collect();
@@ -251,30 +273,39 @@ impl StatusWriter {
         self.stale.values().min().map_or(next, |first| next.min((*first).max(now + WRITE_INTERVAL)))
     }
 
-    /// Each object has a backoff, but thousands of them would still be tried one after the other.
-    fn pause_if_away<'a>(&mut self, results: impl Iterator<Item = &'a WriteResult>) {
-        let (mut tried, mut away) = (0, 0);
-        for result in results {
-            tried += 1;
-            away += usize::from(result.as_ref().is_err_and(sink::is_unavailable));
-        }
-        if tried > 0 && away == tried {
-            self.paused_until = Instant::now() + self.pause.next_delay();
-        } else if tried > 0 {
-            self.pause.reset();
+    /// Each object has a backoff, but thousands of them would still be tried one after the other. One alone that fails again and again
+    /// delays no other.
+    fn pause_if_all_failed(&mut self, written: &[(&ObjectKey, &StatusObject, WriteResult)]) {
+        let has_failed_before =
+            |key: &ObjectKey| self.records.get(key).is_some_and(|record| record.has_failed);
+        match written {
+            [] => {}
+            [(key, _, Err(_))] if has_failed_before(key) => {}
+            _ if written.iter().all(|(_, _, result)| result.is_err()) => {
+                self.paused_until = Instant::now() + self.pause.next_delay();
+            }
+            _ => self.pause.reset(),
         }
     }
 
     /// Returns when the object is to be written again.
     fn record(&mut self, key: &ObjectKey, object: &StatusObject, result: WriteResult) -> Instant {
         let now = Instant::now();
-        let mut backoff = self.records.get(key).map_or(BACKOFF, |record| record.backoff);
+        let before = self.records.get(key);
+        let mut backoff = before.map_or(BACKOFF, |record| record.backoff);
         let (record, again) = match result {
             Ok(()) => {
                 self.metrics.status_writes.inc();
                 self.waiting.remove(key);
-                let (written, not_before) = (Some(object.clone()), now + WRITE_INTERVAL);
-                (WriteRecord { written, at: now, not_before, backoff: BACKOFF }, now + RESYNC_PERIOD)
+                let record = WriteRecord {
+                    written: Some(object.clone()),
+                    other_references: BTreeSet::new(),
+                    has_failed: false,
+                    at: now,
+                    not_before: now + WRITE_INTERVAL,
+                    backoff: BACKOFF,
+                };
+                (record, now + RESYNC_PERIOD)
             }
             Err(error) => {
                 self.metrics.status_write_failures.inc();
@@ -286,7 +317,19 @@ impl StatusWriter {
                     retry_in = %duration::rounded(retry_in),
                     "status not written; retrying"
                 );
-                (WriteRecord { written: None, at: now, not_before, backoff }, not_before)
+                // The attempt may have had an effect or not.
+                let references = before.into_iter().flat_map(|record| record.references(&self.host));
+                let other_references = references.chain(object.shared_reports(&self.host)).collect();
+                self.waiting.insert(key.clone(), now);
+                let record = WriteRecord {
+                    written: None,
+                    other_references,
+                    has_failed: true,
+                    at: now,
+                    not_before,
+                    backoff,
+                };
+                (record, not_before)
             }
         };
         self.records.insert(key.clone(), record);

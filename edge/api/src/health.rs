@@ -15,7 +15,7 @@ pub const HOST_LABEL: &str = "steerage.dev/edge-host";
 /// The state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum TargetState {
-    /// No probe has completed yet.
+    /// Its health is not decided yet.
     Initial,
     /// Passes its probes and gets traffic.
     Healthy,
@@ -89,16 +89,16 @@ pub struct TargetCounts {
     pub family: IpFamily,
     /// Number of all targets.
     pub total: u32,
-    /// Targets that pass their probes.
+    /// Targets that are healthy.
     #[serde(default)]
     pub healthy: u32,
-    /// Targets that fail their probes, and did not say that they have no endpoint.
+    /// Targets that are unhealthy, except those without an endpoint.
     #[serde(default)]
     pub failed: u32,
-    /// Targets that said that they have no local endpoint. That is no failure.
+    /// Targets that are unhealthy because their nodes have no ready endpoint. That is no failure.
     #[serde(default)]
     pub without_endpoint: u32,
-    /// Targets of which no probe has completed yet.
+    /// Targets whose health is not decided yet.
     #[serde(default)]
     pub initial: u32,
     /// Unusable targets.
@@ -107,13 +107,13 @@ pub struct TargetCounts {
     /// Targets that get no new connections because their nodes drain.
     #[serde(default)]
     pub draining: u32,
-    /// Of all: targets that get new connections, also unhealthy ones where too few are healthy.
+    /// Number of targets with `use: Active`, also unhealthy ones where too few are healthy.
     #[serde(default)]
     pub active: u32,
-    /// Of all: targets in their slow start.
+    /// Number of targets with `use: Filling` (slow start); not in `active`.
     #[serde(default)]
     pub filling: u32,
-    /// Of all: targets that `targets` does not list.
+    /// Number of targets that `targets` does not list.
     #[serde(default)]
     pub omitted: u32,
 }
@@ -134,9 +134,10 @@ pub struct SharedTargets {
     pub slow_start_milliseconds: Option<u32>,
 }
 
-/// The health of targets as one edge host sees it: of one load balancer, or of targets that several load balancers share. The edge host
-/// writes it. That of a load balancer is named `<load balancer>.<host>` and owned by the load balancer; that of shared targets is named
-/// `<node set>.<hash>.<host>` and owned by the node set, and the host deletes it when load balancers no longer share the targets.
+/// The health of targets as one edge host sees it: of the targets of one load balancer, or of targets that several load balancers share.
+/// The edge host writes the object, and puts its own name in the label `steerage.dev/edge-host`. The report of a load balancer is named
+/// `<load balancer>.<host>`, and the load balancer owns it. A report of shared targets is named `<node set>.<hash>.<host>`, and the
+/// `EdgeNodeSet` owns it. The host deletes a report of shared targets when load balancers no longer share them.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -165,28 +166,27 @@ pub struct EdgeTargetHealthSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpAddr>,
-    /// The shard of each of the addresses, from 0 to 127. The edge host whose `activeShards` have it answers for the address, and its
-    /// report of the address's IP family is the one that counts.
+    /// The shard of each address, from 0 to 127, in the order of `addresses`. The edge host whose `activeShards` has the shard answers
+    /// for the address. Only that host's report of the address's IP family counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<u32>,
     /// `metadata.generation` of the `EdgeLoadBalancer` that the host last acted on.
     #[serde(default)]
     pub observed_generation: i64,
-    /// What prevents the load balancer from being served in whole, for example an address that another host on the link uses.
-    /// Empty if nothing does.
+    /// Reason why the load balancer is not served in whole, for example an address that another host on the link uses. Empty if it is.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub problem: String,
     /// Names of the `EdgeTargetHealth` objects that have the health of targets that the load balancer shares with others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shared_reports: Vec<String>,
-    /// Number of targets of each IP family that is served, except where a shared report has it.
+    /// Numbers of targets of each IP family. An IP family whose targets are shared is in a shared report instead.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub counts: Vec<TargetCounts>,
-    /// Health of single targets, at most 100 of each IP family, sorted by node and address: those that need attention first, then those
-    /// that get connections. Targets that only have no endpoint are never listed.
+    /// Health of single targets, sorted by node and address. At most 100 of each IP family are listed: those that need attention are
+    /// chosen first, then those that get connections. Targets without an endpoint are listed only while they are used or drain.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<TargetStatus>,
-    /// Of edge hosts of earlier versions only: whether the host answers for one of the load balancer's addresses.
+    /// Whether the host answers for one of the load balancer's addresses. Only edge hosts of earlier versions set this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<bool>,
 }

@@ -7,7 +7,12 @@ use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An edge host. It is named after the host, which writes it when something in it changes.
+/// The field manager with which the edge host of this name applies its objects.
+pub fn field_manager(host: &str) -> String {
+    format!("steerage-edge-{host}")
+}
+
+/// An edge host. It is named after the host, which writes it on changes and every ten minutes.
 #[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "steerage.dev",
@@ -36,7 +41,7 @@ pub struct EdgeHostSpec {
     #[serde(default)]
     pub shards: u32,
     /// The shards for which this host answers: numbers and ranges, such as `0-2,5`. The column `Shards` of `kubectl get edgetargethealths`
-    /// has the shard of each address. Unset by edge hosts of earlier versions.
+    /// shows the shard of each address. Unset by edge hosts of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_shards: Option<String>,
 }

@@ -18,14 +18,14 @@ pub use health::{
     EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL, IpFamily, SharedTargets, TargetCounts, TargetState,
     TargetStatus, TargetUse,
 };
-pub use host::{EdgeHost, EdgeHostSpec};
+pub use host::{EdgeHost, EdgeHostSpec, field_manager};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
     HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,
 };
 pub use pool::{AddressPool, AddressPoolSpec, AddressPoolStatus, AddressSharing, ReleasedAddress};
 pub use selector::{LabelOperator, LabelRequirement, LabelSelector, Labels};
-pub use shards::{NotShards, Shard, Shards};
+pub use shards::{ParseShardsError, Shard, Shards};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;

@@ -151,22 +151,22 @@ impl fmt::Display for Shards {
 
 /// A text is no list of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NotShards;
+pub struct ParseShardsError;
 
 impl FromStr for Shards {
-    type Err = NotShards;
+    type Err = ParseShardsError;
 
-    fn from_str(text: &str) -> Result<Self, NotShards> {
+    fn from_str(text: &str) -> Result<Self, ParseShardsError> {
         let number = |text: &str| {
-            let number: u8 = text.parse().map_err(|_| NotShards)?;
-            if usize::from(number) < Shard::COUNT { Ok(number) } else { Err(NotShards) }
+            let number: u8 = text.parse().map_err(|_| ParseShardsError)?;
+            if usize::from(number) < Shard::COUNT { Ok(number) } else { Err(ParseShardsError) }
         };
         let mut shards = Self::NONE;
         for part in text.split(',').filter(|_| !text.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
-                return Err(NotShards);
+                return Err(ParseShardsError);
             }
             shards = shards | (first..=last).map(Shard).collect();
         }
@@ -221,7 +221,7 @@ mod tests {
         }
         assert_eq!((Shards::ALL.to_string().as_str(), "0-127".parse()), ("0-127", Ok(Shards::ALL)));
         for text in ["128", "-", "3-1", "1,", ",", "a", "1-2-3", "[1]"] {
-            assert_eq!(text.parse::<Shards>(), Err(NotShards), "{text}");
+            assert_eq!(text.parse::<Shards>(), Err(ParseShardsError), "{text}");
         }
     }
 

@@ -19,20 +19,20 @@ const FIRST_OF_KIND: usize = 10;
 /// Characters of a reason. A node or an annotation can make it long.
 const MAX_REASON: usize = 160;
 
-/// A target of which more is known than its number.
+/// A target that a group holds.
 #[derive(Clone, Debug)]
-pub(crate) struct HeldTarget {
+pub(crate) struct TrackedTarget {
     pub(crate) status: TargetStatus,
     /// It is unhealthy, and said that it has no local endpoint.
     pub(crate) lacks_endpoint: bool,
 }
 
-/// The numbers of targets that a group does not hold.
+/// Numbers of targets that a group does not hold.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Others {
+pub(crate) struct UntrackedCounts {
     pub(crate) without_endpoint: usize,
-    /// Nothing is known of them yet.
-    pub(crate) unknown: usize,
+    /// Their health is not decided yet.
+    pub(crate) untried: usize,
 }
 
 /// The targets of a node set that load balancers share, and the name of their reports without that of the host.
@@ -40,6 +40,7 @@ pub(crate) struct Others {
 pub(crate) struct SharedGroup {
     pub(crate) name: String,
     pub(crate) targets: SharedTargets,
+    pub(crate) family: IpFamily,
 }
 
 impl SharedGroup {
@@ -60,7 +61,7 @@ impl SharedGroup {
             "{family:?} {protocol:?} {port} {interval_milliseconds} {timeout_milliseconds} {healthy_threshold} \
              {unhealthy_threshold} {panic_threshold_percent:?} {slow_start_milliseconds:?} {path:?}"
         );
-        Self { name: format!("{node_set}.{:016x}", hash::bytes(text.as_bytes())), targets }
+        Self { name: format!("{node_set}.{:016x}", hash::bytes(text.as_bytes())), targets, family }
     }
 }
 
@@ -90,15 +91,15 @@ enum Rank {
 }
 
 impl GroupReport {
-    /// `held` are the targets that have an endpoint, or trouble. Others without an endpoint may be among them.
+    /// `tracked` are the targets that have an endpoint, or trouble. Others without an endpoint may be among them.
     pub(crate) fn new(
         shared: Option<Arc<SharedGroup>>,
         family: IpFamily,
-        held: Vec<HeldTarget>,
-        others: Others,
+        tracked: Vec<TrackedTarget>,
+        others: UntrackedCounts,
     ) -> Self {
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let (without_endpoint, initial) = (number(others.without_endpoint), number(others.unknown));
+        let (without_endpoint, initial) = (number(others.without_endpoint), number(others.untried));
         let mut counts = TargetCounts {
             family,
             total: without_endpoint.saturating_add(initial),
@@ -113,7 +114,7 @@ impl GroupReport {
             omitted: 0,
         };
         let mut ranked = Vec::new();
-        for target in held {
+        for target in tracked {
             count(&mut counts, &target);
             if let Some(rank) = rank(&target) {
                 ranked.push((rank, target.status));
@@ -130,7 +131,7 @@ impl GroupReport {
     }
 }
 
-fn count(counts: &mut TargetCounts, HeldTarget { status, lacks_endpoint }: &HeldTarget) {
+fn count(counts: &mut TargetCounts, TrackedTarget { status, lacks_endpoint }: &TrackedTarget) {
     counts.total += 1;
     let state = match (status.usage, status.state) {
         (Some(TargetUse::Draining), _) => &mut counts.draining,
@@ -149,7 +150,7 @@ fn count(counts: &mut TargetCounts, HeldTarget { status, lacks_endpoint }: &Held
 }
 
 /// `None` for a target that only has no endpoint.
-fn rank(HeldTarget { status, lacks_endpoint }: &HeldTarget) -> Option<Rank> {
+fn rank(TrackedTarget { status, lacks_endpoint }: &TrackedTarget) -> Option<Rank> {
     Some(match (status.usage, status.state) {
         (Some(TargetUse::Draining), _) => Rank::Draining,
         (Some(TargetUse::Filling), _) => Rank::Filling,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The targets of a load balancer and family: which can be reached, with what weight, and what is reported of each. `usage` decides
-//! which of them are used. `held` decides of which targets
-//! a group holds anything.
+//! which of them are used, and `tracked` which have a value in the group.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -17,7 +16,7 @@ use steerage_edge_dataplane::packet::maps::ListenerKey;
 
 use super::HealthInputs;
 use super::reachable::{ReachableTarget, ReachableTargets};
-use super::report::{GroupReport, HeldTarget, Others, SharedGroup};
+use super::report::{GroupReport, SharedGroup, TrackedTarget, UntrackedCounts};
 use super::tracked::{MOST_WITHOUT_ENDPOINT, Tracked, track};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
 use crate::hash;
@@ -181,7 +180,7 @@ impl TargetGroup {
         let HealthInputs { health, now, .. } = inputs;
         let mut probe = Probe { address: IpAddr::from(first.vip), check: key.check.clone() };
         let mut candidates = Vec::new();
-        let refused = |status: &TargetStatus| HeldTarget { status: status.clone(), lacks_endpoint: false };
+        let refused = |status: &TargetStatus| TrackedTarget { status: status.clone(), lacks_endpoint: false };
         let mut held: Vec<_> = reachable.refused.iter().map(refused).collect();
         let (mut known, mut tracked_untried) = (Vec::new(), 0);
         let Tracked { positions, untried } = track(&reachable, &key, health, before);
@@ -205,7 +204,7 @@ impl TargetGroup {
                 usage: None,
                 use_reason: String::new(),
             };
-            held.push(HeldTarget { status, lacks_endpoint });
+            held.push(TrackedTarget { status, lacks_endpoint });
         }
         let is_without_endpoint = known.iter().all(|target| target.lacks_endpoint);
         let mut usage = decide(&known, untried, key.rules, before, now);
@@ -220,7 +219,7 @@ impl TargetGroup {
         }
         let other_untried = untried.saturating_sub(tracked_untried);
         let without_endpoint = reachable.targets.len().saturating_sub(candidates.len() + other_untried);
-        let others = Others { without_endpoint, unknown: other_untried };
+        let others = UntrackedCounts { without_endpoint, untried: other_untried };
         let report = GroupReport::new(key.shared(), key.family(), held, others);
         Self {
             key,

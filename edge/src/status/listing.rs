@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Compares what the API server has of this host with what is wanted, page by page: at the start, and from time to time after that.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use steerage_process::duration;
 use steerage_watch::Backoff;
@@ -14,7 +14,7 @@ use super::{BACKOFF, RESYNC_PERIOD, StatusWriter, WRITE_TIMEOUT, WriteRecord, wi
 /// How far a list has come.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// Whether a list is complete, or none can be had: from then on objects are written that no list has shown.
+    /// Whether a list is complete, or lists are unavailable: from then on objects are written that no list has shown.
     has_listed: bool,
     /// When the next page is asked for; `None` without lists.
     due: Option<Instant>,
@@ -26,7 +26,7 @@ pub(super) struct Listing {
 #[derive(Debug)]
 struct CurrentList {
     began: Instant,
-    /// With which to ask for the next page.
+    /// The token with which to ask for the next page.
     token: String,
     /// The objects of earlier pages.
     seen: HashSet<ObjectKey>,
@@ -41,7 +41,7 @@ impl Listing {
         self.has_listed
     }
 
-    /// The same, and no other list has begun.
+    /// Whether a list is complete or lists are unavailable, and no other list has begun.
     pub(super) fn is_complete(&self) -> bool {
         self.has_listed && self.current.is_none()
     }
@@ -60,7 +60,7 @@ impl StatusWriter {
         let page = within(WRITE_TIMEOUT, self.sink.list(&self.host, token)).await;
         let next = match page {
             Ok(page) => self.take_page(wanted, &page, current, now),
-            Err(error) => self.no_page(&error),
+            Err(error) => self.record_list_failure(&error),
         };
         self.listing.due = Some(next);
         next
@@ -95,7 +95,7 @@ impl StatusWriter {
         for (key, record) in &mut self.records {
             // Another client has deleted it.
             if *key != ObjectKey::Host && !seen.contains(key) && record.at < began {
-                record.written = None;
+                (record.written, record.other_references) = (None, BTreeSet::new());
             }
         }
         self.listing.has_listed = true;
@@ -117,23 +117,36 @@ impl StatusWriter {
         };
         // What is written differs from what is wanted for as long as that waits for its turn.
         let known = record.and_then(|record| record.written.as_ref()).unwrap_or(object);
-        let is_there = known.target_health(&self.host).is_some_and(|known| listed.is(&known));
+        let is_there = known.target_health(&self.host).is_some_and(|known| listed.matches(&known));
         let written = is_there.then(|| known.clone());
-        let new = WriteRecord { written: None, at: began, not_before: began, backoff: BACKOFF };
-        self.records.entry(key.clone()).or_insert(new).written = written;
+        let other_references = if is_there { BTreeSet::new() } else { listed.shared_reports().collect() };
+        let new = WriteRecord {
+            written: None,
+            other_references: BTreeSet::new(),
+            has_failed: false,
+            at: began,
+            not_before: began,
+            backoff: BACKOFF,
+        };
+        let record = self.records.entry(key.clone()).or_insert(new);
+        (record.written, record.other_references) = (written, other_references);
     }
 
     /// Returns when to begin anew.
-    fn no_page(&mut self, error: &anyhow::Error) -> Instant {
+    fn record_list_failure(&mut self, error: &anyhow::Error) -> Instant {
         self.metrics.status_write_failures.inc();
         // Without the permission nothing is known, and everything is written.
         let is_forbidden = sink::is_forbidden(error);
         self.listing.has_listed |= is_forbidden;
-        let retry_in = if is_forbidden { RESYNC_PERIOD } else { self.listing.backoff.next_delay() };
+        let (retry_in, message) = if is_forbidden {
+            (RESYNC_PERIOD, "no permission to list EdgeTargetHealth objects; writing all and deleting none")
+        } else {
+            (self.listing.backoff.next_delay(), "EdgeTargetHealth objects not listed; retrying")
+        };
         tracing::warn!(
             error = steerage_model::chain(error.as_ref()),
             retry_in = %duration::rounded(retry_in),
-            "status objects not listed; retrying"
+            "{message}"
         );
         Instant::now() + retry_in
     }

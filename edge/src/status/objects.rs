@@ -71,25 +71,27 @@ enum FamilyReport {
 pub(super) type WantedObjects = BTreeMap<ObjectKey, StatusObject>;
 
 impl StatusObject {
-    /// The less, the sooner it is written.
-    pub(super) fn rank(&self, has_waited_long: bool) -> u8 {
+    /// The less, the sooner it is written. Objects that change all the time must not keep others from being written.
+    pub(super) fn rank(&self, has_waited_long: bool, is_written: bool) -> u8 {
         match self {
             Self::Host(_) => 0,
-            // They are few, and others refer to them.
-            Self::Shared(..) => 1,
-            Self::LoadBalancer(object) if has_waited_long || object.has_problem() => 2,
-            Self::LoadBalancer(_) => 3,
+            _ if has_waited_long => 1,
+            // Others refer to it.
+            Self::Shared(..) if !is_written => 2,
+            Self::Shared(_, report, _) if report.is_unserved() => 3,
+            Self::LoadBalancer(object) if object.has_problem() => 3,
+            Self::Shared(..) | Self::LoadBalancer(_) => 4,
         }
     }
 
     /// The names of the reports that it refers to.
-    pub(super) fn shared_reports(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn shared_reports(&self, host: &str) -> impl Iterator<Item = String> {
         let reports = match self {
             Self::LoadBalancer(object) => object.reports.as_slice(),
             Self::Host(_) | Self::Shared(..) => &[],
         };
-        reports.iter().filter_map(|report| match report {
-            FamilyReport::Shared(group) => Some(group.name.as_str()),
+        reports.iter().filter_map(move |report| match report {
+            FamilyReport::Shared(group) => Some(report_name(group, host)),
             FamilyReport::Own(_) => None,
         })
     }
@@ -127,11 +129,11 @@ pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
         active_shards: Some(status.active.to_string()),
     };
     objects.insert(ObjectKey::Host, StatusObject::Host(host));
-    let users = users(status);
+    let groups = shared_groups(status);
     for (name, status) in status.load_balancers.iter() {
         let mut reports = Vec::new();
         for report in of_families(status) {
-            match shared(status, report).filter(|(group, _)| users.get(group.name.as_str()) > Some(&1)) {
+            match shared(status, report).filter(|(group, _)| groups.get(group.name.as_str()) == Some(group)) {
                 Some((group, uid)) => {
                     let object =
                         || StatusObject::Shared(Arc::clone(group), Arc::clone(report), Arc::clone(uid));
@@ -154,15 +156,26 @@ pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
     objects
 }
 
-/// How many load balancers use each shared group. One of them alone needs no other object.
-fn users(status: &HostStatus) -> HashMap<&str, usize> {
-    let mut users = HashMap::new();
+/// The groups that have an object of their own, by name: one load balancer alone needs no other object. Of several groups with the same
+/// name it is the one that most load balancers use: the name has a hash of numbers that users choose.
+fn shared_groups(status: &HostStatus) -> HashMap<&str, &Arc<SharedGroup>> {
+    let mut groups = HashMap::<&str, Vec<(&Arc<SharedGroup>, usize)>>::new();
     for status in status.load_balancers.values() {
         for (group, _) in of_families(status).filter_map(|report| shared(status, report)) {
-            *users.entry(group.name.as_str()).or_default() += 1;
+            let of_name = groups.entry(group.name.as_str()).or_default();
+            match of_name.iter_mut().find(|(found, _)| *found == group) {
+                Some((_, users)) => *users += 1,
+                None => of_name.push((group, 1)),
+            }
         }
     }
-    users
+    let most_used = |groups: Vec<(_, usize)>| groups.into_iter().max_by_key(|(_, users)| *users);
+    let shared = groups.into_iter().filter_map(|(name, groups)| Some((name, most_used(groups)?)));
+    shared.filter(|(_, (_, users))| *users > 1).map(|(name, (group, _))| (name, group)).collect()
+}
+
+fn report_name(group: &SharedGroup, host: &str) -> String {
+    ObjectKey::Shared(group.name.clone()).object_name(host)
 }
 
 /// The first report of each family: all VIPs of a family have the same.
@@ -201,7 +214,7 @@ impl LoadBalancerObject {
                     targets.extend(report.targets.iter().cloned());
                 }
                 FamilyReport::Shared(group) => {
-                    shared_reports.push(ObjectKey::Shared(group.name.clone()).object_name(host));
+                    shared_reports.push(report_name(group, host));
                 }
             }
         }

@@ -11,13 +11,13 @@ use kube::{Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use steerage_edge_api::{EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL};
+use steerage_edge_api::{EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL, field_manager};
 
 use super::WriteResult;
 use super::objects::{ObjectKey, StatusObject};
 
 /// Objects in one response: each can have some kilobytes.
-const PAGE: u32 = 250;
+const PAGE_SIZE: u32 = 250;
 
 #[derive(Clone)]
 pub(crate) enum StatusSink {
@@ -37,13 +37,13 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// With which to ask for the next page, if there is one.
+    /// The token with which to ask for the next page, if there is one.
     pub(super) fn next(&self) -> Option<String> {
         self.metadata.continue_.clone().filter(|token| !token.is_empty())
     }
 }
 
-/// The used parts of an object. The managed fields, most of its JSON, are skipped.
+/// The parts of a listed object that are compared. The managed fields, most of an object's JSON, are skipped.
 #[derive(Debug, Deserialize)]
 pub(super) struct ListedObject {
     metadata: ListedMeta,
@@ -64,8 +64,14 @@ impl ListedObject {
         &self.metadata.name
     }
 
-    /// Whether it has all that this one has.
-    pub(super) fn is(&self, wanted: &EdgeTargetHealth) -> bool {
+    /// The names of the reports that it refers to.
+    pub(super) fn shared_reports(&self) -> impl Iterator<Item = String> {
+        let names = self.spec["sharedReports"].as_array();
+        names.into_iter().flatten().filter_map(|name| name.as_str().map(str::to_owned))
+    }
+
+    /// Whether it has the owners and the specification of this one.
+    pub(super) fn matches(&self, wanted: &EdgeTargetHealth) -> bool {
         let owners = wanted.metadata.owner_references.iter().flatten();
         let mut owners = owners.map(|owner| &owner.uid);
         let is_owner = |uid: &String| self.metadata.owner_references.iter().any(|owner| owner.uid == *uid);
@@ -83,7 +89,7 @@ impl StatusSink {
     /// A page of the `EdgeTargetHealth` objects of this host.
     pub(super) async fn list(&self, host: &str, token: Option<&str>) -> anyhow::Result<Page> {
         let Self::Api { client, namespace } = self else { anyhow::bail!("there is no list") };
-        let mut params = ListParams::default().labels(&format!("{HOST_LABEL}={host}")).limit(PAGE);
+        let mut params = ListParams::default().labels(&format!("{HOST_LABEL}={host}")).limit(PAGE_SIZE);
         if let Some(token) = token {
             params = params.continue_token(token);
         }
@@ -115,7 +121,7 @@ impl StatusSink {
         match self {
             Self::Api { client, namespace } => {
                 let api = Api::<K>::namespaced(client.as_ref().clone(), namespace);
-                let params = PatchParams::apply(&format!("steerage-edge-{host}")).force();
+                let params = PatchParams::apply(&field_manager(host)).force();
                 let patched = api.patch(name, &params, &Patch::Apply(object)).await;
                 patched.map(drop).with_context(|| format!("cannot write {name}"))
             }
@@ -152,11 +158,6 @@ impl StatusSink {
 /// Whether the API server has refused this for lack of a permission.
 pub(super) fn is_forbidden(error: &anyhow::Error) -> bool {
     code(error) == Some(403)
-}
-
-/// Whether the next object will most likely fail as well.
-pub(super) fn is_unavailable(error: &anyhow::Error) -> bool {
-    code(error).is_none_or(|code| code >= 500 || code == 429)
 }
 
 /// The status code of a response.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steerage_edge_api::{IpFamily, SharedTargets, TargetState, TargetStatus, TargetUse};
 
 use super::*;
-use crate::plan::{GroupReport, HeldTarget, Others, SharedGroup};
+use crate::plan::{GroupReport, SharedGroup, TrackedTarget, UntrackedCounts};
 use crate::shards::Shard;
 
 mod api;
@@ -16,7 +16,7 @@ use api::ApiServer;
 
 const HOST: &str = "edge-1.example";
 
-fn targets(family: IpFamily, number: u32, state: TargetState) -> Vec<HeldTarget> {
+fn targets(family: IpFamily, number: u32, state: TargetState) -> Vec<TrackedTarget> {
     let target = |number: u32| {
         let address = match family {
             IpFamily::V4 => IpAddr::from((0x0a00_0000 + number).to_be_bytes()),
@@ -36,18 +36,22 @@ fn targets(family: IpFamily, number: u32, state: TargetState) -> Vec<HeldTarget>
             usage: Some(if is_healthy { TargetUse::Active } else { TargetUse::Inactive }),
             use_reason: if is_healthy { "" } else { "not healthy" }.to_owned(),
         };
-        HeldTarget { status, lacks_endpoint: false }
+        TrackedTarget { status, lacks_endpoint: false }
     };
     (0..number).map(target).collect()
 }
 
 fn shared_group() -> Arc<SharedGroup> {
+    group_with_panic_threshold(None)
+}
+
+fn group_with_panic_threshold(panic_threshold_percent: Option<u32>) -> Arc<SharedGroup> {
     let check = r#"{"protocol": "HTTP", "port": 10256, "path": "/healthz", "intervalMilliseconds": 1000,
         "timeoutMilliseconds": 800, "healthyThreshold": 1, "unhealthyThreshold": 3}"#;
     let targets = SharedTargets {
         node_set: "eligible".to_owned(),
         health_check: serde_json::from_str(check).expect("a check"),
-        panic_threshold_percent: None,
+        panic_threshold_percent,
         slow_start_milliseconds: None,
     };
     Arc::new(SharedGroup::new(targets, IpFamily::V4))
@@ -56,7 +60,12 @@ fn shared_group() -> Arc<SharedGroup> {
 /// A report with so many healthy targets.
 fn report(shared: Option<Arc<SharedGroup>>, healthy: u32) -> Arc<GroupReport> {
     let held = targets(IpFamily::V4, healthy, TargetState::Healthy);
-    Arc::new(GroupReport::new(shared, IpFamily::V4, held, Others { without_endpoint: 5, unknown: 0 }))
+    Arc::new(GroupReport::new(
+        shared,
+        IpFamily::V4,
+        held,
+        UntrackedCounts { without_endpoint: 5, untried: 0 },
+    ))
 }
 
 fn load_balancer(number: u8, report: &Arc<GroupReport>) -> LoadBalancerStatus {
@@ -198,7 +207,7 @@ async fn writes_are_paced_and_what_matters_comes_first() {
     Arc::make_mut(&mut status.load_balancers).get_mut(problem).expect("a load balancer").problem =
         "in use".to_owned();
     let dead = targets(IpFamily::V4, 2, TargetState::Unhealthy);
-    let unserved = Arc::new(GroupReport::new(None, IpFamily::V4, dead, Others::default()));
+    let unserved = Arc::new(GroupReport::new(None, IpFamily::V4, dead, UntrackedCounts::default()));
     Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-88").expect("a load balancer").targets =
         vec![unserved];
     let mut process = Process::start(&api);
@@ -210,6 +219,129 @@ async fn writes_are_paced_and_what_matters_comes_first() {
     assert_eq!(writes[..4], first.map(|name| format!("PATCH {name}")));
     process.run(&status, Duration::from_secs(4)).await;
     assert_eq!(api.names().len(), 182);
+}
+
+/// One tenant's checks flap, and more of them than there are writes.
+#[tokio::test(start_paused = true)]
+async fn shared_reports_that_flap_do_not_keep_others_from_being_written() {
+    let api = ApiServer::default();
+    let mut status = host_status(3, 0);
+    let groups: Vec<_> = (1..=60).map(|percent| group_with_panic_threshold(Some(percent))).collect();
+    let flap = |status: &mut HostStatus, healthy| {
+        let status = Arc::make_mut(&mut status.load_balancers);
+        for (group, number) in groups.iter().zip(100..) {
+            let report = report(Some(Arc::clone(group)), healthy);
+            for copy in ["a", "b"] {
+                status.insert(format!("lb-flap-{number}-{copy}"), load_balancer(number, &report));
+            }
+        }
+    };
+    flap(&mut status, 1);
+    let mut process = Process::start(&api);
+    process.run(&status, A_WHILE).await;
+    assert_eq!(api.names().len(), 1 + 3 + 60 + 120);
+    api.take_writes();
+    Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-0").expect("a load balancer").generation = 2;
+    for second in 0..40 {
+        flap(&mut status, second % 2);
+        process.run(&status, Duration::from_secs(1)).await;
+    }
+    let writes = api.take_writes();
+    assert!(writes.iter().any(|write| write == "PATCH lb-own-0.edge-1.example"), "{}", writes.len());
+}
+
+/// A report that is not written yet still refers to the shared one.
+#[tokio::test(start_paused = true)]
+async fn shared_report_stays_until_what_refers_to_it_is_written() {
+    let api = ApiServer::default();
+    let shared = ObjectKey::Shared(shared_group().name.clone()).object_name(HOST);
+    let mut process = Process::start(&api);
+    process.run(&host_status(0, 2), A_WHILE).await;
+    api.refuse("lb-shared", 500);
+    process.run(&host_status(0, 1), A_WHILE).await;
+    assert!(api.names().contains(&shared), "of a process that wrote it");
+    let mut process = Process::start(&api);
+    process.run(&host_status(0, 1), A_WHILE).await;
+    assert!(api.names().contains(&shared), "of one that found it");
+    api.accept();
+    process.run(&host_status(0, 1), A_WHILE).await;
+    assert!(!api.names().contains(&shared));
+}
+
+#[tokio::test(start_paused = true)]
+async fn takeover_is_written_while_reports_fail() {
+    let api = ApiServer::default();
+    let mut status = host_status(30, 0);
+    let mut process = Process::start(&api);
+    api.refuse("lb-own", 500);
+    process.run(&status, A_WHILE).await;
+    status.active = Shards::NONE;
+    process.run(&status, Duration::from_secs(1)).await;
+    assert_eq!(api.object(HOST)["spec"]["activeShards"], "");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_report_that_fails_delays_no_other() {
+    let api = ApiServer::default();
+    let mut status = host_status(5, 0);
+    let mut process = Process::start(&api);
+    api.refuse("lb-own-0", 500);
+    process.run(&status, A_WHILE).await;
+    for generation in 2..100 {
+        let other = Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-1").expect("a load balancer");
+        other.generation = generation;
+        process.run(&status, Duration::from_millis(1100)).await;
+        let object = api.object("lb-own-1.edge-1.example");
+        assert_eq!(object["spec"]["observedGeneration"], generation);
+    }
+}
+
+/// The definitions or the rights are those of an earlier version.
+#[tokio::test(start_paused = true)]
+async fn refused_writes_are_few() {
+    for answer in [403, 422] {
+        let api = ApiServer::default();
+        api.refuse("", answer);
+        let mut process = Process::start(&api);
+        process.run(&host_status(50, 20), Duration::from_mins(1)).await;
+        assert_eq!(process.writer.metrics.status_objects_waiting(), 72);
+        let requests = api.take_requests();
+        assert!((5..=150).contains(&requests), "{answer}: {requests}");
+        api.accept();
+        process.run(&host_status(50, 20), A_WHILE).await;
+        assert_eq!((api.names().len(), process.writer.metrics.status_objects_waiting()), (72, 0));
+    }
+}
+
+/// The name is a hash of numbers that a user chooses.
+#[test]
+fn group_with_the_name_of_another_one_is_not_shared() {
+    let all = group_with_panic_threshold(None);
+    let other = group_with_panic_threshold(Some(50));
+    let same_name = Arc::new(SharedGroup { name: all.name.clone(), ..SharedGroup::clone(&other) });
+    let (all, same_name) = (report(Some(all), 3), report(Some(same_name), 0));
+    let load_balancers = [
+        ("lb-1", 1, &same_name),
+        ("lb-2", 2, &same_name),
+        ("lb-3", 3, &all),
+        ("lb-4", 4, &all),
+        ("lb-5", 5, &all),
+    ];
+    let load_balancers =
+        load_balancers.map(|(name, number, report)| (name.to_owned(), load_balancer(number, report)));
+    let status = HostStatus { load_balancers: Arc::new(load_balancers.into()), ..host_status(0, 0) };
+    let wanted = objects::wanted(&status);
+    let spec = |name: &str| {
+        wanted[&ObjectKey::LoadBalancer(name.to_owned())].target_health(HOST).expect("a report").spec
+    };
+    assert_eq!((spec("lb-1").shared_reports.len(), spec("lb-1").counts[0].healthy), (0, 0));
+    assert_eq!((spec("lb-4").shared_reports.len(), spec("lb-4").counts.len()), (1, 0));
+    let shared =
+        wanted[&ObjectKey::Shared(shared_group().name.clone())].target_health(HOST).expect("a report").spec;
+    assert_eq!(
+        (shared.counts[0].healthy, shared.shared.expect("targets").panic_threshold_percent),
+        (3, None)
+    );
 }
 
 /// The API server comes back, and then has everything.
@@ -270,7 +402,7 @@ async fn directory_has_what_the_api_server_would_have() {
 fn object_has_a_limit_at_any_number_of_targets() {
     for state in [TargetState::Healthy, TargetState::Unhealthy, TargetState::Initial] {
         let of_family = |family| {
-            Arc::new(GroupReport::new(None, family, targets(family, 5000, state), Others::default()))
+            Arc::new(GroupReport::new(None, family, targets(family, 5000, state), UntrackedCounts::default()))
         };
         let mut status = load_balancer(1, &of_family(IpFamily::V4));
         status.targets.push(of_family(IpFamily::V6));

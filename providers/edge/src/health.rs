@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use steerage_edge_api::{
     EdgeTargetHealthSpec, IpFamily, Shard, Shards, TargetCounts, TargetState, TargetStatus, TargetUse,
 };
@@ -22,6 +23,8 @@ pub(crate) struct ActiveHosts(Vec<ActiveHost>);
 struct ActiveHost {
     name: String,
     shards: Shards,
+    /// When the host said so. A dead host's object can get a new version from another client.
+    at: Option<Time>,
     /// Of the object that says so.
     version: String,
 }
@@ -29,8 +32,15 @@ struct ActiveHost {
 impl ActiveHost {
     /// `None` of an edge host of an earlier version, whose reports say for themselves whether it is active.
     fn new(entry: &Entry<HostContent>) -> Option<Self> {
-        let shards = entry.content.as_ref().ok()?.spec.active_shards.as_ref()?.parse().ok()?;
-        Some(Self { name: entry.name.clone(), shards, version: entry.version.clone() })
+        let content = entry.content.as_ref().ok()?;
+        let shards = content.spec.active_shards.as_ref()?.parse().ok()?;
+        let at = content.changed_by_host().cloned();
+        Some(Self { name: entry.name.clone(), shards, at, version: entry.version.clone() })
+    }
+
+    /// Whether this host spoke before the other one. The times are whole seconds.
+    fn is_before(&self, other: &Self) -> bool {
+        self.at < other.at || self.at == other.at && is_older(&self.version, &other.version)
     }
 }
 
@@ -51,11 +61,11 @@ impl ActiveHosts {
         self.0.iter().any(|host| host.name == name)
     }
 
-    /// The host that answers for a shard: of several that say so the one that has written last. A dead host does not take back what it
-    /// has said.
+    /// The host that answers for a shard: of several that say so the one that said it last. A dead host does not take back what it has
+    /// said.
     fn of_shard(&self, shard: Shard) -> Option<&str> {
         let hosts = self.0.iter().filter(|host| host.shards.contains(shard));
-        let last = hosts.reduce(|a, b| if is_older(&a.version, &b.version) { b } else { a });
+        let last = hosts.reduce(|a, b| if a.is_before(b) { b } else { a });
         last.map(|host| host.name.as_str())
     }
 
@@ -105,18 +115,15 @@ pub(crate) fn health<'a>(
     shared: impl Fn(&str) -> Option<&'a EdgeTargetHealthSpec>,
 ) -> Health {
     let mut found = BTreeMap::<Family, FamilyHealth>::new();
-    let all: BTreeSet<Family> = addresses.iter().map(|address| Family::of(*address)).collect();
-    let mut unknown = all.clone();
+    let mut unknown: BTreeSet<Family> = addresses.iter().map(|address| Family::of(*address)).collect();
     let mut problems = Vec::new();
     for report in reports {
         let families: BTreeSet<Family> = match report.active {
-            // Of a host of an earlier version. After its upgrade it is overwritten.
+            // Of a host of an earlier version. After its upgrade it is overwritten. If the host died while it was active, another one
+            // names the shards.
             Some(active) if !hosts.has(&report.host) => {
-                if active {
-                    all.clone()
-                } else {
-                    BTreeSet::new()
-                }
+                let own = addresses.iter().filter(|address| active && hosts.of(**address).is_none());
+                own.map(|address| Family::of(*address)).collect()
             }
             _ => {
                 let own = addresses.iter().filter(|address| hosts.of(**address) == Some(&report.host));
@@ -223,8 +230,9 @@ fn target(status: &TargetStatus) -> TargetHealth {
 
 /// What of a report can change what is said about a load balancer: which states there are, and which targets are unused. The number of
 /// healthy targets is not part of it: it changes all the time, and in a shared report it would concern thousands of load balancers.
+/// Neither are the other states of a family with a healthy target: it is served, whatever they are.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Verdict<'a> {
+pub(crate) struct ReportSummary<'a> {
     active: Option<bool>,
     problem: &'a str,
     shared: &'a [String],
@@ -233,7 +241,7 @@ pub(crate) struct Verdict<'a> {
     unused_targets: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Verdict<'a> {
+impl<'a> ReportSummary<'a> {
     pub(crate) fn of(report: &'a EdgeTargetHealthSpec) -> Self {
         let counted = report.counts.iter().flat_map(|counts| {
             let family = family(counts.family);
@@ -247,11 +255,17 @@ impl<'a> Verdict<'a> {
         let listed = listed.map(|status| (Family::of(status.address), state(status), 1));
         let all: Vec<_> = counted.chain(listed).filter(|(_, _, number)| *number > 0).collect();
         let unused = report.targets.iter().filter(|status| state(status) == HealthState::Unused);
+        let mut states: BTreeSet<_> = all.iter().map(|(family, state, _)| (*family, *state)).collect();
+        for family in [Family::V4, Family::V6] {
+            if states.contains(&(family, HealthState::Healthy)) {
+                states.retain(|(of, state)| *of != family || *state == HealthState::Healthy);
+            }
+        }
         Self {
             active: report.active,
             problem: &report.problem,
             shared: &report.shared_reports,
-            states: all.iter().map(|(family, state, _)| (*family, *state)).collect(),
+            states,
             unused: all.iter().filter(|(_, state, _)| *state == HealthState::Unused).map(|(_, _, n)| n).sum(),
             unused_targets: unused.map(|status| (status.node.as_str(), reason(status))).collect(),
         }

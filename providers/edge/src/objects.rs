@@ -5,7 +5,7 @@ use std::fmt::{self, Debug};
 use std::marker::PhantomData;
 use std::net::IpAddr;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, Time};
 use kube::api::{
     ApiResource, DeleteParams, DynamicObject, GetParams, ListParams, Patch, PatchParams, PostParams,
     Preconditions,
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use steerage_edge_api::{
     AddressPoolSpec, AddressPoolStatus, EdgeHostSpec, EdgeLoadBalancerSpec, EdgeNodeSetSpec,
-    EdgeTargetHealthSpec,
+    EdgeTargetHealthSpec, field_manager,
 };
 use steerage_watch::Event;
 
@@ -29,7 +29,7 @@ use crate::index::References;
 use crate::sharing::Sharing;
 
 /// Objects in one response to a list: thousands of load balancers at once would be most of the controller's memory.
-const PAGE: u32 = 500;
+const PAGE_SIZE: u32 = 500;
 
 /// The used parts of an object, apart from `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -43,6 +43,37 @@ pub(crate) struct PoolContent {
     pub(crate) spec: AddressPoolSpec,
     #[serde(default)]
     pub(crate) status: Option<AddressPoolStatus>,
+}
+
+/// The used parts of an edge host's description of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct HostContent {
+    pub(crate) spec: EdgeHostSpec,
+    metadata: HostMeta,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct HostMeta {
+    name: String,
+    #[serde(default)]
+    managed_fields: Vec<FieldManager>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+struct FieldManager {
+    #[serde(default)]
+    manager: String,
+    time: Option<Time>,
+}
+
+impl HostContent {
+    /// When the host itself last changed the object, by the API server's clock. A label of another client is no such change.
+    pub(crate) fn changed_by_host(&self) -> Option<&Time> {
+        let manager = field_manager(&self.metadata.name);
+        let own = self.metadata.managed_fields.iter().filter(|entry| entry.manager == manager);
+        own.filter_map(|entry| entry.time.as_ref()).max()
+    }
 }
 
 impl References for LoadBalancerContent {
@@ -78,7 +109,6 @@ pub(crate) fn addresses(entry: &Entry<LoadBalancerContent>) -> Vec<IpAddr> {
 pub(crate) type LoadBalancerContent = Content<EdgeLoadBalancerSpec>;
 pub(crate) type NodeSetContent = Content<EdgeNodeSetSpec>;
 pub(crate) type HealthContent = Content<EdgeTargetHealthSpec>;
-pub(crate) type HostContent = Content<EdgeHostSpec>;
 
 /// A page of a list.
 #[derive(Deserialize)]
@@ -187,7 +217,7 @@ impl<S: Clone + Debug + DeserializeOwned + References> Objects<S> {
     /// Lists all objects consistently, in pages of one version, so that the cache then contains every earlier write.
     pub(crate) async fn refresh(&self) -> Result<(), Failure> {
         let mut names = std::collections::BTreeSet::new();
-        let mut page = ListParams::default().limit(PAGE);
+        let mut page = ListParams::default().limit(PAGE_SIZE);
         let version = loop {
             let list: Page<S> = self.send(self.requests.list(&page)).await?;
             for entry in list.items {

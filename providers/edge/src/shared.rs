@@ -163,7 +163,8 @@ impl Shared {
     pub(crate) async fn wait_for_lists(&self) -> Result<(), Error> {
         tokio::time::timeout(LISTED_WITHIN, self.listed()).await.map_err(|_elapsed| {
             let message =
-                "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed.";
+                "The edge's objects are not listed yet. Steerage retries. Check that the CRDs are installed, and that `helm upgrade` has \
+                 given the controller this version's Role (list and watch edgehosts).";
             Error::Unavailable(message.to_owned())
         })
     }

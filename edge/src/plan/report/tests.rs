@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn target(number: u32, state: TargetState, usage: TargetUse, lacks_endpoint: bool) -> HeldTarget {
+fn target(number: u32, state: TargetState, usage: TargetUse, lacks_endpoint: bool) -> TrackedTarget {
     let address = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
     let status = TargetStatus {
         node: format!("node-{number:05}"),
@@ -18,7 +18,7 @@ fn target(number: u32, state: TargetState, usage: TargetUse, lacks_endpoint: boo
         usage: Some(usage),
         use_reason: String::new(),
     };
-    HeldTarget { status, lacks_endpoint }
+    TrackedTarget { status, lacks_endpoint }
 }
 
 /// One kind of target.
@@ -41,7 +41,7 @@ fn report(kinds: &[(u32, Kind)], without_endpoint: u32) -> GroupReport {
         None,
         IpFamily::V4,
         held,
-        Others { without_endpoint: without_endpoint as usize, unknown: 0 },
+        UntrackedCounts { without_endpoint: without_endpoint as usize, untried: 0 },
     )
 }
 
@@ -114,7 +114,7 @@ proptest! {
 fn reasons_are_cut() {
     let mut long = target(1, TargetState::Unhealthy, TargetUse::Inactive, false);
     long.status.reason = "é".repeat(500);
-    let report = GroupReport::new(None, IpFamily::V4, vec![long], Others::default());
+    let report = GroupReport::new(None, IpFamily::V4, vec![long], UntrackedCounts::default());
     assert_eq!(report.targets[0].reason, format!("{}…", "é".repeat(MAX_REASON)));
 }
 

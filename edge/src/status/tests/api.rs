@@ -19,6 +19,8 @@ struct State {
     /// Answers every request with this; zero breaks the connection.
     failure: Option<u16>,
     forbids_lists: bool,
+    /// Answers writes of names that contain the text with the code.
+    refusal: Option<(&'static str, u16)>,
 }
 
 #[derive(Clone, Default)]
@@ -81,6 +83,14 @@ impl ApiServer {
         self.lock().forbids_lists = true;
     }
 
+    pub(super) fn refuse(&self, names: &'static str, code: u16) {
+        self.lock().refusal = Some((names, code));
+    }
+
+    pub(super) fn accept(&self) {
+        self.lock().refusal = None;
+    }
+
     async fn answer(&self, request: Request<Body>) -> io::Result<Response<Body>> {
         let (head, body) = request.into_parts();
         let body = body.collect_bytes().await.map_err(io::Error::other)?;
@@ -92,6 +102,10 @@ impl ApiServer {
             None => {}
         }
         let name = head.uri.path().rsplit('/').next().unwrap_or_default().to_owned();
+        let refusal = state.refusal.filter(|(names, _)| head.method == Method::PATCH && name.contains(names));
+        if let Some((_, code)) = refusal {
+            return Ok(failure(code));
+        }
         match head.method {
             Method::GET if state.forbids_lists => Ok(failure(403)),
             Method::GET => Ok(response(&state.page(head.uri.query().unwrap_or_default()))),

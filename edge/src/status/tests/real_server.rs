@@ -3,9 +3,10 @@
 
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, ListParams, PostParams};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
-use steerage_edge_api::{EdgeHost, EdgeTargetHealth};
+use steerage_edge_api::{EdgeHost, EdgeTargetHealth, field_manager};
 use steerage_requirements::requires;
 use steerage_testserver::Server;
 
@@ -46,6 +47,22 @@ async fn versions(client: &Client) -> BTreeMap<String, String> {
     hosts.chain(reports).map(|(name, version)| (name, version.unwrap_or_default())).collect()
 }
 
+/// When the host itself changed its `EdgeHost`.
+async fn changed_by_host(client: &Client) -> Time {
+    let hosts: Api<EdgeHost> = Api::namespaced(client.clone(), NAMESPACE);
+    let host = hosts.get(HOST).await.expect("the host");
+    let manager = Some(field_manager(HOST));
+    let entry = host.managed_fields().iter().find(|entry| entry.manager == manager).expect("the manager");
+    entry.time.clone().expect("a time")
+}
+
+/// As another client does.
+async fn label_host(client: &Client) {
+    let hosts: Api<EdgeHost> = Api::namespaced(client.clone(), NAMESPACE);
+    let patch = Patch::Merge(serde_json::json!({"metadata": {"labels": {"site": "north"}}}));
+    hosts.patch(HOST, &PatchParams::default(), &patch).await.expect("a label");
+}
+
 /// A process until it has nothing to do. Returns how many objects it wrote or deleted.
 async fn run(client: &Client, status: &HostStatus) -> u64 {
     let sink = StatusSink::Api { client: Box::new(client.clone()), namespace: NAMESPACE.to_owned() };
@@ -75,7 +92,12 @@ async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
     let own = Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-3").expect("a load balancer");
     own.targets = vec![
         dual,
-        Arc::new(GroupReport::new(None, IpFamily::V6, v6, Others { without_endpoint: 1, unknown: 0 })),
+        Arc::new(GroupReport::new(
+            None,
+            IpFamily::V6,
+            v6,
+            UntrackedCounts { without_endpoint: 1, untried: 0 },
+        )),
     ];
     own.problem = "in use".to_owned();
     assert_eq!(run(&client, &status).await, 1 + 5 + 12 + 1);
@@ -84,6 +106,15 @@ async fn equal_objects_are_recognised_and_nothing_is_stored_twice() {
 
     assert_eq!(run(&client, &status).await, 1, "its EdgeHost");
     assert_eq!(versions(&client).await, before, "which is equal");
+    let changed = changed_by_host(&client).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    label_host(&client).await;
+    assert_eq!(run(&client, &status).await, 1);
+    assert_ne!(versions(&client).await, before);
+    assert_eq!(changed_by_host(&client).await, changed, "by which the controller knows the last host");
+    status.active = Shards::NONE;
+    assert_eq!(run(&client, &status).await, 1);
+    assert!(changed_by_host(&client).await > changed);
 
     Arc::make_mut(&mut status.load_balancers)
         .retain(|name, _| name != "lb-own-1" && (name.starts_with("lb-own") || name == "lb-shared-100"));

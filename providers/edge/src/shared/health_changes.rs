@@ -11,7 +11,7 @@ use steerage_provider_api::Health;
 
 use super::Shared;
 use crate::entry::{Change, Entry};
-use crate::health::{self, ActiveHosts, Verdict};
+use crate::health::{self, ActiveHosts, ReportSummary};
 use crate::objects::{HealthContent, HostContent, LoadBalancerContent, addresses};
 
 impl Shared {
@@ -34,7 +34,7 @@ impl Shared {
     /// A host's report changed.
     pub(crate) fn on_health(&self, change: &Change<HealthContent>) {
         let (old, new) = (change.old.as_ref().and_then(spec), change.new.as_ref().and_then(spec));
-        if old.map(Verdict::of) == new.map(Verdict::of) {
+        if old.map(ReportSummary::of) == new.map(ReportSummary::of) {
             return;
         }
         let (Some(entry), Some(report)) = (change.new.as_ref().or(change.old.as_ref()), new.or(old)) else {
