@@ -161,10 +161,7 @@ impl Bench<'_> {
             let fault = Fault::inject(self.test, node, &[(Hook::Egress, &rules)])?;
             let measured = self.measure(async || connections(&echo(to), FEW, 1).await)?;
             let dropped = fault.end()?;
-            ensure!(
-                dropped == numbers.clone().count(),
-                "the rule dropped {dropped} packets of {FEW} connections, not those of {numbers:?}"
-            );
+            ensure_dropped(dropped, &numbers)?;
             Ok((measured, 1))
         })
     }
@@ -271,6 +268,15 @@ fn drop_packets(numbers: RangeInclusive<usize>) -> String {
 /// The first Service at one of its addresses and ports.
 fn echo(address: SocketAddr) -> Target {
     Target { address, datagrams: address, backends: format!("{ECHO}-") }
+}
+
+/// Fails unless the rule of [`drop_packets`] has dropped each of these packets.
+fn ensure_dropped(dropped: usize, numbers: &RangeInclusive<usize>) -> Result<()> {
+    ensure!(
+        dropped == numbers.clone().count(),
+        "the rule dropped {dropped} packets of {FEW} connections, not those of {numbers:?}"
+    );
+    Ok(())
 }
 
 /// Rules that swap two addresses at one end of packets. The first rule that changes a packet is its last.

@@ -142,13 +142,9 @@ impl HealthByProbe {
         for (address, of_address) in &mut self.by_address {
             let sets = checks.of(*address);
             let OfAddress { by_check, by_request, .. } = of_address;
-            let followed = by_request.iter().map(|(request, health)| {
-                let of_port = sets.iter().flat_map(|set| set.at(request.port));
-                (of_port.filter(|check| ProbeRequest::from(*check) == *request), health)
-            });
-            for (followed, health) in followed {
-                for check in followed {
-                    if !by_check.contains_key(check) {
+            for (request, health) in &*by_request {
+                for check in sets.iter().flat_map(|set| set.at(request.port)) {
+                    if ProbeRequest::from(check) == *request && !by_check.contains_key(check) {
                         by_check.insert(check.clone(), health.clone());
                     }
                 }

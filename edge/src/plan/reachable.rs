@@ -138,7 +138,7 @@ impl ReachableByTargets {
     ) -> Arc<ReachableTargets> {
         // The targets are held as long as the result, so that no others get their place in memory.
         let make = || (targets.clone(), Arc::new(ReachableTargets::new(targets, v6, host, health)));
-        Arc::clone(&self.0.entry((targets.place(), v6)).or_insert_with(make).1)
+        Arc::clone(&self.0.entry((targets.memory_address(), v6)).or_insert_with(make).1)
     }
 }
 

@@ -80,7 +80,7 @@ impl TableKey {
 
     /// Where the group is on a ring of the hashes of nodes' names: the same on all hosts, and another one for each group. If it keeps
     /// only some targets, it keeps the next ones.
-    pub(super) fn place(&self) -> u64 {
+    pub(super) fn ring_position(&self) -> u64 {
         let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
         hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port))
     }
@@ -96,15 +96,11 @@ pub(super) enum Targets {
 impl Targets {
     /// Whether both are the same value in memory.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Own(a), Self::Own(b)) => Arc::ptr_eq(a, b),
-            (Self::OfNodeSet(a), Self::OfNodeSet(b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        }
+        self.memory_address() == other.memory_address()
     }
 
-    /// Where the value is in memory.
-    pub(super) fn place(&self) -> usize {
+    /// No other value has it while this one is held.
+    pub(super) fn memory_address(&self) -> usize {
         match self {
             Self::Own(spec) => Arc::as_ptr(spec).addr(),
             Self::OfNodeSet(spec) => Arc::as_ptr(spec).addr(),
@@ -285,8 +281,8 @@ impl TargetGroup {
     /// Keeps so many of the members. Groups keep different ones.
     pub(super) fn keep_members(&self, members: &mut Vec<Member>, most: usize) {
         if members.len() > most {
-            let place = self.key.place();
-            members.sort_by_key(|member| (member.seed.wrapping_sub(place), member.target));
+            let begin = self.key.ring_position();
+            members.sort_by_key(|member| (member.seed.wrapping_sub(begin), member.target));
             members.truncate(most);
             members.sort_by_key(|member| (member.seed, member.target));
         }
@@ -295,7 +291,7 @@ impl TargetGroup {
 
 /// Uses at most [`MOST_WITHOUT_ENDPOINT`] targets if all say that they have no endpoint: the same ones as where their nodes state it.
 fn limit_without_endpoint(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
-    let begin = key.place();
+    let begin = key.ring_position();
     let distance = |candidate: &Candidate| (candidate.name_hash.wrapping_sub(begin), candidate.address);
     let mut distances: Vec<_> = candidates.iter().map(distance).collect();
     if let Some(most) = MOST_WITHOUT_ENDPOINT.checked_sub(1).filter(|most| *most < distances.len()) {

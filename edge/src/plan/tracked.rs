@@ -52,40 +52,33 @@ pub(super) fn track(
     }
     sort(&mut known);
     sort(&mut untried);
-    let mut without_statement = 0;
-    if check.protocol == HealthCheckProtocol::Http {
-        let are_known = known
-            .iter()
-            .filter(|position| reachable.without_statement.binary_search(position).is_ok())
-            .count();
-        without_statement = reachable.without_statement.len() - are_known;
-    }
+    let without_statement = match check.protocol {
+        HealthCheckProtocol::Http => reachable.without_statement.as_slice(),
+        HealthCheckProtocol::Tcp => &[],
+    };
+    let are_known = known.iter().filter(|position| without_statement.binary_search(position).is_ok()).count();
     let mut of = |position: &usize, is: fn(&TargetHealth) -> bool| {
         reachable.targets.get(*position).is_some_and(|target| {
             probe.address = target.address;
             health.get(&probe).is_some_and(is)
         })
     };
-    let number_untried = untried.len() + without_statement;
+    let number_untried = untried.len() + without_statement.len() - are_known;
     let is_untried = |position: &usize| {
         untried.binary_search(position).is_ok()
-            || without_statement > 0
-                && reachable.without_statement.binary_search(position).is_ok()
-                && known.binary_search(position).is_err()
+            || without_statement.binary_search(position).is_ok() && known.binary_search(position).is_err()
     };
     let mut positions: Vec<usize> = if number_untried <= MOST_UNTRIED {
-        let of_silent =
-            reachable.without_statement.iter().filter(|_| without_statement > 0).copied().filter(&is_untried);
-        untried.iter().copied().chain(of_silent).collect()
+        untried.iter().chain(without_statement).copied().filter(is_untried).collect()
     } else if known.iter().any(|position| of(position, TargetHealth::is_healthy)) {
         Vec::new()
     } else {
-        reachable.ring_from(key.place()).filter(is_untried).take(MOST_UNTRIED).collect()
+        reachable.ring_from(key.ring_position()).filter(is_untried).take(MOST_UNTRIED).collect()
     };
     positions.append(&mut known);
     positions.extend(before.addresses().filter_map(|address| reachable.position(address)));
     if number_untried == 0 && positions.iter().all(|position| of(position, |health| health.lacks_endpoint)) {
-        positions.extend(reachable.ring_from(key.place()).take(MOST_WITHOUT_ENDPOINT));
+        positions.extend(reachable.ring_from(key.ring_position()).take(MOST_WITHOUT_ENDPOINT));
     }
     sort(&mut positions);
     Tracked { positions, untried: number_untried }

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use anyhow::{Context as _, Result, ensure};
 
 use super::fault::{Fault, Hook};
-use super::{ANSWER, AT_ONCE, FEW, connections, datagrams, drop_packets, expect};
+use super::{ANSWER, AT_ONCE, FEW, connections, datagrams, drop_packets, ensure_dropped, expect};
 use crate::cluster::Host;
 use crate::meter::client::Observed;
 use crate::meter::load::Client;
@@ -87,10 +87,7 @@ impl<'a> Answers<'a> {
             let fault = self.inject(&format!("{fits} {}", drop_packets(numbers.clone())))?;
             let measured = measured(self.client, async || connections(&self.client.to, FEW, 1).await)?;
             let dropped = fault.end()?;
-            ensure!(
-                dropped == numbers.clone().count(),
-                "the rule dropped {dropped} packets of {FEW} connections, not those of {numbers:?}"
-            );
+            ensure_dropped(dropped, &numbers)?;
             Ok((measured, 1))
         })
     }
