@@ -118,18 +118,14 @@ pub(crate) fn health<'a>(
     let mut unknown: BTreeSet<Family> = addresses.iter().map(|address| Family::of(*address)).collect();
     let mut problems = Vec::new();
     for report in reports {
-        let families: BTreeSet<Family> = match report.active {
+        let is_own = |address: &&IpAddr| match report.active {
             // Of a host of an earlier version. After its upgrade it is overwritten. If the host died while it was active, another one
             // names the shards.
-            Some(active) if !hosts.has(&report.host) => {
-                let own = addresses.iter().filter(|address| active && hosts.of(**address).is_none());
-                own.map(|address| Family::of(*address)).collect()
-            }
-            _ => {
-                let own = addresses.iter().filter(|address| hosts.of(**address) == Some(&report.host));
-                own.map(|address| Family::of(*address)).collect()
-            }
+            Some(active) if !hosts.has(&report.host) => active && hosts.of(**address).is_none(),
+            _ => hosts.of(**address) == Some(&report.host),
         };
+        let own = addresses.iter().filter(is_own);
+        let families: BTreeSet<Family> = own.map(|address| Family::of(*address)).collect();
         if families.is_empty() {
             continue;
         }
