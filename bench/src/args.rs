@@ -14,6 +14,7 @@ use crate::clouds;
 use crate::controller;
 use crate::edge;
 use crate::edge_nodes;
+use crate::edge_window;
 use crate::host;
 use crate::measure::{self, Extent, Measure, Settings};
 use crate::objects::{ENDPOINTS, Shape};
@@ -42,6 +43,8 @@ enum Command {
     Edge(edge::Flags),
     /// Edge hosts with many Services and simulated nodes: what starts, rest and changes cost
     EdgeNodes(edge_nodes::Flags),
+    /// How long the edge sends packets to a node that has lost its endpoint, by the signal that tells it
+    EdgeWindow(edge_window::Flags),
 }
 
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -108,6 +111,7 @@ impl Args {
             Command::Clouds(flags) => flags.run(),
             Command::Edge(flags) => flags.run(),
             Command::EdgeNodes(flags) => flags.run(),
+            Command::EdgeWindow(flags) => flags.run(),
         }
     }
 }

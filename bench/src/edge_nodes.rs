@@ -7,14 +7,14 @@
 
 #![allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 
-mod cluster;
-mod hosts;
-mod nodes;
+pub(crate) mod cluster;
+pub(crate) mod hosts;
+pub(crate) mod nodes;
 mod run;
 mod sample;
 mod stated;
 mod tables;
-mod world;
+pub(crate) mod world;
 
 use std::env;
 use std::fs;

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod controller;
 pub mod edge;
 pub mod edge_nodes;
+pub mod edge_window;
 pub mod host;
 pub mod measure;
 pub mod objects;

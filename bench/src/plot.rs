@@ -8,6 +8,8 @@ pub(crate) struct Chart {
     pub(crate) title: &'static str,
     /// The number of objects, and the values of all runs with it.
     pub(crate) values: Vec<(u32, Vec<f64>)>,
+    /// Values to compare with, drawn as a broken line; may be empty.
+    pub(crate) bound: Vec<(u32, f64)>,
 }
 
 /// What a horizontal axis shows at equal distances.
@@ -70,19 +72,22 @@ const BOTTOM: f64 = 44.0;
 /// Distance from one chart to the next.
 const STEP: f64 = WIDTH + LEFT + 16.0;
 
+/// From so many values on, a thicker line shows where most are: from the tenth to the ninetieth percentile.
+const MANY: usize = 10;
+
 /// As an image on a page, an SVG knows the page's colours only by the reader's preference.
 const STYLE: &str = "text{font:11px sans-serif;fill:#24292f}.axis{stroke:#8c959f}.grid{stroke:#8c959f;stroke-opacity:.25}\
-    .line{stroke:#0969da;fill:none;stroke-width:2}.range{stroke:#0969da}.point{fill:#0969da}\
-    @media(prefers-color-scheme:dark){text{fill:#e6edf3}.line,.range{stroke:#58a6ff}.point{fill:#58a6ff}}";
+    .line{stroke:#0969da;fill:none;stroke-width:2}.bound{stroke:#8c959f;fill:none;stroke-dasharray:4 3}.most{stroke:#0969da;stroke-width:5;stroke-opacity:.35}.range{stroke:#0969da}.point{fill:#0969da}\
+    @media(prefers-color-scheme:dark){text{fill:#e6edf3}.line,.range,.most{stroke:#58a6ff}.point{fill:#58a6ff}}";
 
 /// Charts beside each other. `x` is what the horizontal axes count.
-pub(crate) fn svg(x: &str, scale: Scale, charts: &[Chart]) -> String {
+pub(crate) fn svg(title: &str, x: &str, scale: Scale, charts: &[Chart]) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a few charts")]
     let width = STEP * charts.len() as f64;
     let height = TOP + HEIGHT + BOTTOM;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n\
-         <title>Cost against {x}</title>\n<style>{STYLE}</style>\n"
+         <title>{title} against {x}</title>\n<style>{STYLE}</style>\n"
     );
     let mut left = LEFT;
     for chart in charts {
@@ -94,7 +99,8 @@ pub(crate) fn svg(x: &str, scale: Scale, charts: &[Chart]) -> String {
 }
 
 fn draw(chart: &Chart, x: &str, scale: Scale) -> String {
-    let all = || chart.values.iter().flat_map(|(_, values)| values.iter().copied());
+    let bound = || chart.bound.iter().map(|(_, value)| *value);
+    let all = || chart.values.iter().flat_map(|(_, values)| values.iter().copied()).chain(bound());
     let top = round_up(all().fold(0.0, f64::max));
     let axis = Axis::new(scale, chart.values.iter().map(|(count, _)| *count));
     let at_y = |value: f64| HEIGHT - value / top * HEIGHT;
@@ -127,10 +133,23 @@ fn draw(chart: &Chart, x: &str, scale: Scale) -> String {
             text,
             "<line class=\"range\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>"
         );
+        if sorted.len() >= MANY {
+            let [low, high] = [1, 9].map(|part| at_y(sorted[(sorted.len() - 1) * part / 10]));
+            let _ = write!(
+                text,
+                "<line class=\"most\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{low:.1}\" y2=\"{high:.1}\"/>"
+            );
+        }
         let _ = write!(text, "<circle class=\"point\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
         let _ = write!(line, "{x:.1},{y:.1} ");
     }
     let _ = write!(text, "<polyline class=\"line\" points=\"{}\"/>", line.trim_end());
+    if !chart.bound.is_empty() {
+        let point =
+            |(count, value): &(u32, f64)| format!("{:.1},{:.1}", axis.at(f64::from(*count)), at_y(*value));
+        let points: Vec<_> = chart.bound.iter().map(point).collect();
+        let _ = write!(text, "<polyline class=\"bound\" points=\"{}\"/>", points.join(" "));
+    }
     text
 }
 
@@ -152,23 +171,39 @@ mod tests {
 
     #[test]
     fn points_are_medians_on_the_scale_of_the_axes() {
-        let chart = Chart { title: "CPU, s", values: vec![(50, vec![1.0, 0.5, 0.75]), (100, vec![1.5])] };
-        let text = svg("nodes", Scale::Linear, &[chart]);
+        let chart = Chart {
+            title: "CPU, s",
+            values: vec![(50, vec![1.0, 0.5, 0.75]), (100, vec![1.5])],
+            bound: Vec::new(),
+        };
+        let text = svg("Cost", "nodes", Scale::Linear, &[chart]);
         assert!(text.contains("points=\"110.0,87.5 220.0,35.0\""), "{text}");
         assert!(text.contains("y1=\"105.0\" y2=\"70.0\""), "least and most: {text}");
         assert!(text.contains(">CPU, s<") && text.contains(">nodes<") && text.contains(">1.5<"), "{text}");
     }
 
     #[test]
+    fn bounds_are_broken_lines_and_many_values_have_a_thick_one() {
+        let values = vec![(1, (0..=10).map(f64::from).collect())];
+        let chart = Chart { title: "periods", values, bound: vec![(0, 2.0), (1, 5.0)] };
+        let text = svg("Cost", "threshold", Scale::Linear, &[chart]);
+        assert!(text.contains("class=\"bound\" points=\"0.0,112.0 220.0,70.0\""), "{text}");
+        assert!(text.contains("class=\"most\" x1=\"220.0\" x2=\"220.0\" y1=\"126.0\" y2=\"14.0\""), "{text}");
+    }
+
+    #[test]
     fn logarithmic_axes_have_equal_distances_for_equal_ratios() {
-        let chart =
-            Chart { title: "CPU, s", values: vec![(3, vec![1.0]), (30, vec![1.0]), (300, vec![1.0])] };
+        let chart = Chart {
+            title: "CPU, s",
+            values: vec![(3, vec![1.0]), (30, vec![1.0]), (300, vec![1.0])],
+            bound: Vec::new(),
+        };
         let axis = Axis::new(Scale::Logarithmic, chart.values.iter().map(|(count, _)| *count));
         assert_eq!(axis.labels(), [1.0, 10.0, 100.0, 1000.0]);
         let [first, second, third] = [3.0, 30.0, 300.0].map(|count| axis.at(count));
         assert!((second - first - (third - second)).abs() < 1e-9 && first > 0.0);
         assert!(axis.at(1.0).abs() < 1e-9 && (axis.at(1000.0) - WIDTH).abs() < 1e-9);
-        assert!(svg("endpoints", Scale::Logarithmic, &[chart]).contains(">1000<"));
+        assert!(svg("Cost", "endpoints", Scale::Logarithmic, &[chart]).contains(">1000<"));
     }
 
     #[test]

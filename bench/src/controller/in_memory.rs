@@ -169,7 +169,7 @@ pub(super) fn draw(scale: &Scale, programs: &Programs, plots: &Path, results: &m
         ("controller-nodes.svg", format!("nodes, with {} Services", all.services), nodes),
     ] {
         let file = plots.join(file);
-        fs::write(&file, plot::svg(&title, plot::Scale::Linear, &charts))
+        fs::write(&file, plot::svg("Cost", &title, plot::Scale::Linear, &charts))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(())
@@ -189,8 +189,8 @@ fn charts(points: Vec<Point>, sizes: &[Size], x: fn(&Size) -> u32) -> Vec<Chart>
         peak.push((x(size), point.peak));
     }
     vec![
-        Chart { title: "restart: CPU, s", values: restart },
-        Chart { title: "a node joins: CPU, s", values: join },
-        Chart { title: "restart: peak resident memory, MiB", values: peak },
+        Chart { title: "restart: CPU, s", values: restart, bound: Vec::new() },
+        Chart { title: "a node joins: CPU, s", values: join, bound: Vec::new() },
+        Chart { title: "restart: peak resident memory, MiB", values: peak, bound: Vec::new() },
     ]
 }

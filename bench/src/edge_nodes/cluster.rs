@@ -11,43 +11,43 @@ use serde_json::{Value, json};
 /// The health-check node port of the first Service.
 const FIRST_PORT: u16 = 20_000;
 /// The most Services: each has a port.
-pub(super) const MOST_SERVICES: u32 = 40_000;
+pub(crate) const MOST_SERVICES: u32 = 40_000;
 /// The most nodes: their addresses are in one network of 16 bits.
-pub(super) const MOST_NODES: u32 = 60_000;
+pub(crate) const MOST_NODES: u32 = 60_000;
 /// The port that Services listen on.
-pub(super) const LISTENER: u16 = 80;
+pub(crate) const LISTENER: u16 = 80;
 /// Endpoints of most Services.
 const ENDPOINTS: u32 = 3;
 /// One Service in so many has [`TAIL_ENDPOINTS`].
 const TAIL: u32 = 100;
 const TAIL_ENDPOINTS: u32 = 100;
 /// The set of all nodes.
-pub(super) const NODE_SET: &str = "all";
+pub(crate) const NODE_SET: &str = "all";
 const FIRST_VIP: u32 = 0x0a40_0001;
 const FIRST_NODE: u32 = 0x0a21_0100;
 const FIRST_POD_NETWORK: u32 = 0x0a80_0000;
 
 /// The network of the nodes' addresses.
-pub(super) const NODE_NETWORK: &str = "10.33.0.0/16";
+pub(crate) const NODE_NETWORK: &str = "10.33.0.0/16";
 
 /// An endpoint moves from one node to another.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Move {
-    pub(super) service: u32,
-    pub(super) from: u32,
-    pub(super) to: u32,
+pub(crate) struct Move {
+    pub(crate) service: u32,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Cluster {
-    pub(super) nodes: u32,
+pub(crate) struct Cluster {
+    pub(crate) nodes: u32,
     /// The nodes with an endpoint of each Service: never two on one node.
     endpoints: Vec<BTreeSet<u32>>,
     random: Random,
 }
 
 impl Cluster {
-    pub(super) fn new(services: u32, nodes: u32) -> Self {
+    pub(crate) fn new(services: u32, nodes: u32) -> Self {
         let mut cluster = Self { nodes, endpoints: Vec::new(), random: Random(1) };
         for _ in 0..services {
             cluster.add_service();
@@ -55,22 +55,27 @@ impl Cluster {
         cluster
     }
 
-    pub(super) fn services(&self) -> u32 {
+    /// With these endpoints.
+    pub(crate) fn of(nodes: u32, endpoints: Vec<BTreeSet<u32>>) -> Self {
+        Self { nodes, endpoints, random: Random(1) }
+    }
+
+    pub(crate) fn services(&self) -> u32 {
         u32::try_from(self.endpoints.len()).unwrap_or(u32::MAX)
     }
 
     /// The nodes with an endpoint of a Service.
-    pub(super) fn nodes_of(&self, service: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn nodes_of(&self, service: u32) -> impl Iterator<Item = u32> {
         usize::try_from(service).ok().and_then(|at| self.endpoints.get(at)).into_iter().flatten().copied()
     }
 
     /// The addresses to which the edge has to forward a Service.
-    pub(super) fn addresses_of(&self, service: u32) -> BTreeSet<Ipv4Addr> {
+    pub(crate) fn addresses_of(&self, service: u32) -> BTreeSet<Ipv4Addr> {
         self.nodes_of(service).map(node_address).collect()
     }
 
     /// The Services with an endpoint on a node.
-    pub(super) fn services_of(&self, node: u32) -> Vec<u32> {
+    pub(crate) fn services_of(&self, node: u32) -> Vec<u32> {
         (0..)
             .zip(&self.endpoints)
             .filter(|(_, nodes)| nodes.contains(&node))
@@ -79,7 +84,7 @@ impl Cluster {
     }
 
     /// Adds a Service with endpoints, and returns its number.
-    pub(super) fn add_service(&mut self) -> u32 {
+    pub(crate) fn add_service(&mut self) -> u32 {
         let service = self.services();
         let count = if service % TAIL == TAIL - 1 { TAIL_ENDPOINTS } else { ENDPOINTS }.min(self.nodes);
         let mut nodes = BTreeSet::new();
@@ -91,7 +96,7 @@ impl Cluster {
     }
 
     /// Moves an endpoint of a Service with few to a node that has none of it. `None` if all nodes have one.
-    pub(super) fn move_endpoint(&mut self) -> Option<Move> {
+    pub(crate) fn move_endpoint(&mut self) -> Option<Move> {
         let services = self.services();
         for _ in 0..1000 {
             let (service, to) = (self.random.below(services), self.random.below(self.nodes));
@@ -107,7 +112,7 @@ impl Cluster {
     }
 
     /// A node with at least one endpoint.
-    pub(super) fn busy_node(&mut self) -> Option<u32> {
+    pub(crate) fn busy_node(&mut self) -> Option<u32> {
         let service = self.random.below(self.services());
         self.nodes_of(service).next()
     }
@@ -128,36 +133,41 @@ impl Random {
     }
 }
 
-pub(super) fn vip(service: u32) -> Ipv4Addr {
+pub(crate) fn vip(service: u32) -> Ipv4Addr {
     Ipv4Addr::from(FIRST_VIP + service)
 }
 
-pub(super) fn node_address(node: u32) -> Ipv4Addr {
+/// The Service of a VIP.
+pub(crate) fn service_at(vip: Ipv4Addr) -> Option<u32> {
+    u32::from(vip).checked_sub(FIRST_VIP)
+}
+
+pub(crate) fn node_address(node: u32) -> Ipv4Addr {
     Ipv4Addr::from(FIRST_NODE + node)
 }
 
 /// The node of an address.
-pub(super) fn node_at(address: Ipv4Addr) -> Option<u32> {
+pub(crate) fn node_at(address: Ipv4Addr) -> Option<u32> {
     u32::from(address).checked_sub(FIRST_NODE)
 }
 
 /// The Ethernet address of a node: each has its own, although one interface receives for all.
-pub(super) fn mac(node: u32) -> String {
+pub(crate) fn mac(node: u32) -> String {
     let [_, _, high, low] = node.to_be_bytes();
     format!("02:4e:00:00:{high:02x}:{low:02x}")
 }
 
 /// The health-check node port of a Service.
-pub(super) fn port(service: u32) -> u16 {
+pub(crate) fn port(service: u32) -> u16 {
     FIRST_PORT + u16::try_from(service).unwrap_or(0)
 }
 
-pub(super) fn object_name(service: u32) -> String {
+pub(crate) fn object_name(service: u32) -> String {
     format!("lb-{service}")
 }
 
 /// The EdgeLoadBalancer of a Service of policy Local, with the controller's defaults but for the interval.
-pub(super) fn load_balancer(service: u32, interval: Duration) -> Value {
+pub(crate) fn load_balancer(service: u32, interval: Duration) -> Value {
     let milliseconds = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
     json!({
         "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
@@ -177,7 +187,7 @@ pub(super) fn load_balancer(service: u32, interval: Duration) -> Value {
 }
 
 /// The EdgeNodeSet of all nodes.
-pub(super) fn node_set(nodes: u32) -> Value {
+pub(crate) fn node_set(nodes: u32) -> Value {
     let target = |node: u32| {
         json!({
             "node": format!("node-{node:05}"), "weight": 1, "addresses": [node_address(node)],

@@ -26,7 +26,7 @@ const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10_359);
 const MEMORY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// All edge hosts.
-pub(super) struct Hosts {
+pub(crate) struct Hosts {
     program: PathBuf,
     kubeconfig: PathBuf,
     children: Vec<Option<Child>>,
@@ -35,7 +35,7 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// No process runs yet.
-    pub(super) fn new(world: &World, program: PathBuf, kubeconfig: &Path, memory_limit: u64) -> Result<Self> {
+    pub(crate) fn new(world: &World, program: PathBuf, kubeconfig: &Path, memory_limit: u64) -> Result<Self> {
         fs::write(world.folder.join("key"), "a key of at least thirty-two bytes")?;
         let count = usize::from(world.hosts);
         Ok(Self {
@@ -47,7 +47,7 @@ impl Hosts {
     }
 
     /// Starts the process of a host.
-    pub(super) fn start(&mut self, world: &World, host: usize) -> Result<()> {
+    pub(crate) fn start(&mut self, world: &World, host: usize) -> Result<()> {
         let name = host_netns(host);
         let path = world.folder.join(format!("{name}.log"));
         let log = fs::File::options().create(true).append(true).open(path)?;
@@ -70,7 +70,7 @@ impl Hosts {
     }
 
     /// SIGKILL; what is in the kernel stays.
-    pub(super) fn kill(&mut self, host: usize) -> Result<()> {
+    pub(crate) fn kill(&mut self, host: usize) -> Result<()> {
         self.guard.watch(host, None);
         if let Some(mut child) = self.children.get_mut(host).and_then(Option::take) {
             child.kill()?;
@@ -80,7 +80,7 @@ impl Hosts {
     }
 
     /// Fails if a process has ended.
-    pub(super) fn check(&mut self) -> Result<()> {
+    pub(crate) fn check(&mut self) -> Result<()> {
         if let Some(reason) = self.guard.exceeded() {
             bail!(reason);
         }
@@ -98,12 +98,12 @@ impl Hosts {
     }
 
     /// Why the processes were stopped, if they needed more memory than they may.
-    pub(super) fn exceeded(&self) -> Option<String> {
+    pub(crate) fn exceeded(&self) -> Option<String> {
         self.guard.exceeded()
     }
 
     /// CPU time and memory of a host's process.
-    pub(super) fn usage(&self, host: usize) -> Result<Usage> {
+    pub(crate) fn usage(&self, host: usize) -> Result<Usage> {
         let child = self.children.get(host).and_then(Option::as_ref).context("the edge does not run")?;
         let pid = i32::try_from(child.id())?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -112,20 +112,20 @@ impl Hosts {
     }
 
     /// Whether a host says that it is ready.
-    pub(super) fn is_ready(host: usize) -> Result<bool> {
+    pub(crate) fn is_ready(host: usize) -> Result<bool> {
         // Refused until it listens.
         let answer = world::inside(&host_netns(host), || traffic::get(ADMIN, "/readyz"))?;
         Ok(answer.is_ok_and(|(status, _)| status == 200))
     }
 
     /// A host's own metrics.
-    pub(super) fn metrics(host: usize) -> Result<HostMetrics> {
+    pub(crate) fn metrics(host: usize) -> Result<HostMetrics> {
         let (_, text) = world::inside(&host_netns(host), || traffic::get(ADMIN, "/metrics"))??;
         Ok(HostMetrics(text))
     }
 
     /// What a host's kernel forwards by, once there is something.
-    pub(super) fn tables(world: &World, host: usize) -> Result<Tables> {
+    pub(crate) fn tables(world: &World, host: usize) -> Result<Tables> {
         Tables::open(&bpf_folder(world, host), LINK)
     }
 }
@@ -144,25 +144,25 @@ fn bpf_folder(world: &World, host: usize) -> PathBuf {
 
 /// What a process has used.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Usage {
-    pub(super) cpu: Duration,
+pub(crate) struct Usage {
+    pub(crate) cpu: Duration,
     /// Bytes of resident memory.
-    pub(super) resident: u64,
+    pub(crate) resident: u64,
     /// The most of it so far.
-    pub(super) peak: u64,
+    pub(crate) peak: u64,
 }
 
 /// The text of `/metrics`.
-pub(super) struct HostMetrics(String);
+pub(crate) struct HostMetrics(String);
 
 impl HostMetrics {
     /// The value of a series.
-    pub(super) fn value(&self, series: &str) -> Option<f64> {
+    pub(crate) fn value(&self, series: &str) -> Option<f64> {
         self.0.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
     /// The sum of the values of a family.
-    pub(super) fn sum(&self, family: &str) -> f64 {
+    pub(crate) fn sum(&self, family: &str) -> f64 {
         let of_family = self.0.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
         of_family.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
     }

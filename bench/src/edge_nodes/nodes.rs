@@ -21,7 +21,7 @@ use super::stated::{AnswerKind, Stated};
 use super::world::{self, NODES, World, host_at};
 
 /// The agents' port.
-pub(super) const STATEMENTS: u16 = 10_356;
+pub(crate) const STATEMENTS: u16 = 10_356;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 16_384;
 /// The longest head of a request.
@@ -31,26 +31,26 @@ const SILENCE: Duration = Duration::from_secs(30);
 
 /// What one edge host has asked, as the nodes count it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     /// Requests for statements that were answered.
-    pub(super) complete: u64,
-    pub(super) changes: u64,
-    pub(super) unchanged: u64,
+    pub(crate) complete: u64,
+    pub(crate) changes: u64,
+    pub(crate) unchanged: u64,
     /// Requests that were no requests for a statement.
-    pub(super) others: u64,
+    pub(crate) others: u64,
     /// Requests that a silent node left without an answer.
-    pub(super) unanswered: u64,
+    pub(crate) unanswered: u64,
     /// Bytes of the answers, with their heads.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl Asked {
     /// Answered requests for statements.
-    pub(super) fn statements(self) -> u64 {
+    pub(crate) fn statements(self) -> u64 {
         self.complete + self.changes + self.unchanged
     }
 
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(crate) fn since(self, before: Self) -> Self {
         Self {
             complete: self.complete - before.complete,
             changes: self.changes - before.changes,
@@ -63,7 +63,7 @@ impl Asked {
 }
 
 /// The running server. It ends with this value.
-pub(super) struct Nodes {
+pub(crate) struct Nodes {
     shared: Arc<Shared>,
     _runtime: Runtime,
 }
@@ -90,7 +90,7 @@ struct Counters {
 
 impl Nodes {
     /// Starts it in the nodes' namespace.
-    pub(super) fn start(world: &World, cluster: &Cluster) -> Result<Self> {
+    pub(crate) fn start(world: &World, cluster: &Cluster) -> Result<Self> {
         let mut stated = Stated::new(cluster.nodes);
         for service in 0..cluster.services() {
             stated.open(port(service));
@@ -121,7 +121,7 @@ impl Nodes {
     }
 
     /// What a host has asked so far, counted from 0.
-    pub(super) fn asked(&self, host: usize) -> Asked {
+    pub(crate) fn asked(&self, host: usize) -> Asked {
         let Some(counters) = self.shared.counters.get(host) else { return Asked::default() };
         let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Asked {
@@ -135,7 +135,7 @@ impl Nodes {
     }
 
     /// States an endpoint's move, on both nodes.
-    pub(super) fn move_endpoint(&self, change: Move) {
+    pub(crate) fn move_endpoint(&self, change: Move) {
         let mut stated = self.shared.stated();
         stated.set(change.from, port(change.service), 0);
         stated.set(change.to, port(change.service), 1);
@@ -144,8 +144,14 @@ impl Nodes {
         self.shared.wake(change.to);
     }
 
+    /// States that a node has an endpoint of a Service, or none.
+    pub(crate) fn set_endpoint(&self, node: u32, service: u32, has_endpoint: bool) {
+        self.shared.stated().set(node, port(service), has_endpoint.into());
+        self.shared.wake(node);
+    }
+
     /// All nodes open the port of a new Service; some have an endpoint.
-    pub(super) fn add_service(&self, cluster: &Cluster, service: u32) {
+    pub(crate) fn add_service(&self, cluster: &Cluster, service: u32) {
         let mut stated = self.shared.stated();
         stated.open(port(service));
         for node in cluster.nodes_of(service) {
@@ -156,7 +162,7 @@ impl Nodes {
     }
 
     /// Whether a node answers. Packets to it are dropped elsewhere.
-    pub(super) fn set_silent(&self, node: u32, silent: bool) {
+    pub(crate) fn set_silent(&self, node: u32, silent: bool) {
         let mut all = self.shared.silent();
         if silent {
             all.insert(node);

@@ -16,7 +16,7 @@ use super::cluster::{LISTENER, vip};
 const TCP: u8 = 6;
 
 /// The maps of one edge host.
-pub(super) struct Tables {
+pub(crate) struct Tables {
     listeners: HashMap<MapData, ListenerKey, u32>,
     services: Array<MapData, Service>,
     slots: Array<MapData, Slots>,

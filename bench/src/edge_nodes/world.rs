@@ -17,34 +17,35 @@ use steerage_lab::command::run_with;
 use steerage_lab::netns;
 
 use super::cluster::{NODE_NETWORK, mac, node_address};
+use super::nodes::STATEMENTS;
 use crate::edge::bed;
 
 /// The namespace of all nodes.
-pub(super) const NODES: &str = "nodes";
+pub(crate) const NODES: &str = "nodes";
 /// The namespace of the switch and the API server.
-pub(super) const SWITCH: &str = "switch";
+pub(crate) const SWITCH: &str = "switch";
 /// The edge hosts' interface on the link with the nodes.
-pub(super) const LINK: &str = "eth0";
+pub(crate) const LINK: &str = "eth0";
 /// Their interface to the API server.
-pub(super) const API_LINK: &str = "api0";
+pub(crate) const API_LINK: &str = "api0";
 /// The address of the API server.
-pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 1);
+pub(crate) const API_SERVER: Ipv4Addr = Ipv4Addr::new(172, 31, 0, 1);
 /// The most edge hosts.
-pub(super) const MOST_HOSTS: u8 = 16;
+pub(crate) const MOST_HOSTS: u8 = 16;
 /// The last byte of the address before the first edge host's.
 const BEFORE_HOSTS: u8 = 10;
 
 /// The namespaces, and a folder for files.
 #[derive(Debug)]
-pub(super) struct World {
+pub(crate) struct World {
     /// For logs and a BPF file system.
-    pub(super) folder: PathBuf,
-    pub(super) hosts: u8,
+    pub(crate) folder: PathBuf,
+    pub(crate) hosts: u8,
 }
 
 impl World {
     /// Moves this process into its own mount namespace and makes everything. Call this before other threads start.
-    pub(super) fn new(folder: &Path, hosts: u8, nodes: u32) -> Result<Self> {
+    pub(crate) fn new(folder: &Path, hosts: u8, nodes: u32) -> Result<Self> {
         bed::private_mounts(folder)?;
         let world = Self { folder: folder.to_owned(), hosts };
         world.connect(nodes).context("cannot make the namespaces")?;
@@ -96,6 +97,13 @@ impl World {
         }
         Ok(())
     }
+
+    /// Adds a client on the nodes' link, whose packets to this network ask the link for its addresses.
+    pub(crate) fn add_client(&self, name: &str, vips: &str) -> Result<()> {
+        netns::create(name, false)?;
+        plug(name, LINK, "br0", &format!("p-{name}"), "10.32.1.1/15")?;
+        shell(name, &format!("ip link set lo up; ip route add {vips} dev {LINK}")).map(drop)
+    }
 }
 
 impl Drop for World {
@@ -122,17 +130,27 @@ fn plug(name: &str, interface: &str, bridge: &str, port: &str, address: &str) ->
 }
 
 /// Drops packets to a node, or no longer. The route is more specific than the local one of all nodes.
-pub(super) fn set_unreachable(node: u32, unreachable: bool) -> Result<()> {
+pub(crate) fn set_unreachable(node: u32, unreachable: bool) -> Result<()> {
     let change = if unreachable { "add" } else { "del" };
     let script = format!("ip route {change} blackhole {}/32 table local", node_address(node));
     shell(NODES, &script).map(drop)
 }
 
 /// Bytes and packets that an interface of a host has received and sent.
-pub(super) fn traffic(host: usize, interface: &str) -> Result<Traffic> {
+pub(crate) fn traffic(host: usize, interface: &str) -> Result<Traffic> {
     // Of the thread's own namespace.
     let text = inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
     Traffic::parse(&text, interface).with_context(|| format!("host {} has no {interface}", host + 1))
+}
+
+/// Refuses requests for statements at all nodes but the first ones, as on nodes without an agent.
+pub(crate) fn refuse_statements(stating: u32) -> Result<()> {
+    let rules = format!(
+        "nft 'add table ip agents; add chain ip agents received {{ type filter hook input priority 0; }}; \
+              add rule ip agents received ip daddr >= {} tcp dport {STATEMENTS} reject with tcp reset'",
+        node_address(stating)
+    );
+    shell(NODES, &rules).map(drop)
 }
 
 /// Runs a shell script in a namespace.
@@ -147,12 +165,12 @@ fn feed(netns: &str, command: &[&str], input: &str) -> Result<String> {
 }
 
 /// Runs `work` on a new thread in a namespace.
-pub(super) fn inside<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+pub(crate) fn inside<T: Send>(netns: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
     Ok(netns::in_netns(netns, work)?)
 }
 
 /// The namespace of an edge host, counted from 0.
-pub(super) fn host_netns(host: usize) -> String {
+pub(crate) fn host_netns(host: usize) -> String {
     format!("edge{}", host + 1)
 }
 
@@ -162,18 +180,18 @@ fn host_address(host: usize) -> Ipv4Addr {
 }
 
 /// The edge host with this address on the link.
-pub(super) fn host_at(address: IpAddr) -> Option<usize> {
+pub(crate) fn host_at(address: IpAddr) -> Option<usize> {
     let IpAddr::V4(address) = address else { return None };
     address.octets()[3].checked_sub(BEFORE_HOSTS + 1).map(usize::from)
 }
 
 /// What an interface has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Traffic {
-    pub(super) received: u64,
-    pub(super) received_packets: u64,
-    pub(super) sent: u64,
-    pub(super) sent_packets: u64,
+pub(crate) struct Traffic {
+    pub(crate) received: u64,
+    pub(crate) received_packets: u64,
+    pub(crate) sent: u64,
+    pub(crate) sent_packets: u64,
 }
 
 impl Traffic {
@@ -187,7 +205,7 @@ impl Traffic {
         Some(Self { received, received_packets, sent, sent_packets })
     }
 
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(crate) fn since(self, before: Self) -> Self {
         Self {
             received: self.received - before.received,
             received_packets: self.received_packets - before.received_packets,

@@ -53,7 +53,7 @@ pub fn draw(
     }
     let file = plots.join("agent-endpoints.svg");
     let x = format!("endpoints of each Service, {} in all", extent.endpoints);
-    fs::write(&file, svg(&x, Scale::Logarithmic, &charts(&report, extent)))
+    fs::write(&file, svg("Cost", &x, Scale::Logarithmic, &charts(&report, extent)))
         .with_context(|| format!("cannot write {}", file.display()))?;
     Ok(report)
 }
@@ -64,7 +64,7 @@ fn charts(report: &Report, extent: Extent) -> Vec<Chart> {
             let name = format!("{kind}, {} Services: {what}", extent.endpoints / endpoints);
             (endpoints, report.of(&name, Who::Ours))
         });
-        Chart { title, values: values.to_vec() }
+        Chart { title, values: values.to_vec(), bound: Vec::new() }
     };
     vec![
         chart("start, from the initial list: s", "start", "initial list to fully programmed"),
