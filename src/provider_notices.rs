@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes what the provider tells users as Warning events, while this process holds the Lease.
+//! Writes what the provider tells users as events, while this process holds the Lease.
 
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
@@ -13,7 +13,7 @@ pub(crate) async fn publish(mut notices: BoxStream<'static, ProviderNotice>, rec
     }
 }
 
-fn event(ProviderNotice { subject, reason, note }: ProviderNotice) -> Notice {
+fn event(ProviderNotice { subject, is_warning, action, reason, note }: ProviderNotice) -> Notice {
     let subject = match subject {
         NoticeSubject::Service(owner) => Subject {
             api_version: "v1".to_owned(),
@@ -22,9 +22,11 @@ fn event(ProviderNotice { subject, reason, note }: ProviderNotice) -> Notice {
             name: owner.service.name().to_owned(),
             uid: owner.uid,
         },
+        NoticeSubject::Node(name) => Subject::node_named(name),
         NoticeSubject::Object { api_version, kind, namespace, name, uid } => {
             Subject { api_version: api_version.to_owned(), kind: kind.to_owned(), namespace, name, uid }
         }
     };
-    Notice { subject, severity: Severity::Warning, reason, action: "AssignAddress", note }
+    let severity = if is_warning { Severity::Warning } else { Severity::Normal };
+    Notice { subject, severity, reason, action, note }
 }

@@ -4,18 +4,20 @@
 //! It writes differences only. When it ends, the program and its maps stay in the kernel: losing this process must not take traffic
 //! down.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
+use steerage_model::chain;
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
+use crate::drains::Drains;
 use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe};
 use crate::host::{EdgePeer, HostNetwork};
@@ -121,6 +123,9 @@ pub(crate) struct Engine {
     /// A VIP waits for probes of its new targets, for a limited time.
     is_waiting: bool,
     pace: PlanPace,
+    drains: Drains,
+    /// The addresses of each draining node's targets.
+    draining: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
     /// The process is ending.
@@ -162,6 +167,8 @@ impl Engine {
             warmed_up: listeners == 0,
             is_waiting: false,
             pace: PlanPace::default(),
+            drains: Drains::default(),
+            draining: BTreeMap::new(),
             healthy_vips: 0,
             is_leaving: false,
         };
@@ -229,6 +236,7 @@ impl Engine {
                 _ = ticks.tick() => {
                     let is_due = self.groups.as_ref().is_some_and(|groups| groups.is_due(Instant::now()));
                     let has_changed = tokio::task::block_in_place(|| self.refresh())?;
+                    self.follow_drains();
                     if !has_changed && self.warmed_up && !self.is_waiting {
                         if !is_due {
                             continue;
@@ -495,6 +503,7 @@ impl Engine {
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
+        self.draining = groups.draining();
         self.health.set_checks(&checks);
         self.prober.set_checks(&checks, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
@@ -538,7 +547,37 @@ impl Engine {
         true
     }
 
-    fn publish(&self, mut statuses: std::collections::BTreeMap<String, LoadBalancerStatus>) {
+    /// Reports the draining nodes that get no more packets. A node whose counters cannot be read counts as one that begins to drain.
+    fn follow_drains(&mut self) {
+        let packets = |addresses: &BTreeSet<IpAddr>| {
+            let numbers = addresses.iter().filter_map(|address| self.assignments.target_number(*address));
+            numbers.map(|number| self.kernel.packets_to(number)).sum::<Result<u64, _>>()
+        };
+        let counted = self.draining.iter().filter_map(|(node, addresses)| {
+            packets(addresses)
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        node,
+                        error = chain(error),
+                        "counters of a draining node not read; retrying"
+                    )
+                })
+                .ok()
+                .map(|packets| (node.clone(), packets))
+        });
+        let (counted, now) = (counted.collect(), Instant::now());
+        self.drains.update(&counted, now);
+        let report = self.drains.report(now);
+        self.outputs.status.send_if_modified(|status| {
+            let has_changed = !status.interface.is_empty() && status.draining != report;
+            if has_changed {
+                status.draining = report;
+            }
+            has_changed
+        });
+    }
+
+    fn publish(&self, mut statuses: BTreeMap<String, LoadBalancerStatus>) {
         let with_problem = statuses.values().filter(|status| !status.problem.is_empty()).count();
         self.metrics.load_balancers.set(number(statuses.len()));
         self.metrics.problems.set(number(with_problem));
@@ -554,6 +593,7 @@ impl Engine {
             interface: self.link.name.clone(),
             addresses: self.host.own_addresses(),
             active: self.membership.active,
+            draining: self.drains.report(Instant::now()),
             load_balancers: Arc::new(statuses),
         });
     }

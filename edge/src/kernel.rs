@@ -115,6 +115,11 @@ impl Kernel {
         })
     }
 
+    /// The number of packets that were forwarded to the target with this number.
+    pub(crate) fn packets_to(&self, number: u32) -> Result<u64, Error> {
+        Ok(self.dataplane.counts().target(number)?.packets)
+    }
+
     /// The VIPs whose neighbour solicitations the interface has to receive: before it announces new ones.
     pub(crate) fn set_planned_vips(&mut self, link: &Link, vips: BTreeSet<IpAddr>) {
         if self.planned_vips.as_ref() != Some(&vips) {

@@ -48,6 +48,11 @@ impl TargetNumbers {
         self.numbers.assign(&address).unwrap_or(u32::MAX)
     }
 
+    /// The number of a target, if it has one.
+    pub(crate) fn get(&self, address: IpAddr) -> Option<u32> {
+        self.numbers.get(&address)
+    }
+
     /// Forgets the targets that have not been among these for too long.
     pub(crate) fn retain(&mut self, used: &BTreeSet<u32>, now: Instant) {
         let mut removed = Vec::new();

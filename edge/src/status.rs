@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use steerage_edge_api::DrainingNode;
 use steerage_process::duration;
 use steerage_watch::Backoff;
 use tokio::sync::watch;
@@ -50,6 +51,8 @@ pub(crate) struct HostStatus {
     pub(crate) addresses: Vec<IpAddr>,
     /// The shards for which this host is active.
     pub(crate) active: Shards,
+    /// The nodes that drain.
+    pub(crate) draining: Vec<DrainingNode>,
     /// By name. Shared, so that the engine does not wait while the writer reads it.
     pub(crate) load_balancers: Arc<BTreeMap<String, LoadBalancerStatus>>,
 }

@@ -75,12 +75,17 @@ impl Subject {
 
     /// A node. Its UID is its name, as in kubelet's and kube-proxy's events: `kubectl describe` selects by it.
     pub fn node(node: &Node) -> Self {
+        Self::node_named(node.name.clone())
+    }
+
+    /// The same of the node with this name.
+    pub fn node_named(name: String) -> Self {
         Self {
             api_version: "v1".to_owned(),
             kind: "Node".to_owned(),
             namespace: String::new(),
-            name: node.name.clone(),
-            uid: node.name.clone(),
+            uid: name.clone(),
+            name,
         }
     }
 

@@ -11,19 +11,22 @@ pub(super) enum Signal {
     Statements,
     /// `health-check` steering, nodes with kube-proxy: failed probes of the Service's health-check node port
     Probes,
+    /// `fused` steering, nodes with kube-proxy: the controller writes which nodes have an endpoint, and the edge probes them
+    Fused,
     /// `api` steering: the controller writes the targets
     Api,
 }
 
 impl Signal {
     /// All, in this order: stating nodes come first.
-    pub(super) const ALL: [Self; 3] = [Self::Statements, Self::Probes, Self::Api];
+    pub(super) const ALL: [Self; 4] = [Self::Statements, Self::Probes, Self::Fused, Self::Api];
 
     /// In tables and plots.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Statements => "health-check, statements",
             Self::Probes => "health-check, probes",
+            Self::Fused => "fused, probes",
             Self::Api => "api",
         }
     }
@@ -32,6 +35,7 @@ impl Signal {
     pub(super) fn steering(self) -> &'static str {
         match self {
             Self::Statements | Self::Probes => "health-check",
+            Self::Fused => "fused",
             Self::Api => "api",
         }
     }
@@ -114,9 +118,9 @@ mod tests {
     fn stating_nodes_come_first_and_no_node_is_shared() {
         let intervals = [100, 1000].map(Duration::from_millis);
         let cells = all(&[], &intervals, &[1, 2, 3]);
-        assert_eq!((cells.len(), nodes(&cells), stating_nodes(&cells)), (18, 36, 12));
+        assert_eq!((cells.len(), nodes(&cells), stating_nodes(&cells)), (24, 48, 12));
         let used: BTreeSet<_> = cells.iter().flat_map(|cell| cell.nodes()).collect();
-        assert_eq!(used, (0..36).collect());
+        assert_eq!(used, (0..48).collect());
         assert!(
             cells.iter().all(|cell| (cell.signal == Signal::Statements) == (cell.nodes()[1] < 12)),
             "{cells:?}"

@@ -44,4 +44,17 @@ pub struct EdgeHostSpec {
     /// shows the shard of each address. Unset by edge hosts of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_shards: Option<String>,
+    /// The nodes that drain, sorted by name. Unset by edge hosts of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining_nodes: Option<Vec<DrainingNode>>,
+}
+
+/// A node that drains, as one edge host sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainingNode {
+    /// Name of the node.
+    pub node: String,
+    /// Whether the host has forwarded packets to the node within the last minute, or has known for less than that that it drains.
+    pub forwards: bool,
 }

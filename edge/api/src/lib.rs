@@ -18,7 +18,7 @@ pub use health::{
     EdgeTargetHealth, EdgeTargetHealthSpec, HOST_LABEL, IpFamily, SharedTargets, TargetCounts, TargetState,
     TargetStatus, TargetUse,
 };
-pub use host::{EdgeHost, EdgeHostSpec, field_manager};
+pub use host::{DrainingNode, EdgeHost, EdgeHostSpec, field_manager};
 pub use load_balancer::{
     Affinity, EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, EdgeNodeSetSpec, EdgeTarget, HealthCheck,
     HealthCheckProtocol, Listener, ListenerProtocol, MAX_SOURCE_RANGES, ServiceReference,

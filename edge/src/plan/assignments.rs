@@ -61,6 +61,11 @@ impl Assignments {
         }
     }
 
+    /// The kernel's number of a target, if it has one.
+    pub(crate) fn target_number(&self, address: IpAddr) -> Option<u32> {
+        self.targets.get(address)
+    }
+
     /// What is remembered of the group with this key, or with the other one, or of the table of its first listener.
     pub(super) fn memory(
         &self,

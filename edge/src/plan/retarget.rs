@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from the health of a few targets, or from which nodes have an endpoint, without a plan: only their groups get other tables and statuses. Pure, used by
-//! the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
+//! What follows from the health of a few targets, or from which nodes have an endpoint, without a plan: only their groups get other
+//! tables and statuses. Pure, used by the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
 //!
 //! A plan costs as much as there are load balancers, and targets change their health all the time. It must come to the same result
 //! as a plan; where that is not certain it comes to none.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use steerage_edge_dataplane::Table;
 
 use super::Assignments;
+use super::reachable::distinct;
 use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
@@ -114,6 +116,18 @@ impl PlannedGroups {
         let mut planned = Self { groups, asked, listed, used, is_settled, healthy_vips, next_change: None };
         planned.next_change = planned.next();
         planned
+    }
+
+    /// The addresses of the targets of each draining node.
+    pub(crate) fn draining(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
+        let mut draining = BTreeMap::<_, BTreeSet<_>>::new();
+        let reachable = distinct(self.groups.iter().map(|planned| &planned.group.reachable));
+        for target in
+            reachable.flat_map(|reachable| &reachable.targets).filter(|target| target.drain.is_some())
+        {
+            draining.entry(target.node.clone()).or_default().insert(target.address);
+        }
+        draining
     }
 
     /// Whether a group changes by now without any news: [`retarget`](Self::retarget) says what follows.

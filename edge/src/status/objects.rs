@@ -127,6 +127,7 @@ pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
         active: !status.active.is_empty(),
         shards: status.active.len(),
         active_shards: Some(status.active.to_string()),
+        draining_nodes: Some(status.draining.clone()),
     };
     objects.insert(ObjectKey::Host, StatusObject::Host(host));
     let groups = shared_groups(status);

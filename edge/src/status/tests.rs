@@ -91,6 +91,7 @@ fn host_status(own: u8, sharing: u8) -> HostStatus {
         interface: "eth0".to_owned(),
         addresses: vec![IpAddr::from([10, 0, 1, 1])],
         active: Shards::ALL,
+        draining: Vec::new(),
         load_balancers: Arc::new(own.chain(sharing).collect()),
     }
 }

@@ -234,6 +234,21 @@ fn draining_node_keeps_its_connections_and_gets_no_new_ones() {
             .filter(|target| target["use"] == "Draining" && target["useReason"] == "the node is cordoned");
         targets.len() == 6 && drains.count() == 2
     });
+    let name = testbed.nodes[draining].name.clone();
+    let forwards = |testbed: &TestBed| {
+        let nodes = testbed.edge_host(0)["spec"]["drainingNodes"].as_array().cloned().unwrap_or_default();
+        nodes.iter().find(|node| node["node"] == name.as_str()).map(|node| node["forwards"] == true)
+    };
+    eventually("the host says that it forwards to the node", || forwards(&testbed) == Some(true));
+    long.echo("still there").expect("the long connection");
+    let last = Instant::now();
+    while forwards(&testbed) != Some(false) {
+        assert!(last.elapsed() < Duration::from_secs(90), "the node is not quiet");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    // The kernel's counters are read once a second.
+    assert!(last.elapsed() > Duration::from_secs(58), "the last packet counts");
+    long.echo("still there").expect("the long connection");
     for node in others {
         testbed.nodes[node].healthy.store(false, Ordering::Relaxed);
     }

@@ -8,9 +8,13 @@ use crate::Owner;
 pub struct ProviderNotice {
     /// The object that it is about.
     pub subject: NoticeSubject,
+    /// Whether something is wrong. Otherwise it is what users wait for.
+    pub is_warning: bool,
+    /// What the provider did: machine-readable, in `CamelCase`.
+    pub action: &'static str,
     /// Stable, in `CamelCase`.
     pub reason: &'static str,
-    /// What is wrong, what happens now, and what to do.
+    /// What is wrong or has happened, what happens now, and what to do.
     pub note: String,
 }
 
@@ -19,6 +23,8 @@ pub struct ProviderNotice {
 pub enum NoticeSubject {
     /// A Service.
     Service(Owner),
+    /// A node, by name.
+    Node(String),
     /// An object of a kind that only the provider knows.
     Object {
         /// Such as `steerage.dev/v1alpha1`.

@@ -74,6 +74,11 @@ impl ActiveHosts {
         self.of_shard(Shard::of(address))
     }
 
+    /// The names of the hosts that answer for a shard.
+    pub(crate) fn serving(&self) -> BTreeSet<&str> {
+        Shard::all().filter_map(|shard| self.of_shard(shard)).collect()
+    }
+
     /// The shards for which another host answers.
     pub(crate) fn differences(&self, other: &Self) -> Shards {
         Shard::all().filter(|shard| self.of_shard(*shard) != other.of_shard(*shard)).collect()

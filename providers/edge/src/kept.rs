@@ -9,7 +9,7 @@ use steerage_edge_api::{LabelSelector, Labels};
 use steerage_provider_api::{NoticeSubject, Owner, ProviderNotice};
 use tokio::time::Instant;
 
-use crate::Pool;
+use crate::{ASSIGN_ADDRESS, Pool};
 
 /// So long a state lasts before it is told: the chart deletes a pool to change it, and creates it again.
 pub(crate) const NOTICE_DELAY: Duration = Duration::from_secs(5);
@@ -99,6 +99,8 @@ pub(crate) fn news(kept: &BTreeSet<Kept>, known: &mut KnownKept) -> (Vec<Provide
         tracing::warn!(holder = one.holder, address = %one.address, reason, "no AddressPool would assign this address; keeping it");
         notices.extend(one.owner.clone().map(|owner| ProviderNotice {
             subject: NoticeSubject::Service(owner),
+            is_warning: true,
+            action: ASSIGN_ADDRESS,
             reason: ADDRESS_KEPT,
             note: one.note(),
         }));

@@ -9,6 +9,7 @@ mod allocate;
 mod allocation;
 mod cache;
 mod calls;
+mod drained;
 mod entry;
 mod health;
 mod index;
@@ -34,6 +35,7 @@ pub use allocate::{
     NO_ADDRESS_POOL, NO_FREE_ADDRESS, POOL_NOT_ADMITTED, Request, Taken, UNKNOWN_POOL, allocate,
 };
 pub use calls::REJECTED_BY_API_SERVER;
+pub use drained::DRAINED;
 pub use kept::ADDRESS_KEPT;
 pub use pool::{Pool, Range, Requester};
 pub use pool_metrics::register_sample_metrics;
@@ -42,6 +44,9 @@ pub use shared::ADDRESS_POOL_NEARLY_FULL;
 pub use sharing::{Conflict, Scope};
 
 use steerage_provider_cloud::reasons;
+
+/// The action of events about addresses.
+const ASSIGN_ADDRESS: &str = "AssignAddress";
 
 /// Every event that this provider publishes besides its errors: reason, meaning, what to do.
 pub const EVENTS: &[(&str, &str, &str)] = &[
@@ -56,6 +61,12 @@ pub const EVENTS: &[(&str, &str, &str)] = &[
         "Of an AddressPool: at most a tenth of its addresses of an IP family is free, of ten or more. `status.problem` says so as long \
          as it is true.",
         "Add addresses, or another pool.",
+    ),
+    (
+        DRAINED,
+        "Of a Node that drains: no edge host that answers for an address has forwarded a packet to it for a minute. A connection without \
+         a packet for so long is not seen. The `EdgeHost` objects say which host still forwards (`drainingNodes`).",
+        "Nothing: the node may be stopped.",
     ),
 ];
 

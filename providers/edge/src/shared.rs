@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     kept: Mutex<kept::KnownKept>,
     /// The pools and families that users were told are nearly full.
     full_pools: Mutex<BTreeSet<(String, String)>>,
+    /// The nodes that users were told are drained.
+    drained: Mutex<BTreeSet<String>>,
 }
 
 /// A value of a shared set.
@@ -103,6 +105,7 @@ impl Shared {
             notices: Notifier::default(),
             kept: Mutex::default(),
             full_pools: Mutex::default(),
+            drained: Mutex::default(),
         }
     }
 

@@ -5,11 +5,13 @@
 //! said of them that was not said before.
 
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 
 use steerage_edge_api::{EdgeTargetHealthSpec, Shard};
 use steerage_provider_api::Health;
 
 use super::Shared;
+use crate::drained;
 use crate::entry::{Change, Entry};
 use crate::health::{self, ActiveHosts, ReportSummary};
 use crate::objects::{HealthContent, HostContent, LoadBalancerContent, addresses};
@@ -65,9 +67,25 @@ impl Shared {
         })
     }
 
+    /// Tells users of nodes that are drained since a moment ago.
+    fn tell_of_drained_nodes(&self) {
+        // Of some hosts alone nobody knows who answers for which addresses.
+        if !self.hosts.cache.is_listed() {
+            return;
+        }
+        let hosts = self.active_hosts();
+        let now = self.hosts.cache.read(|rows| drained::drained(&hosts, rows));
+        let mut told = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
+        for node in now.difference(&told) {
+            self.notices.send(&drained::notice(node));
+        }
+        *told = now;
+    }
+
     /// What a host says of itself changed: of some addresses the report of another host may count from now on.
     pub(crate) fn on_host(&self, change: &Change<HostContent>) {
         let Some(entry) = change.new.as_ref().or(change.old.as_ref()) else { return };
+        self.tell_of_drained_nodes();
         let now = self.active_hosts();
         let before = now.clone().with(&entry.name, change.old.as_ref());
         let changed = now.with(&entry.name, change.new.as_ref()).differences(&before);

@@ -13,7 +13,7 @@ use super::{Shared, is_edited};
 use crate::entry::Entry;
 use crate::kept::{Kept, Tenant};
 use crate::objects::{LoadBalancerContent, addresses};
-use crate::{AddressSet, Pool, kept, pools};
+use crate::{ASSIGN_ADDRESS, AddressSet, Pool, kept, pools};
 
 /// Shortest time between two writes of the pools' statuses.
 const PACE: Duration = Duration::from_secs(1);
@@ -114,7 +114,13 @@ impl Shared {
                     uid: pool.uid,
                 };
                 let note = format!("The AddressPool is nearly full: {report}");
-                self.notices.send(&ProviderNotice { subject, reason: ADDRESS_POOL_NEARLY_FULL, note });
+                self.notices.send(&ProviderNotice {
+                    subject,
+                    is_warning: true,
+                    action: ASSIGN_ADDRESS,
+                    reason: ADDRESS_POOL_NEARLY_FULL,
+                    note,
+                });
                 told.insert(key);
             }
         }

@@ -474,3 +474,44 @@ async fn owners_are_notified_of_a_shared_report_when_it_says_something_else() {
     host("a", "0-47,49-127", 72);
     assert_eq!(take(), [] as [&str; 0], "nothing else is said");
 }
+
+#[tokio::test]
+async fn users_are_told_once_that_a_node_is_drained() {
+    let shared = Shared::new(&unreachable_client(), "system");
+    let mut notices = shared.notices.subscribe();
+    let mut take = || {
+        let mut nodes = Vec::new();
+        while let Some(Some(notice)) = notices.next().now_or_never() {
+            assert_eq!((notice.reason, notice.is_warning), (crate::DRAINED, false));
+            let NoticeSubject::Node(node) = notice.subject else { panic!("{:?}", notice.subject) };
+            nodes.push(node);
+        }
+        nodes
+    };
+    let apply = |event| {
+        for change in shared.hosts.cache.apply(event) {
+            shared.on_host(&change);
+        }
+    };
+    let host = |version, forwards: &[(&str, bool)]| {
+        let nodes: Value =
+            forwards.iter().map(|(node, forwards)| json!({"node": node, "forwards": forwards})).collect();
+        let spec = json!({
+            "version": "1", "interface": "eth0", "addresses": [], "active": true, "activeShards": "0-127", "drainingNodes": nodes,
+        });
+        edge_object("a", version, &spec)
+    };
+    apply(host(1, &[("n", false)]));
+    assert_eq!(take(), Vec::<String>::new(), "other hosts are not listed yet");
+    apply(Event::Init);
+    apply(Event::InitDone);
+    apply(host(2, &[("n", true), ("m", false)]));
+    assert_eq!(take(), ["m"]);
+    apply(host(3, &[("n", false), ("m", false)]));
+    assert_eq!(take(), ["n"], "once");
+    apply(host(4, &[("m", false)]));
+    apply(host(5, &[("n", true), ("m", false)]));
+    assert_eq!(take(), Vec::<String>::new());
+    apply(host(6, &[("n", false), ("m", false)]));
+    assert_eq!(take(), ["n"], "another drain");
+}
