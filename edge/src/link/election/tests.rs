@@ -218,6 +218,23 @@ fn host_that_did_not_run_takes_nothing_over_before_it_has_listened() {
 }
 
 #[test]
+fn host_without_news_of_the_cluster_yields_to_one_that_has_them() {
+    let mut link = Link::new(3);
+    link.beats(20);
+    let before = link.shards();
+    for host in 0..3 {
+        link.set_ability(host, ABLE.without_news());
+    }
+    link.beats(200);
+    assert_eq!(link.shards(), before, "the API server answers no host");
+    for host in [0, 1] {
+        link.set_ability(host, ABLE);
+    }
+    link.beats(100);
+    assert_eq!((link.shards()[2], link.shards().iter().sum::<u32>()), (0, 128));
+}
+
+#[test]
 fn leaving_host_is_replaced_at_once() {
     let mut link = Link::new(2);
     link.beats(10);
