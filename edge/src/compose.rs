@@ -16,6 +16,7 @@ use steerage_process::Process;
 use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
+use crate::api_contact::{self, ContactTiming};
 use crate::args::{EdgeArgs, RouteArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
@@ -114,6 +115,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (informed, informed_rx) = watch::channel(BTreeSet::new());
     let has_cluster = objects_dir.is_none();
     let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
+    let (lost_contact, lost_contact_rx) = watch::channel(false);
     let timing = HeartbeatTiming { interval: heartbeat_interval, misses: heartbeat_misses.into() };
     let local = LocalHost {
         index: link.index,
@@ -121,6 +123,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         name: host.clone(),
         group: heartbeat::group_id(&group),
         cluster: cluster_rx,
+        lost_contact: lost_contact_rx,
         timing,
     };
     let (heartbeats, membership) =
@@ -151,7 +154,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         StatusSink::Directory(status)
     } else {
         let secret = PeersSecret { name: peers_key_secret, key: secret_key };
-        watch_cluster(&process, &client, namespace, events, cluster, secret).await?
+        watch_cluster(&process, &client, namespace, events, ClusterNews { cluster, lost_contact }, secret)
+            .await?
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
@@ -258,18 +262,28 @@ struct PeersSecret {
     key: watch::Sender<Option<SharedKey>>,
 }
 
+/// What is known of the cluster itself.
+struct ClusterNews {
+    cluster: watch::Sender<Cluster>,
+    /// Whether the API server does not answer.
+    lost_contact: watch::Sender<bool>,
+}
+
 /// Starts what needs the API server, and returns where the status goes.
 async fn watch_cluster(
     process: &Process,
     client: &ClientArgs,
     namespace: String,
     events: mpsc::Sender<IndexEvent>,
-    cluster: watch::Sender<Cluster>,
+    news: ClusterNews,
     secret: PeersSecret,
 ) -> anyhow::Result<StatusSink> {
     let shutdown = process.shutdown().clone();
     let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
+    let ClusterNews { cluster, lost_contact } = news;
     process.spawn("cluster", cluster::read(client.clone(), cluster, shutdown.clone()));
+    let asking = api_contact::watch(client.clone(), ContactTiming::default(), lost_contact, shutdown.clone());
+    process.spawn("contact to the API server", asking);
     if !secret.key.is_closed() {
         let PeersSecret { name, key } = secret;
         let read = peers::read_secret(client.clone(), namespace.clone(), name, key, shutdown.clone());

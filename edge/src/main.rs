@@ -2,6 +2,7 @@
 //! `steerage-edge`, a software load balancer for clusters without a cloud. It announces VIPs on its link, probes nodes, and makes
 //! a program in the kernel forward packets to them unchanged. Replies bypass it.
 
+mod api_contact;
 mod args;
 mod channel;
 mod checks;

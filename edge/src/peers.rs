@@ -16,6 +16,7 @@ mod pace;
 mod sent_exceptions;
 mod server;
 mod session;
+mod unproven;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -134,10 +135,13 @@ impl Shared {
         }
     }
 
-    /// Counts and logs the end of a session, if it is more than a host that has gone.
-    fn on_end(&self, peer: IpAddr, error: &io::Error) {
-        if error.kind() == io::ErrorKind::InvalidData {
+    /// Counts the end of a session if it is more than a host that has gone, and logs it if it may.
+    fn on_end(&self, peer: IpAddr, error: &io::Error, may_warn: impl FnOnce() -> bool) {
+        let is_failure = error.kind() == io::ErrorKind::InvalidData;
+        if is_failure {
             self.metrics.session_failures.inc();
+        }
+        if is_failure && may_warn() {
             tracing::warn!(%peer, %error, "flow exceptions not exchanged with an edge host; compare keys and versions; retrying");
         } else {
             tracing::debug!(%peer, %error, "session for flow exceptions ended");

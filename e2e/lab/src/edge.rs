@@ -84,11 +84,15 @@ pub fn find(lab: &Lab, name: &str) -> Result<Host> {
     Err(Error::Refused(format!("{name} is not an edge host of lab {}", lab.plan.name)))
 }
 
+/// The path of the program that `install` has extracted.
+pub fn program(lab: &Lab) -> Result<String> {
+    fs::read_to_string(lab.folder().join("edges/entry"))
+        .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))
+}
+
 fn launch(lab: &Lab, host: &Host) -> Result<()> {
     let bpf_dir = mounted_bpf(lab)?.join(&host.name);
-    let entry = lab.folder().join("edges/entry");
-    let program = fs::read_to_string(&entry)
-        .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))?;
+    let program = program(lab)?;
     // An edge host has a host name of its own.
     let named = ["unshare", "-u", "sh", "-c", r#"hostname "$0" && exec "$@""#, &host.name];
     let mut command: Vec<_> = named.map(str::to_owned).to_vec();

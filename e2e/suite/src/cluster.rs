@@ -74,6 +74,12 @@ pub trait Cluster: Send + Sync {
     fn kill_edge(&self, edge: &str) -> Result<()>;
     /// Starts the edge process of a host.
     fn start_edge(&self, edge: &str) -> Result<()>;
+    /// Asks the edge process of a host to end, and waits for that.
+    fn stop_edge(&self, edge: &str) -> Result<()>;
+    /// Removes the edge's program from a node on which it runs no more.
+    fn clean_edge(&self, node: &str) -> Result<()>;
+    /// Upgrades Steerage to these chart values beside those of the cluster, and waits until all is ready.
+    fn install(&self, values: &[&str]) -> Result<()>;
     /// Log files of processes that do not run in pods.
     fn logs(&self) -> Vec<PathBuf>;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Specification and status of the edge's load balancers, read from its API objects.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
@@ -57,12 +57,29 @@ pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<Vec<
     Ok(targets)
 }
 
+/// The shards that each edge host says it answers for.
+pub async fn active_shards(client: &kube::Client) -> Result<Vec<(String, Shards)>> {
+    let hosts: Api<EdgeHost> = Api::all(client.clone());
+    let hosts = hosts.list(&ListParams::default()).await?;
+    Ok(hosts.iter().map(|host| (host.name_any(), shards_of(host))).collect())
+}
+
+/// The host of each of these addresses that has one.
+pub async fn active_hosts(client: &kube::Client, addresses: &[IpAddr]) -> Result<BTreeMap<IpAddr, String>> {
+    let hosts: Api<EdgeHost> = Api::all(client.clone());
+    let hosts = hosts.list(&ListParams::default()).await?;
+    let with_host = |address: &IpAddr| Some((*address, active_host(hosts.iter(), *address)?));
+    Ok(addresses.iter().filter_map(with_host).collect())
+}
+
+fn shards_of(host: &EdgeHost) -> Shards {
+    let shards = host.spec.active_shards.as_deref().and_then(|shards| shards.parse().ok());
+    shards.unwrap_or(Shards::NONE)
+}
+
 /// The host that was the last one to say that it answers for the address.
 fn active_host<'a>(hosts: impl Iterator<Item = &'a EdgeHost>, address: IpAddr) -> Option<String> {
-    let is_active = |host: &&EdgeHost| {
-        let shards = host.spec.active_shards.as_deref().and_then(|shards| shards.parse::<Shards>().ok());
-        shards.is_some_and(|shards| shards.contains(Shard::of(address)))
-    };
+    let is_active = |host: &&EdgeHost| shards_of(host).contains(Shard::of(address));
     let version = |host: &&EdgeHost| host.resource_version().and_then(|version| version.parse::<u64>().ok());
     hosts.filter(is_active).max_by_key(version).map(kube::ResourceExt::name_any)
 }

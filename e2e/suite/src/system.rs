@@ -5,9 +5,10 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
+use steerage_edge_api::{EdgeHost, EdgeTargetHealth};
 
 use crate::pods::has_condition;
 use crate::suite::Suite;
@@ -19,6 +20,8 @@ pub const NAMESPACE: &str = "steerage-system";
 pub const CONTROLLER: &str = "controller";
 /// The agent's component label.
 pub const AGENT: &str = "agent";
+/// The component label of edges on nodes.
+pub const EDGE: &str = "edge";
 /// The controller's Deployment and Lease.
 const NAME: &str = "steerage-controller";
 
@@ -29,6 +32,11 @@ pub async fn pods(suite: &Suite, component: &str) -> Result<Vec<Pod>> {
     let mut found = pods.list(&ListParams::default().labels(&labels)).await?.items;
     found.retain(|pod| pod.metadata.deletion_timestamp.is_none());
     Ok(found)
+}
+
+/// The node of a pod.
+pub fn node_of(pod: &Pod) -> Option<&String> {
+    pod.spec.as_ref()?.node_name.as_ref()
 }
 
 /// Ends a pod's first container with SIGKILL.
@@ -139,10 +147,32 @@ pub async fn set_agent_argument(suite: &Suite, argument: &str, given: bool) -> R
             "template": { "spec": { "containers": [{ "name": container.name, "args": arguments }] } },
         },
     });
-    let generation =
-        agents.patch(name, &PatchParams::default(), &Patch::Strategic(change)).await?.metadata.generation;
-    until("agents with other arguments", TIMEOUT * 3, async || -> Result<()> {
-        let status = agents.get(name).await?.status.unwrap_or_default();
+    roll_out(&agents, name, change).await
+}
+
+/// Restarts the edges on the nodes, as `kubectl rollout restart` does, and waits until all are ready.
+pub async fn restart_edges(suite: &Suite) -> Result<()> {
+    let now = format!("{:?}", crate::meter::capture::now());
+    let annotations = json!({ "kubectl.kubernetes.io/restartedAt": now });
+    let change = json!({ "spec": { "template": { "metadata": { "annotations": annotations } } } });
+    roll_out(&Api::namespaced(suite.client.clone(), NAMESPACE), "steerage-edge", change).await
+}
+
+/// Deletes what a host that is an edge host no longer has written.
+pub async fn delete_edge_host(suite: &Suite, host: &str) -> Result<()> {
+    let hosts: Api<EdgeHost> = Api::namespaced(suite.client.clone(), NAMESPACE);
+    hosts.delete(host, &DeleteParams::default()).await?;
+    let reports: Api<EdgeTargetHealth> = Api::namespaced(suite.client.clone(), NAMESPACE);
+    let of_host = ListParams::default().labels(&format!("steerage.dev/edge-host={host}"));
+    reports.delete_collection(&DeleteParams::default(), &of_host).await?;
+    Ok(())
+}
+
+async fn roll_out(all: &Api<DaemonSet>, name: &str, change: Value) -> Result<()> {
+    let patched = all.patch(name, &PatchParams::default(), &Patch::Strategic(change)).await?;
+    let generation = patched.metadata.generation;
+    until(format!("the rollout of {name}"), TIMEOUT * 3, async || -> Result<()> {
+        let status = all.get(name).await?.status.unwrap_or_default();
         let wanted = status.desired_number_scheduled;
         ensure!(status.observed_generation >= generation, "not observed yet");
         ensure!(

@@ -20,6 +20,12 @@ impl Ability {
     /// Hosts of earlier versions do not state theirs, and are believed to be able. No other host yields to them for their targets.
     pub(crate) const UNSTATED: Self = Self { can_serve: true, healthy_vips: 0 };
 
+    /// Of a host that the API server does not answer: what it knows of its VIPs may be old, so that any host with a healthy target is
+    /// much healthier. If the API server answers none, none is.
+    pub(crate) const fn without_news(self) -> Self {
+        Self { healthy_vips: 0, ..self }
+    }
+
     /// Whether this host is so much better than another that its VIPs should move here. Hosts probe at different times, and a
     /// takeover is not free, so a small difference does not count.
     pub(crate) fn is_much_better_than(self, other: Self) -> bool {

@@ -81,6 +81,8 @@ pub(crate) struct Election {
     /// Of all heartbeats since the start.
     highest_term: u64,
     started: Instant,
+    /// The time of the last evaluation.
+    evaluated: Instant,
     /// Since when no host is active for each shard; `None` while one is.
     quiet_since: [Option<Instant>; Shard::COUNT],
     peers: BTreeMap<Mac, Peer>,
@@ -108,6 +110,7 @@ impl Election {
             term: 0,
             highest_term: 0,
             started: now,
+            evaluated: now,
             quiet_since: [Some(now); Shard::COUNT],
             peers: BTreeMap::new(),
             informed: BTreeSet::new(),
@@ -255,8 +258,9 @@ impl Election {
         self.leaving = true;
     }
 
-    /// Evaluates the roles again. Returns whether one has changed, or an offer.
+    /// Evaluates the roles again, once in each interval at least. Returns whether one has changed, or an offer.
     pub(crate) fn evaluate(&mut self, now: Instant) -> bool {
+        self.skip_pause(now);
         self.peers.retain(|_, peer| peer.is_alive(now, FORGOTTEN_AFTER));
         let before = (self.active, self.offers.current());
         let worse = self.is_worse_for_long(now);
@@ -272,6 +276,20 @@ impl Election {
         self.active = next;
         self.update_offers(now);
         before != (self.active, self.offers.current())
+    }
+
+    /// A process that did not run, for want of a processor or because it was stopped, has received no heartbeat: that says nothing of
+    /// the others, whose heartbeats may still be in the socket's queue. So this time counts for no silence.
+    fn skip_pause(&mut self, now: Instant) {
+        let pause = now.saturating_duration_since(self.evaluated).saturating_sub(self.timing.interval);
+        self.evaluated = now;
+        if pause.is_zero() {
+            return;
+        }
+        let skip = |time: &mut Instant| *time = (*time + pause).min(now);
+        skip(&mut self.started);
+        self.quiet_since.iter_mut().flatten().for_each(skip);
+        self.peers.values_mut().for_each(|peer| skip(&mut peer.last));
     }
 
     /// `yields`: this host gives up its shards for better ones.

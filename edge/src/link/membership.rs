@@ -79,6 +79,8 @@ pub(crate) struct LocalHost {
     pub(crate) name: String,
     pub(crate) group: u64,
     pub(crate) cluster: watch::Receiver<Cluster>,
+    /// Whether the API server does not answer this host.
+    pub(crate) lost_contact: watch::Receiver<bool>,
     pub(crate) timing: HeartbeatTiming,
 }
 
@@ -273,7 +275,10 @@ impl HeartbeatLoop {
             }
             self.problem = problem;
         }
-        let ability = report.ability(now);
+        let mut ability = report.ability(now);
+        if *self.local.lost_contact.borrow() {
+            ability = ability.without_news();
+        }
         self.metrics.able.set(ability.can_serve.into());
         self.election.set_ability(ability);
     }

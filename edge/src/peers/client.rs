@@ -93,7 +93,7 @@ async fn send_to(shared: Shared, mac: Mac, addresses: watch::Receiver<Vec<IpAddr
         if let Some(address) = known.get(attempt % known.len().max(1)).copied() {
             let mut was_connected = false;
             if let Err(error) = send_to_address(&shared, mac, address, &mut was_connected).await {
-                shared.on_end(address, &error);
+                shared.on_end(address, &error, || true);
             }
             if was_connected {
                 (attempt, wait) = (0, FIRST_WAIT);

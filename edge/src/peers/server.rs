@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -16,12 +16,17 @@ use super::confirmed::SessionId;
 use super::items::Command;
 use super::message::{Message, WANTS_LIST};
 use super::session::Session;
+use super::unproven::{UnprovenConnection, UnprovenConnections};
 use super::{MOST_PEERS, Shared, TOO_MANY_HOSTS};
 use crate::link::membership::Membership;
 
 /// An address on which the kernel does not listen yet is tried again.
 const RETRY: Duration = Duration::from_secs(1);
-const BACKLOG: u32 = 16;
+const BACKLOG: u32 = 128;
+/// A host sends its first message at once.
+const PROOF_LIMIT: Duration = Duration::from_secs(5);
+/// Between two warnings of connections that failed: anyone who sends from a host's address causes them.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Listens on each own address, until the engine is gone.
 pub(super) async fn run(
@@ -29,7 +34,7 @@ pub(super) async fn run(
     mut addresses: watch::Receiver<Vec<IpAddr>>,
     membership: watch::Receiver<Membership>,
 ) {
-    let sessions = Arc::new(Sessions { free: Arc::new(Semaphore::new(MOST_PEERS)), is_full: Once::new() });
+    let sessions = Arc::new(Sessions::default());
     let mut listeners = HashMap::<IpAddr, Listening>::new();
     loop {
         let own = addresses.borrow_and_update().clone();
@@ -49,9 +54,36 @@ pub(super) async fn run(
 
 /// The sessions of all listeners.
 struct Sessions {
-    free: Arc<Semaphore>,
+    unproven: UnprovenConnections,
+    /// For those that have proven the key.
+    free: Semaphore,
     /// Whether it was logged that none was free.
     is_full: Once,
+    warned: Mutex<Option<Instant>>,
+}
+
+impl Default for Sessions {
+    fn default() -> Self {
+        let free = Semaphore::new(MOST_PEERS);
+        Self {
+            unproven: UnprovenConnections::default(),
+            free,
+            is_full: Once::new(),
+            warned: Mutex::default(),
+        }
+    }
+}
+
+impl Sessions {
+    /// Whether a failure is logged as a warning.
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL);
+        if is_due {
+            *warned = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// Ends with this value. Sessions go on until their hosts or the process end.
@@ -90,16 +122,11 @@ async fn listen(
                 tracing::debug!(%from, "a host that sends no heartbeats has connected; closing");
                 continue;
             }
-            let Ok(permit) = Arc::clone(&sessions.free).try_acquire_owned() else {
-                sessions.is_full.call_once(|| tracing::warn!("{TOO_MANY_HOSTS}"));
-                continue;
-            };
-            let shared = shared.clone();
-            tasks.spawn(async move {
-                if let Err(error) = receive_from(&shared, stream).await {
-                    shared.on_end(from.ip(), &error);
+            let (shared, all) = (shared.clone(), Arc::clone(&sessions));
+            sessions.unproven.spawn(&mut tasks, from.ip().to_canonical(), |unproven| async move {
+                if let Err(error) = receive_from(&shared, &all, stream, unproven).await {
+                    shared.on_end(from.ip(), &error, || all.may_warn());
                 }
-                drop(permit);
             });
         }
         tokio::time::sleep(RETRY).await;
@@ -120,13 +147,28 @@ fn bind(shared: &Shared, address: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// Applies the messages of a host, one after the other, until it is gone.
-async fn receive_from(shared: &Shared, stream: TcpStream) -> io::Result<()> {
+async fn receive_from(
+    shared: &Shared,
+    sessions: &Sessions,
+    stream: TcpStream,
+    unproven: UnprovenConnection,
+) -> io::Result<()> {
     // A key that cannot be read is logged elsewhere.
     let Ok(key) = shared.key() else { return Ok(()) };
-    let mut session = Session::accept(stream, &key).await?;
+    let proving = async {
+        let mut session = Session::accept(stream, &key).await?;
+        let first = session.receive().await?;
+        io::Result::Ok((session, first))
+    };
+    let (mut session, mut bytes) =
+        tokio::time::timeout(PROOF_LIMIT, proving).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    drop(unproven);
+    let Ok(_permit) = sessions.free.try_acquire() else {
+        sessions.is_full.call_once(|| tracing::warn!("{TOO_MANY_HOSTS}"));
+        return Ok(());
+    };
     let receiver = ReceiverSession { shared, id: shared.new_session() };
     loop {
-        let bytes = session.receive().await?;
         let message =
             Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         match message {
@@ -138,6 +180,7 @@ async fn receive_from(shared: &Shared, stream: TcpStream) -> io::Result<()> {
             // Of a later version.
             None => {}
         }
+        bytes = session.receive().await?;
     }
 }
 
@@ -165,8 +208,58 @@ impl Drop for ReceiverSession<'_> {
 
 #[cfg(test)]
 mod tests {
+    use steerage_requirements::requires;
+
     use super::*;
+    use crate::host::{EdgePeer, PeerLiveness};
     use crate::peers::tests::{shared, shared_key};
+
+    /// A pod on a node that is an edge host may send from the node's address.
+    #[tokio::test]
+    async fn connections_without_the_key_keep_no_host_out() {
+        requires!(Root);
+        let free = TcpListener::bind("127.0.0.1:0").await.expect("bind");
+        let to = free.local_addr().expect("address");
+        drop(free);
+        let (shared, commands) = shared(to.port());
+        let applying = tokio::task::spawn_blocking(move || {
+            while let Ok(command) = commands.recv() {
+                if let Command::Received(_, Message::Ping, done) = command {
+                    let _ = done.send(false);
+                }
+            }
+        });
+        let peer = EdgePeer { mac: [2; 6], addresses: vec![to.ip()], liveness: PeerLiveness::Live };
+        let (_members, membership) =
+            watch::channel(Membership { peers: vec![peer], ..Membership::default() });
+        let (_own, own) = watch::channel(vec![to.ip()]);
+        let server = tokio::spawn(run(shared, own, membership));
+        let connect = || async {
+            loop {
+                if let Ok(stream) = TcpStream::connect(to).await {
+                    return stream;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let mut waiting = Vec::new();
+        for _ in 0..2 * MOST_PEERS {
+            waiting.push(connect().await);
+        }
+        let asked = async {
+            let mut session = Session::connect(connect().await, &shared_key()).await?;
+            for _ in 0..3 {
+                session.send(&Message::Ping.encode()).await?;
+                session.receive().await?;
+            }
+            io::Result::Ok(())
+        };
+        asked.await.expect("a session");
+        server.abort();
+        let _ = server.await;
+        drop(waiting);
+        applying.await.expect("applied");
+    }
 
     /// A host that has nobody who applies messages, or no longer, acknowledges none.
     #[tokio::test]
@@ -181,10 +274,15 @@ mod tests {
             session.send(&Message::Ping.encode()).await?;
             session.receive().await
         };
-        let (heard, answer) = tokio::join!(
-            async { receive_from(&shared, listener.accept().await.expect("accept").0).await },
-            client
-        );
+        let (sessions, mut tasks) = (Sessions::default(), tokio::task::JoinSet::new());
+        let (sender, unproven) = oneshot::channel();
+        sessions.unproven.spawn(&mut tasks, to.ip(), |unproven| async { drop(sender.send(unproven)) });
+        let unproven = unproven.await.expect("unproven");
+        let serving = async {
+            let stream = listener.accept().await.expect("accept").0;
+            receive_from(&shared, &sessions, stream, unproven).await
+        };
+        let (heard, answer) = tokio::join!(serving, client);
         assert!(answer.is_err(), "{answer:?}");
         assert!(heard.is_err());
     }

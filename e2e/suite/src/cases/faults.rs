@@ -179,7 +179,7 @@ pub(super) async fn node_death_is_measured(test: Arc<TestContext>) -> Result<()>
 }
 
 /// The labels of the shared backends, in the order of [`MODES`].
-const SHARED: [&str; 2] = [ECHO, OTHER];
+pub(super) const SHARED: [&str; 2] = [ECHO, OTHER];
 
 /// Makes a Deployment and a Service for each steering.
 async fn deploy(test: &TestContext, replicas: usize) -> Result<Vec<Client>> {
@@ -202,7 +202,7 @@ async fn expose_one_backend(test: &TestContext) -> Result<Vec<Client>> {
 ///
 /// No client connects before: a node without rules tracks the connection untranslated for two minutes, and would drop a later one
 /// from the same port. For the same reason no case uses the addresses of another.
-async fn expose(
+pub(super) async fn expose(
     test: &TestContext,
     apps: [&str; 2],
     adapt: impl Fn(ServiceBuilder) -> ServiceBuilder,

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{Cluster, Host, output};
 
@@ -144,6 +144,22 @@ impl Cluster for Kind {
 
     fn start_edge(&self, edge: &str) -> Result<()> {
         self.script(&format!("start-{edge}"), &[])
+    }
+
+    fn stop_edge(&self, edge: &str) -> Result<()> {
+        let pid = std::fs::read_to_string(self.folder.join(format!("{edge}.pid")))?;
+        output(Command::new("kill").arg(pid.trim()))?;
+        wait(&format!("the end of {edge}"), || {
+            Command::new("kill").args(["-0", pid.trim()]).status().is_ok_and(|status| !status.success())
+        })
+    }
+
+    fn clean_edge(&self, node: &str) -> Result<()> {
+        bail!("the edge's program stays on {node}: its image has no shell, and kind's nodes do not have it")
+    }
+
+    fn install(&self, values: &[&str]) -> Result<()> {
+        bail!("hack/kind/install takes no chart values: {values:?}")
     }
 
     fn logs(&self) -> Vec<PathBuf> {

@@ -95,6 +95,20 @@ impl Cluster for Lab {
         self.verb("start-edge", &[edge]).map(drop)
     }
 
+    fn stop_edge(&self, edge: &str) -> Result<()> {
+        self.verb("kill-edge", &[edge, "--signal", "SIGTERM"]).map(drop)
+    }
+
+    fn clean_edge(&self, node: &str) -> Result<()> {
+        let program = steerage_lab::edge::program(&self.0)?;
+        self.exec(node, &[&program, "cleanup"]).map(drop)
+    }
+
+    fn install(&self, values: &[&str]) -> Result<()> {
+        let set = values.iter().flat_map(|value| ["--set", value]);
+        self.verb("install", &["--no-build"].into_iter().chain(set).collect::<Vec<_>>()).map(drop)
+    }
+
     fn logs(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.0.folder().join("logs")).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).collect()

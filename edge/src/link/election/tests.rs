@@ -188,6 +188,52 @@ fn standby_takes_over_and_a_returning_host_stays_standby() {
     assert_eq!(link.active(), [1], "no preemption");
 }
 
+/// A process that is stopped, or starved of its processor, finds the others' heartbeats in its socket when it runs again.
+#[test]
+fn host_that_did_not_run_takes_nothing_over_before_it_has_listened() {
+    for pause in [TIMING.interval * 5 / 2, TIMING.timeout() * 2, Duration::from_mins(5)] {
+        let mut link = Link::new(3);
+        link.beats(20);
+        let before = link.hosts[2].as_ref().expect("host").active();
+        assert!(!before.is_empty() && before.len() < 100, "{before:?}");
+        let mut paused = link.hosts[2].take().expect("host");
+        for _ in 0..pause.as_millis() / TIMING.interval.as_millis() {
+            link.beat();
+        }
+        link.now += TIMING.interval / 2;
+        paused.evaluate(link.now);
+        assert!((paused.active() - before).is_empty(), "taken over after {pause:?}: {:?}", paused.active());
+        // The first heartbeat of one host tells nothing of the other one.
+        let first = link.hosts[0].as_ref().map(|host| (host.mac, host.heartbeat(Vec::new()))).expect("host");
+        paused.on_heartbeat(first.0, first.1, link.now);
+        paused.evaluate(link.now);
+        assert!((paused.active() - before).is_empty(), "taken over after {pause:?}: {:?}", paused.active());
+        link.hosts[2] = Some(paused);
+        link.beats(5);
+        assert_eq!(link.shards().iter().sum::<u32>(), 128, "each shard has one host");
+        link.hosts[0] = None;
+        link.beats(8);
+        assert_eq!(link.shards().iter().sum::<u32>(), 128, "a death is found as before");
+    }
+}
+
+#[test]
+fn host_without_news_of_the_cluster_yields_to_one_that_has_them() {
+    let mut link = Link::new(3);
+    link.beats(20);
+    let before = link.shards();
+    for host in 0..3 {
+        link.set_ability(host, ABLE.without_news());
+    }
+    link.beats(200);
+    assert_eq!(link.shards(), before, "the API server answers no host");
+    for host in [0, 1] {
+        link.set_ability(host, ABLE);
+    }
+    link.beats(100);
+    assert_eq!((link.shards()[2], link.shards().iter().sum::<u32>()), (0, 128));
+}
+
 #[test]
 fn leaving_host_is_replaced_at_once() {
     let mut link = Link::new(2);
