@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A kind cluster of `hack/kind` as a [`Cluster`]: nodes are containers, clients and the edge host are namespaces beside them.
 //!
-//! Written from Docker's and kind's documents and **never run**: no node image was available. Expect mistakes here and in
-//! `hack/kind`.
+//! `hack/kind/test` runs the suite with the environment that this needs: `STEERAGE_CACHE`, and `DOCKER_HOST` where the daemon is that of
+//! `hack/kind/docker`.
 
 use std::env;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -17,6 +17,8 @@ use super::{Cluster, Host, output};
 
 const MANIFEST: &str = "/etc/kubernetes/manifests/kube-apiserver.yaml";
 const PARKED: &str = "/etc/kubernetes/kube-apiserver.yaml";
+/// Health of kube-proxy, or of the agent that replaces it.
+const PROXY_HEALTH: &str = "http://127.0.0.1:10256/healthz";
 
 /// A running kind cluster.
 pub struct Kind {
@@ -55,6 +57,11 @@ impl Kind {
             ipv4: Ipv4Addr::from(ipv4),
             ipv6: Ipv6Addr::from(ipv6),
         }
+    }
+
+    /// When the node's kubelet last renewed its Lease.
+    fn last_renewal(&self, node: &str) -> Result<String> {
+        self.kubectl(&["get", "lease", node, "-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}"])
     }
 
     /// One of the scripts that `hack/kind/install` wrote.
@@ -118,11 +125,17 @@ impl Cluster for Kind {
     }
 
     fn start_node(&self, node: &str) -> Result<()> {
+        // A readiness that an earlier boot reported does not count.
+        let before = self.last_renewal(node)?;
         output(Command::new("docker").args(["start", node]))?;
         // A new container process has a new namespace, without the settings that `up` made.
         self.script("attach", &[node])?;
         wait(&format!("the readiness of {node}"), || {
-            self.kubectl(&["wait", "--for=condition=Ready", "--timeout=1s", &format!("node/{node}")]).is_ok()
+            self.last_renewal(node).is_ok_and(|last| last != before)
+                && self.kubectl(&["wait", "--for=condition=Ready", "--timeout=1s", &format!("node/{node}")]).is_ok()
+        })?;
+        wait(&format!("a service proxy on {node}"), || {
+            self.exec(node, &["curl", "-sf", "-m", "2", "-o", "/dev/null", PROXY_HEALTH]).is_ok()
         })
     }
 
