@@ -131,7 +131,7 @@ fn measure(
 ) -> Result<Results> {
     let nodes = cell::nodes(cells);
     let world = World::new(folder, 1, nodes)?;
-    world.add_client(CLIENT, objects::VIPS)?;
+    world::add_client(CLIENT, objects::VIPS)?;
     world::refuse_statements(cell::stating_nodes(cells))?;
     let stating = Cluster::of(cell::stating_nodes(cells), cell::first_endpoints(cells));
     let agents = Nodes::start(&world, &stating)?;

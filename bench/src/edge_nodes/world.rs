@@ -97,13 +97,6 @@ impl World {
         }
         Ok(())
     }
-
-    /// Adds a client on the nodes' link, whose packets to this network ask the link for its addresses.
-    pub(crate) fn add_client(&self, name: &str, vips: &str) -> Result<()> {
-        netns::create(name, false)?;
-        plug(name, LINK, "br0", &format!("p-{name}"), "10.32.1.1/15")?;
-        shell(name, &format!("ip link set lo up; ip route add {vips} dev {LINK}")).map(drop)
-    }
 }
 
 impl Drop for World {
@@ -141,6 +134,13 @@ pub(crate) fn traffic(host: usize, interface: &str) -> Result<Traffic> {
     // Of the thread's own namespace.
     let text = inside(&host_netns(host), || fs::read_to_string("/proc/thread-self/net/dev"))??;
     Traffic::parse(&text, interface).with_context(|| format!("host {} has no {interface}", host + 1))
+}
+
+/// Adds a client on the nodes' link, whose packets to this network ask the link for its addresses.
+pub(crate) fn add_client(name: &str, vips: &str) -> Result<()> {
+    netns::create(name, false)?;
+    plug(name, LINK, "br0", &format!("p-{name}"), "10.32.1.1/15")?;
+    shell(name, &format!("ip link set lo up; ip route add {vips} dev {LINK}")).map(drop)
 }
 
 /// Refuses requests for statements at all nodes but the first ones, as on nodes without an agent.
