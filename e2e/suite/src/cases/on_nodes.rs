@@ -44,7 +44,7 @@ async fn on_nodes(test: &TestContext, outside: &Host) -> Result<()> {
     let clients = expose(test, SHARED, |spec| spec).await?;
     test.suite.cluster(|cluster| cluster.stop_edge(&outside.name))?;
     wait_shards(test, &nodes).await?;
-    keeps_the_clients_address(test, &clients).await?;
+    keeps_the_clients_address(test, &clients)?;
 
     let vips: Vec<_> = clients.iter().map(|client| client.to.address.ip()).collect();
     let before = edge::active_hosts(test.client(), &vips).await?;
@@ -92,7 +92,7 @@ async fn wait_shards(test: &TestContext, hosts: &[String]) -> Result<()> {
 }
 
 /// Each client's backend sees its address and port, over both protocols.
-async fn keeps_the_clients_address(test: &TestContext, clients: &[Client]) -> Result<()> {
+fn keeps_the_clients_address(test: &TestContext, clients: &[Client]) -> Result<()> {
     for client in clients {
         let (host, to) = (client.host.clone(), client.to.address);
         let own: IpAddr = if to.is_ipv4() { host.ipv4.into() } else { host.ipv6.into() };
