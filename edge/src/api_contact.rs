@@ -74,7 +74,7 @@ async fn ask(client: &Client, deadline: Duration) -> Result<(), String> {
         Ok(Err(kube::Error::Api(status))) if (400..500).contains(&status.code) && status.code != 401 => {
             Ok(())
         }
-        Ok(Err(error)) => Err(chain(&error).to_string()),
+        Ok(Err(error)) => Err(chain(&error)),
         Ok(Ok(_)) => Ok(()),
     }
 }
