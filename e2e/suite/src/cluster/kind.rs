@@ -132,7 +132,9 @@ impl Cluster for Kind {
         self.script("attach", &[node])?;
         wait(&format!("the readiness of {node}"), || {
             self.last_renewal(node).is_ok_and(|last| last != before)
-                && self.kubectl(&["wait", "--for=condition=Ready", "--timeout=1s", &format!("node/{node}")]).is_ok()
+                && self
+                    .kubectl(&["wait", "--for=condition=Ready", "--timeout=1s", &format!("node/{node}")])
+                    .is_ok()
         })?;
         wait(&format!("a service proxy on {node}"), || {
             self.exec(node, &["curl", "-sf", "-m", "2", "-o", "/dev/null", PROXY_HEALTH]).is_ok()
