@@ -57,7 +57,9 @@ enum Applies {
     KubeProxy,
     /// Those with the edge and the agent in place of kube-proxy.
     Agent,
-    /// The same, where the measurement of forwarding is requested.
+    /// The same, where the chart's values can be changed.
+    ChangeableAgent,
+    /// The same as `Agent`, where the measurement of forwarding is requested.
     Forwarding,
     /// Those in AWS.
     Aws,
@@ -146,7 +148,7 @@ fn all() -> Vec<Case> {
         KubeProxy Shared faults::absent_api_server_loses_no_packet,
         Forwarding Own forwarding::rolling_update_with_and_without_is_measured,
         Forwarding Own forwarding::scale_down_with_and_without_is_measured,
-        Agent Shared on_nodes::nodes_serve_the_vips_in_place_of_an_edge_host,
+        ChangeableAgent Shared on_nodes::nodes_serve_the_vips_in_place_of_an_edge_host,
         Both Shared life_cycle::nothing_is_left_after_all_cases,
         Aws Shared aws::clients_address_is_kept_unless_the_service_says_otherwise,
         Aws Own aws::api_targets_follow_the_endpoints,
@@ -189,7 +191,9 @@ pub(crate) fn names(service_proxy: ServiceProxy, cloud: Option<Cloud>, forwardin
 /// The cases that apply to the suite's cluster, ready to run.
 pub(crate) fn trials(suite: &Arc<Suite>, runtime: &Runtime, forwarding: bool) -> Vec<Trial> {
     let cases = applicable(suite.service_proxy, suite.cloud(), forwarding);
+    let is_changeable = suite.cluster(|cluster| cluster.is_changeable());
     cases
+        .filter(|case| is_changeable || case.applies != Applies::ChangeableAgent)
         .map(|case| {
             let (suite, handle) = (Arc::clone(suite), runtime.handle().clone());
             Trial::test(case.name, move || {
@@ -208,7 +212,7 @@ fn applicable(
     all().into_iter().filter(move |case| match case.applies {
         Applies::Both => at_edge,
         Applies::KubeProxy => at_edge && service_proxy == ServiceProxy::KubeProxy,
-        Applies::Agent => at_edge && service_proxy == ServiceProxy::Agent,
+        Applies::Agent | Applies::ChangeableAgent => at_edge && service_proxy == ServiceProxy::Agent,
         Applies::Forwarding => forwarding && at_edge && service_proxy == ServiceProxy::Agent,
         Applies::Aws => cloud == Some(Cloud::Aws),
         Applies::OpenStack => cloud == Some(Cloud::OpenStack),

@@ -78,6 +78,8 @@ pub trait Cluster: Send + Sync {
     fn stop_edge(&self, edge: &str) -> Result<()>;
     /// Removes the edge's program from a node on which it runs no more.
     fn clean_edge(&self, node: &str) -> Result<()>;
+    /// Whether [`Cluster::install`] can change the chart's values.
+    fn is_changeable(&self) -> bool;
     /// Upgrades Steerage to these chart values beside those of the cluster, and waits until all is ready.
     fn install(&self, values: &[&str]) -> Result<()>;
     /// Log files of processes that do not run in pods.

@@ -170,7 +170,11 @@ impl Cluster for Kind {
     }
 
     fn clean_edge(&self, node: &str) -> Result<()> {
-        bail!("the edge's program stays on {node}: its image has no shell, and kind's nodes do not have it")
+        bail!("the edge's program stays on {node}: kind's nodes have no steerage-edge to remove it")
+    }
+
+    fn is_changeable(&self) -> bool {
+        false
     }
 
     fn install(&self, values: &[&str]) -> Result<()> {

@@ -104,6 +104,10 @@ impl Cluster for Lab {
         self.exec(node, &[&program, "cleanup"]).map(drop)
     }
 
+    fn is_changeable(&self) -> bool {
+        true
+    }
+
     fn install(&self, values: &[&str]) -> Result<()> {
         let set = values.iter().flat_map(|value| ["--set", value]);
         self.verb("install", &["--no-build"].into_iter().chain(set).collect::<Vec<_>>()).map(drop)
