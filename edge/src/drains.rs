@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which of the draining nodes still get packets from this host. `engine` hands over what the kernel has counted, and reports what
-//! follows. Pure.
+//! Which of the draining nodes still get packets from this host. `engine` lets it read what the kernel has counted, once a second, and
+//! reports what follows. It changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use steerage_edge_api::DrainingNode;
+use steerage_model::chain;
 
 /// Without a packet for so long, a node counts as one that this host does not forward to. Connections that are idle for longer are not
 /// seen: they end when their node does.
@@ -17,31 +19,50 @@ pub(crate) struct Drains(BTreeMap<String, Drain>);
 
 #[derive(Debug)]
 struct Drain {
-    /// What was counted last.
-    packets: u64,
-    /// When that had changed, or the node began to drain.
-    at: Instant,
+    /// Of the node's targets.
+    addresses: BTreeSet<IpAddr>,
+    /// What was counted last, and since when it has not changed; `None` before.
+    counted: Option<(u64, Instant)>,
 }
 
 impl Drains {
-    /// Takes in the number of packets that were ever forwarded to each draining node; others do not drain.
-    pub(crate) fn update(&mut self, counted: &BTreeMap<String, u64>, now: Instant) {
-        self.0.retain(|node, _| counted.contains_key(node));
-        for (node, packets) in counted {
-            match self.0.get_mut(node) {
-                // A target that was added anew counts from zero.
-                Some(drain) if drain.packets != *packets => *drain = Drain { packets: *packets, at: now },
-                Some(_) => {}
-                None => _ = self.0.insert(node.clone(), Drain { packets: *packets, at: now }),
-            }
+    /// The addresses of each draining node's targets. Other nodes do not drain.
+    pub(crate) fn set_nodes(&mut self, mut nodes: BTreeMap<String, BTreeSet<IpAddr>>) {
+        self.0.retain(|node, _| nodes.contains_key(node));
+        for (node, drain) in &mut self.0 {
+            drain.addresses = nodes.remove(node).unwrap_or_default();
         }
+        self.0.extend(nodes.into_iter().map(|(node, addresses)| (node, Drain { addresses, counted: None })));
     }
 
-    /// What this host reports of them.
+    /// Reads how many packets were ever forwarded to each target, and returns what this host reports. A node whose packets cannot be
+    /// read counts as one that begins to drain.
+    pub(crate) fn follow<E: std::error::Error>(
+        &mut self,
+        packets: impl Fn(IpAddr) -> Result<u64, E>,
+        now: Instant,
+    ) -> Vec<DrainingNode> {
+        for (node, Drain { addresses, counted }) in &mut self.0 {
+            match addresses.iter().map(|address| packets(*address)).sum::<Result<u64, E>>() {
+                // A target that was added anew counts from zero.
+                Ok(sum) if counted.is_none_or(|(before, _)| before != sum) => *counted = Some((sum, now)),
+                Ok(_) => {}
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::warn!(node, error, "packets to a draining node not counted; retrying");
+                    *counted = None;
+                }
+            }
+        }
+        self.report(now)
+    }
+
+    /// What this host reports of the nodes, by what was counted last.
     pub(crate) fn report(&self, now: Instant) -> Vec<DrainingNode> {
+        let forwards = |(_, at): (u64, Instant)| now.duration_since(at) < QUIET_AFTER;
         let report = |(node, drain): (&String, &Drain)| DrainingNode {
             node: node.clone(),
-            forwards: now.duration_since(drain.at) < QUIET_AFTER,
+            forwards: drain.counted.is_none_or(forwards),
         };
         self.0.iter().map(report).collect()
     }
@@ -51,26 +72,42 @@ impl Drains {
 mod tests {
     use super::*;
 
+    /// Counted packets of a node with one address for each number; `None`: they cannot be read.
+    type Counted<'a> = (&'a str, Option<[u64; 2]>);
+
     #[test]
     fn node_is_quiet_a_minute_after_its_last_packet() {
         let start = Instant::now();
         let mut drains = Drains::default();
-        let mut forwards = |seconds: u64, counted: &[(&str, u64)]| {
+        let mut forwards = |seconds: u64, counted: &[Counted<'_>]| {
             let now = start + Duration::from_secs(seconds);
-            let counted = counted.iter().map(|(node, packets)| ((*node).to_owned(), *packets)).collect();
-            drains.update(&counted, now);
-            drains.report(now).into_iter().map(|node| (node.node, node.forwards)).collect::<Vec<_>>()
+            let address = |node: &str, index: u8| IpAddr::from([10, 0, node.as_bytes()[0], index]);
+            let addresses = |node: &str| BTreeSet::from([address(node, 0), address(node, 1)]);
+            drains.set_nodes(counted.iter().map(|(node, _)| ((*node).to_owned(), addresses(node))).collect());
+            let packets = |of: IpAddr| {
+                let found = counted.iter().find_map(|(node, counted)| {
+                    let index = (0..2).find(|index| address(node, *index) == of)?;
+                    Some(counted.map(|counted| counted[usize::from(index)]))
+                });
+                found.flatten().ok_or(std::fmt::Error)
+            };
+            let report = drains.follow(packets, now);
+            assert_eq!(report, drains.report(now));
+            report.into_iter().map(|node| (node.node, node.forwards)).collect::<Vec<_>>()
         };
         let named = |nodes: &[(&str, bool)]| -> Vec<_> {
             nodes.iter().map(|(node, forwards)| ((*node).to_owned(), *forwards)).collect()
         };
-        assert_eq!(forwards(0, &[("a", 7)]), named(&[("a", true)]), "what came before is not known");
-        assert_eq!(forwards(59, &[("a", 7), ("b", 0)]), named(&[("a", true), ("b", true)]));
-        assert_eq!(forwards(60, &[("a", 7), ("b", 0)]), named(&[("a", false), ("b", true)]));
-        assert_eq!(forwards(90, &[("a", 8), ("b", 0)]), named(&[("a", true), ("b", true)]));
-        assert_eq!(forwards(149, &[("a", 8), ("b", 0)]), named(&[("a", true), ("b", false)]));
-        assert_eq!(forwards(150, &[("a", 2)]), named(&[("a", true)]), "counted anew");
+        let (a, b) = (("a", Some([7, 1])), ("b", Some([0, 0])));
+        assert_eq!(forwards(0, &[a]), named(&[("a", true)]), "what came before is not known");
+        assert_eq!(forwards(59, &[a, b]), named(&[("a", true), ("b", true)]));
+        assert_eq!(forwards(60, &[a, b]), named(&[("a", false), ("b", true)]));
+        assert_eq!(forwards(90, &[("a", Some([7, 2])), b]), named(&[("a", true), ("b", true)]));
+        assert_eq!(forwards(149, &[("a", Some([7, 2])), b]), named(&[("a", true), ("b", false)]));
+        assert_eq!(forwards(150, &[("a", Some([0, 2]))]), named(&[("a", true)]), "counted anew");
+        assert_eq!(forwards(210, &[("a", Some([0, 2]))]), named(&[("a", false)]));
+        assert_eq!(forwards(211, &[("a", None)]), named(&[("a", true)]), "not known");
         assert_eq!(forwards(300, &[]), []);
-        assert_eq!(forwards(301, &[("a", 2)]), named(&[("a", true)]), "another drain");
+        assert_eq!(forwards(301, &[("a", Some([0, 2]))]), named(&[("a", true)]), "another drain");
     }
 }

@@ -10,18 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
-use steerage_model::chain;
 use steerage_process::Pending;
-use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
-use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
 use crate::drains::Drains;
 use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe};
-use crate::host::{EdgePeer, HostNetwork};
-use crate::index::{Index, IndexChange, IndexEvent};
+use crate::host::HostNetwork;
+use crate::index::{Index, IndexChange};
 use crate::kernel::Kernel;
 use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
@@ -35,10 +32,14 @@ use crate::plan::{
 };
 use crate::plan_pace::PlanPace;
 use crate::probe_schedule::EXPECTED_FOR;
-use crate::prober::{HealthChange, Prober, StatementReport};
+use crate::prober::{HealthChange, Prober};
 use crate::status::HostStatus;
 use crate::timer::sleep_until;
 use crate::vips::{ServedVips, VipRoles, WITHHELD};
+
+mod channels;
+
+pub(crate) use channels::{Inputs, Outputs, ReadinessGates};
 
 /// Then other inputs have their turn: nodes that state without end must not keep the engine from all else.
 const MOST_STATEMENTS_AT_ONCE: usize = 16;
@@ -57,45 +58,6 @@ const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
-
-#[derive(Debug)]
-pub(crate) struct Inputs {
-    pub(crate) events: mpsc::Receiver<IndexEvent>,
-    pub(crate) health: mpsc::UnboundedReceiver<HealthChange>,
-    /// Ended requests to nodes for statements. The prober records them, and sends the changes of health that follow to `health`.
-    pub(crate) statements: mpsc::Receiver<StatementReport>,
-    pub(crate) membership: watch::Receiver<Membership>,
-    pub(crate) conflicts: watch::Receiver<AddressConflicts>,
-    /// Claims by other hosts to VIPs that were free before.
-    pub(crate) claims: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
-    pub(crate) shutdown: CancellationToken,
-}
-
-#[derive(Debug)]
-pub(crate) struct Outputs {
-    /// The interface's Ethernet address.
-    pub(crate) mac: watch::Sender<Mac>,
-    /// The host's own addresses.
-    pub(crate) addresses: watch::Sender<Vec<IpAddr>>,
-    pub(crate) peers: watch::Sender<Vec<EdgePeer>>,
-    /// The VIPs that the conflict detection checks.
-    pub(crate) monitored_vips: watch::Sender<BTreeSet<IpAddr>>,
-    pub(crate) status: watch::Sender<HostStatus>,
-    /// True once this host is leaving.
-    pub(crate) leaving: watch::Sender<bool>,
-    /// How well this host can serve, again in each turn of the loop.
-    pub(crate) abilities: watch::Sender<AbilityReport>,
-}
-
-/// What `/readyz` waits for; each is done once.
-#[derive(Debug)]
-pub(crate) struct ReadinessGates {
-    pub(crate) synced: Option<Pending>,
-    /// The kernel holds the first plan.
-    pub(crate) programmed: Option<Pending>,
-    /// The other edge hosts are known.
-    pub(crate) settled: Option<Pending>,
-}
 
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -124,8 +86,6 @@ pub(crate) struct Engine {
     is_waiting: bool,
     pace: PlanPace,
     drains: Drains,
-    /// The addresses of each draining node's targets.
-    draining: BTreeMap<String, BTreeSet<IpAddr>>,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
     /// The process is ending.
@@ -168,7 +128,6 @@ impl Engine {
             is_waiting: false,
             pace: PlanPace::default(),
             drains: Drains::default(),
-            draining: BTreeMap::new(),
             healthy_vips: 0,
             is_leaving: false,
         };
@@ -503,7 +462,7 @@ impl Engine {
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
-        self.draining = groups.draining();
+        self.drains.set_nodes(groups.draining());
         self.health.set_checks(&checks);
         self.prober.set_checks(&checks, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
@@ -547,27 +506,11 @@ impl Engine {
         true
     }
 
-    /// Reports the draining nodes that get no more packets. A node whose counters cannot be read counts as one that begins to drain.
+    /// Reports the draining nodes, and which of them get no more packets.
     fn follow_drains(&mut self) {
-        let packets = |addresses: &BTreeSet<IpAddr>| {
-            let numbers = addresses.iter().filter_map(|address| self.assignments.target_number(*address));
-            numbers.map(|number| self.kernel.packets_to(number)).sum::<Result<u64, _>>()
-        };
-        let counted = self.draining.iter().filter_map(|(node, addresses)| {
-            packets(addresses)
-                .inspect_err(|error| {
-                    tracing::warn!(
-                        node,
-                        error = chain(error),
-                        "counters of a draining node not read; retrying"
-                    )
-                })
-                .ok()
-                .map(|packets| (node.clone(), packets))
-        });
-        let (counted, now) = (counted.collect(), Instant::now());
-        self.drains.update(&counted, now);
-        let report = self.drains.report(now);
+        let number = |address| self.assignments.target_number(address);
+        let packets = |address| number(address).map_or(Ok(0), |number| self.kernel.packets_to(number));
+        let report = self.drains.follow(packets, Instant::now());
         self.outputs.status.send_if_modified(|status| {
             let has_changed = !status.interface.is_empty() && status.draining != report;
             if has_changed {
