@@ -49,6 +49,12 @@ impl AcceptedCheck {
     pub(crate) fn of(steering: Steering, service: &Service) -> Self {
         Self { steering, policy: service.external_policy, port: service.health_check_node_port }
     }
+
+    /// Whether both are made for the same check: `health-check` and `fused` steering have the same.
+    pub(crate) fn is_same_check(self, other: Self) -> bool {
+        let asks_nodes = (self.steering.asks_nodes(), other.steering.asks_nodes());
+        asks_nodes.0 == asks_nodes.1 && Self { steering: other.steering, ..self } == other
+    }
 }
 
 /// What was last applied for one load balancer.

@@ -16,9 +16,10 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::channel::send_if_changed;
+use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe};
 use crate::host::{EdgePeer, HostNetwork};
-use crate::index::{Index, IndexEvent};
+use crate::index::{Index, IndexChange, IndexEvent};
 use crate::kernel::Kernel;
 use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
@@ -27,9 +28,11 @@ use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
 use crate::plan::{
-    Assignments, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted, Room, plan,
+    Assignments, Changed, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted,
+    Room, plan,
 };
 use crate::plan_pace::PlanPace;
+use crate::probe_schedule::EXPECTED_FOR;
 use crate::prober::{HealthChange, Prober, StatementReport};
 use crate::status::HostStatus;
 use crate::timer::sleep_until;
@@ -104,6 +107,9 @@ pub(crate) struct Engine {
     gates: ReadinessGates,
     index: Index,
     health: HealthByProbe,
+    endpoints: EndpointNodes,
+    /// Changed lists of which the prober has not heard.
+    lists: Vec<ListChange>,
     host: HostNetwork,
     membership: Membership,
     conflicts: AddressConflicts,
@@ -147,6 +153,8 @@ impl Engine {
             gates,
             index: Index::default(),
             health: HealthByProbe::default(),
+            endpoints: EndpointNodes::default(),
+            lists: Vec::new(),
             membership: Membership::default(),
             conflicts: AddressConflicts::default(),
             groups: None,
@@ -174,8 +182,8 @@ impl Engine {
         let mut deadline = None;
         loop {
             self.report_ability();
-            // Probes whose health has changed, if nothing else has.
-            let mut changed = None;
+            // Probes whose health has changed, and load balancers with another list, if nothing else has.
+            let (mut changed, mut moved) = (None, None);
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
                     self.kernel.flush_flows(self.membership.live, FLUSH_LIMIT).await;
@@ -185,10 +193,12 @@ impl Engine {
                 }
                 () = sleep_until(deadline), if deadline.is_some() => break,
                 Some(event) = inputs.events.recv() => {
-                    self.index.apply(event);
+                    let mut change = IndexChange::default();
+                    self.index.apply(event, &mut change);
                     while let Ok(event) = inputs.events.try_recv() {
-                        self.index.apply(event);
+                        self.index.apply(event, &mut change);
                     }
+                    moved = change.is_of_endpoints().then_some(change.endpoints);
                 }
                 Some(change) = inputs.health.recv() => {
                     let changed = changed.insert(Vec::from_iter(self.update_health(change)));
@@ -228,8 +238,12 @@ impl Engine {
                 }
             }
             tokio::task::block_in_place(|| {
-                if let Some(changed) = changed {
-                    if !self.retarget(&changed) {
+                if let Some(moved) = moved {
+                    if !self.follow_endpoints(&moved) {
+                        self.pace.request(Instant::now());
+                    }
+                } else if let Some(changed) = changed {
+                    if !self.retarget(Changed { probes: &changed, lists: &[] }) {
                         self.pace.request(Instant::now());
                     }
                 } else {
@@ -282,7 +296,8 @@ impl Engine {
         if !self.prober.follows(&probe) || self.health.is_known(&probe, &health) {
             return None;
         }
-        if self.health.get(&probe).is_some() {
+        let known = self.health.get(&probe);
+        if known.is_some_and(|known| !known.says_as(&health)) {
             tracing::info!(
                 target_address = %probe.address,
                 port = probe.check.port,
@@ -292,7 +307,7 @@ impl Engine {
                 "target health changed"
             );
         } else {
-            // After a start there is one for each endpoint.
+            // After a start there is one for each endpoint, and so where a node begins or ends to state them.
             tracing::debug!(target_address = %probe.address, port = probe.check.port, state = ?health.state, "target health known");
         }
         self.health.insert(probe.clone(), health);
@@ -373,10 +388,55 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the kernel follow the changed health of these probes. Returns false where only a plan can tell what follows.
-    fn retarget(&mut self, changed: &[Probe]) -> bool {
+    /// Lets the kernel follow the changed lists of these load balancers, as [`retarget`](Self::retarget) does.
+    fn follow_endpoints(&mut self, load_balancers: &BTreeSet<String>) -> bool {
+        let now = Instant::now();
+        let changed = load_balancers.iter().filter_map(|name| self.index.load_balancer(name));
+        let lists: Vec<_> = changed.filter_map(|changed| self.endpoints.update(changed, now)).collect();
+        let is_followed = self.retarget(Changed { probes: &[], lists: &lists });
+        self.lists.extend(lists);
+        if is_followed {
+            self.expect();
+            let generations = load_balancers.iter().filter_map(|name| {
+                self.index.load_balancer(name).map(|load_balancer| (name, load_balancer.generation))
+            });
+            self.outputs.status.send_modify(|status| {
+                let statuses = Arc::make_mut(&mut status.load_balancers);
+                for (name, generation) in generations {
+                    if let Some(status) = statuses.get_mut(name) {
+                        status.generation = generation;
+                    }
+                }
+            });
+        }
+        is_followed
+    }
+
+    /// Lets the prober know of the changed lists, once it follows the targets of the present groups.
+    fn expect(&mut self) {
+        let Some(groups) = &self.groups else { return };
+        for list in std::mem::take(&mut self.lists) {
+            tracing::debug!(
+                load_balancer = list.load_balancer,
+                joined = ?list.joined,
+                left = ?list.left,
+                "nodes with an endpoint changed"
+            );
+            for (probe, since) in groups.expected(&list) {
+                self.prober.set_expected(&probe, since);
+            }
+        }
+    }
+
+    /// Lets the kernel follow what has changed. Returns false where only a plan can tell what follows.
+    fn retarget(&mut self, changed: Changed<'_>) -> bool {
         let Some(groups) = &mut self.groups else { return false };
-        let inputs = HealthInputs { health: &self.health, room: self.room, now: Instant::now() };
+        let inputs = HealthInputs {
+            health: &self.health,
+            endpoints: &self.endpoints,
+            room: self.room,
+            now: Instant::now(),
+        };
         let Some(Retargeted { tables, statuses, urgent }) =
             groups.retarget(inputs, &mut self.assignments, changed)
         else {
@@ -420,8 +480,16 @@ impl Engine {
             return;
         }
         let now = Instant::now();
-        let inputs =
-            PlanInputs { index: &self.index, host: &self.host, health: &self.health, room: self.room, now };
+        self.lists.retain(|list| now < list.at + EXPECTED_FOR);
+        self.lists.extend(self.endpoints.sync(&self.index, now));
+        let inputs = PlanInputs {
+            index: &self.index,
+            host: &self.host,
+            health: &self.health,
+            endpoints: &self.endpoints,
+            room: self.room,
+            now,
+        };
         let Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments } =
             plan(&inputs, &self.assignments);
         self.assignments = assignments;
@@ -441,6 +509,7 @@ impl Engine {
         }
         if self.write(state) {
             self.groups = Some(groups);
+            self.expect();
         }
         self.metrics.probes.set(number(checks.len()));
         self.publish(statuses);

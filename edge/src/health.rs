@@ -41,6 +41,8 @@ pub(crate) struct TargetHealth {
     /// It is unhealthy, and has no local endpoint of the Service by the last answer that told. Other failures since change nothing
     /// of that.
     pub(crate) lacks_endpoint: bool,
+    /// The node's statement has decided it. Of a node that states nothing any more that counts until its first probe has ended.
+    pub(crate) is_stated: bool,
 }
 
 impl Default for TargetHealth {
@@ -50,6 +52,7 @@ impl Default for TargetHealth {
             reason: "no probe has been answered yet".to_owned(),
             weight: None,
             lacks_endpoint: false,
+            is_stated: false,
         }
     }
 }
@@ -59,14 +62,20 @@ impl TargetHealth {
         self.state == TargetState::Healthy
     }
 
-    /// Of a target that has said so, and nothing else.
+    /// Of a target whose node states so, and nothing else.
     pub(crate) fn without_endpoint() -> Self {
         Self {
             state: TargetState::Unhealthy,
             reason: NO_ENDPOINT.to_owned(),
             weight: None,
             lacks_endpoint: true,
+            is_stated: true,
         }
+    }
+
+    /// Whether the two differ in nothing but whether a statement has decided them.
+    pub(crate) fn says_as(&self, other: &Self) -> bool {
+        Self { is_stated: other.is_stated, ..self.clone() } == *other
     }
 }
 
@@ -93,6 +102,8 @@ pub(crate) struct HealthTracker {
     /// Probes in a row that contradict the state.
     contrary: u32,
     weight_changed: Option<Instant>,
+    /// Until when the next probe that passes decides alone.
+    expected_until: Option<Instant>,
 }
 
 impl HealthTracker {
@@ -106,7 +117,14 @@ impl HealthTracker {
             unanswered: 0,
             contrary: 0,
             weight_changed: None,
+            expected_until: None,
         }
+    }
+
+    /// The first probe that passes before this time decides alone, whatever the threshold: another signal says the same. `None`: it
+    /// does not, or no more.
+    pub(crate) fn expect(&mut self, until: Option<Instant>) {
+        self.expected_until = until;
     }
 
     pub(crate) fn health(&self) -> &TargetHealth {
@@ -116,9 +134,12 @@ impl HealthTracker {
     /// Whether the health has changed. The first probe always changes it.
     pub(crate) fn record(&mut self, check: &HealthCheck, result: ProbeResult, now: Instant) -> bool {
         let before = self.health.clone();
+        self.health.is_stated = false;
         match result {
             ProbeResult::Passed(weight) => {
-                self.count_towards(TargetState::Healthy, check.healthy_threshold);
+                let is_expected = self.expected_until.take().is_some_and(|until| now < until);
+                let threshold = if is_expected { 1 } else { check.healthy_threshold };
+                self.count_towards(TargetState::Healthy, threshold);
                 self.set_weight(weight, now);
                 if self.health.state == TargetState::Healthy {
                     self.health.reason.clear();
@@ -148,6 +169,7 @@ impl HealthTracker {
     pub(crate) fn obey(&mut self, result: ProbeResult, now: Instant) -> bool {
         let before = self.health.clone();
         self.contrary = 0;
+        self.health.is_stated = true;
         match result {
             ProbeResult::Passed(weight) => {
                 self.health.state = TargetState::Healthy;
@@ -313,6 +335,48 @@ mod tests {
             opened.record(&check(), refused(), start);
             assert_eq!(opened.health().state, state, "after an answer the threshold counts");
         }
+    }
+
+    #[test]
+    fn first_pass_that_is_expected_decides_alone() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let known = TargetHealth { state: TargetState::Healthy, ..TargetHealth::default() };
+        let mut tracker = HealthTracker::new(Some(known), start);
+        let probe = |tracker: &mut HealthTracker, passes: bool, seconds| {
+            let result = if passes { ProbeResult::Passed(None) } else { ProbeResult::NoEndpoint };
+            tracker.record(&check(), result, at(seconds));
+            tracker.health().is_healthy()
+        };
+        let fail = |tracker: &mut HealthTracker| [0; 3].map(|_| probe(tracker, false, 0));
+        assert_eq!(fail(&mut tracker), [true, true, false]);
+        tracker.expect(Some(at(30)));
+        assert_eq!(probe(&mut tracker, false, 1), false);
+        assert_eq!(probe(&mut tracker, true, 2), true, "one is enough");
+        assert_eq!(fail(&mut tracker), [true, true, false], "to fail takes as many as ever");
+        assert_eq!(
+            [3, 4].map(|seconds| probe(&mut tracker, true, seconds)),
+            [false, true],
+            "only the first one"
+        );
+        fail(&mut tracker);
+        tracker.expect(Some(at(30)));
+        assert_eq!([30, 31].map(|seconds| probe(&mut tracker, true, seconds)), [false, true], "too late");
+        fail(&mut tracker);
+        tracker.expect(Some(at(60)));
+        tracker.expect(None);
+        assert_eq!([32, 33].map(|seconds| probe(&mut tracker, true, seconds)), [false, true], "no more");
+    }
+
+    #[test]
+    fn health_says_whether_a_statement_has_decided_it() {
+        let now = Instant::now();
+        let mut tracker = HealthTracker::new(None, now);
+        assert!(tracker.obey(ProbeResult::Passed(None), now) && tracker.health().is_stated);
+        let stated = tracker.health().clone();
+        assert!(tracker.record(&check(), ProbeResult::Passed(None), now), "the first probe is news");
+        assert!(!tracker.health().is_stated && tracker.health().says_as(&stated));
+        assert!(!tracker.record(&check(), ProbeResult::Passed(None), now), "the next one is none");
     }
 
     #[test]

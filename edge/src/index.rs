@@ -4,6 +4,7 @@
 //! An object that this version cannot read keeps its last readable form, also across a relist: a newer controller must not
 //! take traffic away from an older edge.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use steerage_edge_api::{EdgeLoadBalancerSpec, EdgeNodeSetSpec};
@@ -17,7 +18,19 @@ pub(crate) struct LoadBalancer {
     pub(crate) generation: i64,
     /// When it was created, in seconds since 1970; zero if that is not known.
     pub(crate) created: i64,
+    /// Without `endpointNodes`. The same value in memory while nothing in it changes.
     pub(crate) spec: Arc<EdgeLoadBalancerSpec>,
+    /// The nodes that have an endpoint by `EndpointSlices`, sorted, each once; `None` unless the steering is `fused`.
+    pub(crate) endpoint_nodes: Option<Arc<[String]>>,
+}
+
+impl LoadBalancer {
+    /// Whether nothing differs but which nodes have an endpoint, and the generation, which changes with it.
+    fn differs_only_in_endpoints(&self, other: &Self) -> bool {
+        let Self { name, uid, generation: _, created, spec, endpoint_nodes } = self;
+        endpoint_nodes.is_some() == other.endpoint_nodes.is_some()
+            && (name, uid, created, spec) == (&other.name, &other.uid, &other.created, &other.spec)
+    }
 }
 
 impl Object for LoadBalancer {
@@ -51,6 +64,31 @@ pub(crate) enum IndexEvent {
     NodeSet(Event<NodeSet>),
 }
 
+/// What events have changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IndexChange {
+    /// The names of load balancers of which only the nodes with an endpoint have changed.
+    pub(crate) endpoints: BTreeSet<String>,
+    /// Whether anything else has.
+    pub(crate) is_more: bool,
+}
+
+impl IndexChange {
+    /// Whether nothing but nodes with an endpoint has changed.
+    pub(crate) fn is_of_endpoints(&self) -> bool {
+        !self.endpoints.is_empty() && !self.is_more
+    }
+
+    fn note(&mut self, old: Option<&LoadBalancer>, new: Option<&LoadBalancer>) {
+        match (old, new) {
+            (Some(old), Some(new)) if old.differs_only_in_endpoints(new) => {
+                self.endpoints.insert(new.name.clone());
+            }
+            _ => self.is_more = true,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Index {
     load_balancers: Store<LoadBalancer>,
@@ -63,16 +101,29 @@ impl Index {
         self.load_balancers.has_synced() && self.node_sets.has_synced()
     }
 
-    pub(crate) fn apply(&mut self, event: IndexEvent) {
+    /// Applies an event, and adds to `change` what it has changed.
+    pub(crate) fn apply(&mut self, event: IndexEvent, change: &mut IndexChange) {
         match event {
-            IndexEvent::LoadBalancer(event) => self.load_balancers.apply(event, |_, _| {}),
-            IndexEvent::NodeSet(event) => self.node_sets.apply(event, |_, _| {}),
+            IndexEvent::LoadBalancer(mut event) => {
+                if let Event::InitApply(new) | Event::Apply(new) = &mut event
+                    && let Some(old) = self.load_balancers.get(&new.name)
+                    && old.spec == new.spec
+                {
+                    new.spec = Arc::clone(&old.spec);
+                }
+                self.load_balancers.apply(event, |old, new| change.note(old, new));
+            }
+            IndexEvent::NodeSet(event) => self.node_sets.apply(event, |_, _| change.is_more = true),
         }
     }
 
     /// All load balancers, by name.
     pub(crate) fn load_balancers(&self) -> impl Iterator<Item = &LoadBalancer> {
         self.load_balancers.iter()
+    }
+
+    pub(crate) fn load_balancer(&self, name: &str) -> Option<&LoadBalancer> {
+        self.load_balancers.get(&name.to_owned())
     }
 
     pub(crate) fn node_set(&self, name: &str) -> Option<&NodeSet> {
@@ -91,7 +142,7 @@ mod tests {
     fn index(events: Vec<Event<NodeSet>>) -> Index {
         let mut index = Index::default();
         for event in events {
-            index.apply(IndexEvent::NodeSet(event));
+            index.apply(IndexEvent::NodeSet(event), &mut IndexChange::default());
         }
         index
     }
@@ -119,8 +170,57 @@ mod tests {
     fn index_has_synced_once_both_kinds_are_listed() {
         let mut index = index(vec![Event::Init, Event::InitDone]);
         assert!(!index.has_synced());
-        index.apply(IndexEvent::LoadBalancer(Event::Init));
-        index.apply(IndexEvent::LoadBalancer(Event::InitDone));
+        for event in [Event::Init, Event::InitDone] {
+            index.apply(IndexEvent::LoadBalancer(event), &mut IndexChange::default());
+        }
         assert!(index.has_synced());
+    }
+    #[test]
+    fn changed_endpoints_are_told_from_other_changes() {
+        let with = |edit: fn(&mut LoadBalancer, &mut EdgeLoadBalancerSpec)| {
+            let spec: EdgeLoadBalancerSpec = serde_json::from_value(serde_json::json!({
+                "service": {"namespace": "default", "name": "web", "uid": "s"}, "addresses": [], "listeners": [],
+                "healthCheck": {"protocol": "HTTP", "port": 1, "intervalMilliseconds": 1000, "timeoutMilliseconds": 1000,
+                    "healthyThreshold": 1, "unhealthyThreshold": 2},
+            }))
+            .expect("a specification");
+            let mut object = LoadBalancer {
+                name: "lb".to_owned(),
+                uid: "u".to_owned(),
+                generation: 1,
+                created: 0,
+                spec: Arc::new(spec.clone()),
+                endpoint_nodes: Some(["a".to_owned()].into()),
+            };
+            let mut spec = spec;
+            edit(&mut object, &mut spec);
+            object.spec = Arc::new(spec);
+            object
+        };
+        let mut index = Index::default();
+        let mut change_by = |object: LoadBalancer| {
+            let mut change = IndexChange::default();
+            index.apply(IndexEvent::LoadBalancer(Event::Apply(object)), &mut change);
+            (change, Arc::as_ptr(&index.load_balancer("lb").expect("a load balancer").spec))
+        };
+        let (first, spec) = change_by(with(|_, _| {}));
+        assert_eq!(first, IndexChange { is_more: true, ..IndexChange::default() });
+        assert_eq!(change_by(with(|_, _| {})), (IndexChange::default(), spec), "no change");
+        let (moved, same) = change_by(with(|object, _| {
+            (object.generation, object.endpoint_nodes) = (2, Some(["b".to_owned()].into()));
+        }));
+        assert!(moved.is_of_endpoints() && moved.endpoints.contains("lb"));
+        assert_eq!(same, spec, "the same value in memory");
+        for edit in [
+            (|object, _| object.endpoint_nodes = None) as fn(&mut LoadBalancer, &mut EdgeLoadBalancerSpec),
+            |object, _| object.uid = "v".to_owned(),
+            |object, spec| {
+                object.endpoint_nodes = Some(["c".to_owned()].into());
+                spec.slow_start_milliseconds = Some(1);
+            },
+        ] {
+            let (change, _) = change_by(with(edit));
+            assert!(change.is_more && !change.is_of_endpoints());
+        }
     }
 }

@@ -7,6 +7,7 @@ mod channel;
 mod checks;
 mod cluster;
 mod compose;
+mod endpoint_nodes;
 mod engine;
 mod hash;
 mod health;

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use steerage_edge_dataplane::{Listener, Path, Sender, State, TargetState};
 
 use crate::checks::{CheckSet, Checks};
+use crate::endpoint_nodes::EndpointNodes;
 use crate::health::HealthByProbe;
 use crate::host::HostNetwork;
 use crate::index::Index;
@@ -36,7 +37,7 @@ use reachable::{ReachableTargets, distinct};
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
 pub(crate) use report::{TrackedTarget, UntrackedCounts};
-pub(crate) use retarget::{HealthInputs, PlannedGroups, Retargeted};
+pub(crate) use retarget::{Changed, HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;
 use select::{Frontend, Selection, select};
@@ -48,13 +49,16 @@ pub(crate) struct PlanInputs<'a> {
     pub(crate) index: &'a Index,
     pub(crate) host: &'a HostNetwork,
     pub(crate) health: &'a HealthByProbe,
+    /// As the index has them.
+    pub(crate) endpoints: &'a EndpointNodes,
     pub(crate) room: Room,
     pub(crate) now: Instant,
 }
 
 impl<'a> PlanInputs<'a> {
     fn health_inputs(&self) -> HealthInputs<'a> {
-        HealthInputs { health: self.health, room: self.room, now: self.now }
+        let Self { health, endpoints, room, now, .. } = *self;
+        HealthInputs { health, endpoints, room, now }
     }
 }
 

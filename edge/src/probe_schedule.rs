@@ -4,6 +4,9 @@
 //! A decided target is probed once in each interval. While its group has no healthy target, packets go to all nodes, also to
 //! those without an endpoint. Then a target that answers is probed more often: after a second at first, and more and more
 //! rarely, up to the interval. So a Service that has no endpoint for long costs no more than any other.
+//!
+//! A target that is expected to pass, because its node has just got an endpoint by `EndpointSlices`, is probed at once and again until it
+//! passes: its service proxy follows within seconds.
 
 use std::mem::{Discriminant, discriminant};
 use std::time::{Duration, Instant};
@@ -14,6 +17,10 @@ use crate::health::ProbeResult;
 const URGENT_DELAY: Duration = Duration::from_secs(1);
 /// The delay is at least the time since the last change, divided by this: 11 probes more, with an interval of 30 s.
 const URGENT_BACKOFF: u32 = 2;
+/// The delay after the first probe of a target that is expected to pass. The next ones double, up to the interval.
+const EXPECTED_DELAY: Duration = Duration::from_millis(100);
+/// How long a target is expected to pass.
+pub(crate) const EXPECTED_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct ProbeSchedule {
@@ -31,6 +38,12 @@ pub(crate) struct ProbeSchedule {
     /// No urgent probe before. Spread: all targets of a group become urgent together.
     not_before: Instant,
     spread: f64,
+    /// When the last probe began.
+    begun: Instant,
+    /// What [`expect`](Self::expect) was told last.
+    expected_since: Option<Instant>,
+    /// The probes since then, while none has passed.
+    expected_probes: Option<u32>,
 }
 
 impl ProbeSchedule {
@@ -46,7 +59,24 @@ impl ProbeSchedule {
             changed: now,
             not_before: now,
             spread,
+            begun: now,
+            expected_since: None,
+            expected_probes: None,
         }
+    }
+
+    /// Since this time the target is expected to pass; `None`: it is not. Returns whether that is news.
+    pub(crate) fn expect(&mut self, since: Option<Instant>) -> bool {
+        let is_new = self.expected_since != since;
+        if is_new {
+            (self.expected_since, self.expected_probes) = (since, since.map(|_| 0));
+        }
+        is_new
+    }
+
+    /// A probe begins.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        self.begun = now;
     }
 
     /// A probe ended with this result.
@@ -56,6 +86,9 @@ impl ProbeSchedule {
             (self.kind, self.changed) = (kind, now);
         }
         self.has_answered = !matches!(result, ProbeResult::Unanswered(_));
+        let has_passed = matches!(result, ProbeResult::Passed(_));
+        self.expected_probes =
+            self.expected_probes.filter(|_| !has_passed).map(|probes| probes.saturating_add(1));
         self.last = now;
     }
 
@@ -68,6 +101,21 @@ impl ProbeSchedule {
 
     /// When the next probe is due, after a delay if the first answer is still missing.
     pub(crate) fn due(&self, initial_delay: Option<Duration>) -> Instant {
+        let due = self.due_unexpected(initial_delay);
+        self.next_expected().map_or(due, |expected| expected.min(due))
+    }
+
+    /// When the next probe is due because the target is expected to pass.
+    fn next_expected(&self) -> Option<Instant> {
+        let (since, probes) = self.expected_since.zip(self.expected_probes)?;
+        let Some(before) = probes.checked_sub(1) else { return Some(since) };
+        let delay = EXPECTED_DELAY.saturating_mul(1 << before.min(10)).min(self.interval);
+        // A probe without an answer holds one of few permits until its timeout.
+        let due = self.last + delay.max(self.last.saturating_duration_since(self.begun));
+        (due < since + EXPECTED_FOR).then_some(due)
+    }
+
+    fn due_unexpected(&self, initial_delay: Option<Duration>) -> Instant {
         let regular = self.next_regular();
         match initial_delay {
             Some(delay) => self.last + delay,
@@ -170,5 +218,71 @@ mod tests {
         let silent = ProbeResult::Unanswered("no response within 5s".to_owned());
         assert_eq!(probed(&mut schedule, now, 2, &silent), [30_000, 60_000]);
         assert_eq!(schedule.due(Some(Duration::from_secs(2))), schedule.last + Duration::from_secs(2));
+    }
+    /// The milliseconds after `start` at which an expected target is probed that gives this result, each after this time.
+    fn expected(
+        schedule: &mut ProbeSchedule,
+        start: Instant,
+        result: &ProbeResult,
+        takes: Duration,
+    ) -> Vec<u128> {
+        let (mut begun, mut times) = (schedule.due(None), Vec::new());
+        while begun < start + Duration::from_secs(40) {
+            let begins = begun.max(start);
+            times.push(begins.duration_since(start).as_millis());
+            schedule.begin(begins);
+            schedule.record(result, begins + takes);
+            begun = schedule.due(None);
+        }
+        times
+    }
+
+    #[test]
+    fn expected_target_is_probed_at_once_and_again_until_its_time_is_over() {
+        let start = Instant::now();
+        let mut schedule = ProbeSchedule::new(INTERVAL, 0.5, start);
+        schedule.record(&failed(), start);
+        let now = start + Duration::from_secs(1);
+        assert!(schedule.expect(Some(now)) && !schedule.expect(Some(now)));
+        let times = expected(&mut schedule, now, &failed(), Duration::ZERO);
+        // Those at 14 s are the interval's.
+        assert_eq!(times, [0, 100, 300, 700, 1500, 3100, 6300, 12_700, 14_000, 26_800]);
+        assert!(schedule.expect(None) && !schedule.expect(None));
+        let short = Duration::from_millis(250);
+        let mut schedule = ProbeSchedule::new(short, 0.0, start);
+        schedule.expect(Some(start));
+        let times = expected(&mut schedule, start, &failed(), Duration::ZERO);
+        assert_eq!(
+            times[..5],
+            [0, 100, 250, 500, 750],
+            "no more often than the interval, but for the first ones"
+        );
+    }
+
+    #[test]
+    fn expectation_ends_with_the_first_pass_and_begins_again_with_the_next() {
+        let start = Instant::now();
+        let mut schedule = ProbeSchedule::new(INTERVAL, 0.5, start);
+        schedule.expect(Some(start));
+        assert_eq!(schedule.due(None), start);
+        schedule.record(&ProbeResult::Passed(None), start);
+        assert_eq!(schedule.due(None), start + INTERVAL / 2);
+        schedule.record(&failed(), start);
+        assert_eq!(schedule.due(None), start + INTERVAL / 2, "it has passed");
+        let now = start + Duration::from_secs(5);
+        schedule.expect(Some(now));
+        assert_eq!(schedule.due(None), now);
+        schedule.expect(None);
+        assert_eq!(schedule.due(None), start + INTERVAL / 2, "it has left");
+    }
+
+    #[test]
+    fn expected_target_without_an_answer_is_probed_half_of_the_time_at_most() {
+        let start = Instant::now();
+        let mut schedule = ProbeSchedule::new(INTERVAL, 0.99, start);
+        schedule.expect(Some(start));
+        let silent = ProbeResult::Unanswered("no response within 2s".to_owned());
+        let times = expected(&mut schedule, start, &silent, Duration::from_secs(2));
+        assert_eq!(times[..4], [0, 4000, 8000, 12_000]);
     }
 }

@@ -122,6 +122,14 @@ impl Prober {
         }
     }
 
+    /// Since this time the target of this probe is expected to pass, because its node has got an endpoint; `None`: it is not. Only
+    /// the pace of probes and the first pass depend on it. A statement needs neither.
+    pub(crate) fn set_expected(&self, probe: &Probe, expected: Option<Instant>) {
+        if let Some(node) = self.nodes.get(&probe.address) {
+            node.set_expected(probe, expected);
+        }
+    }
+
     /// A node has answered, or not.
     pub(crate) fn record(&mut self, report: &StatementReport, known: &HealthByProbe) {
         let address = report.address;

@@ -38,7 +38,12 @@ impl Projection for LoadBalancer {
     type Resource = EdgeLoadBalancer;
     const NAME: &'static str = "edgeloadbalancers";
 
-    fn project(object: EdgeLoadBalancer) -> Self {
+    fn project(mut object: EdgeLoadBalancer) -> Self {
+        let endpoint_nodes = object.spec.endpoint_nodes.take().map(|mut nodes| {
+            nodes.sort_unstable();
+            nodes.dedup();
+            nodes.into()
+        });
         Self {
             name: object.name_any(),
             uid: object.uid().unwrap_or_default(),
@@ -46,6 +51,7 @@ impl Projection for LoadBalancer {
             created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             // One that is being deleted is served until it is gone: the controller decides when.
             spec: object.spec.into(),
+            endpoint_nodes,
         }
     }
 }
@@ -224,6 +230,7 @@ fn listed<T: Projection>(name: &str, text: &str) -> Event<T> {
 mod tests {
     use super::*;
     use crate::index::Index;
+    use crate::index::IndexChange;
 
     #[test]
     fn kinds_are_listed_in_their_namespace() {
@@ -257,7 +264,7 @@ mod tests {
             let files = modified_times(&directory).expect("list");
             assert!(files.len() <= 2);
             for event in list(&files, &mut contents).await {
-                index.apply(event);
+                index.apply(event, &mut IndexChange::default());
             }
             assert!(index.has_synced() && index.load_balancers().next().is_none());
             index.node_set("all").is_some()

@@ -31,7 +31,7 @@ macro_rules! annotations {
 
 annotations! {
     /// Steering of the Service; without it the controller's `--default-steering` applies.
-    STEERING = "steerage.dev/steering", "`api` or `health-check`";
+    STEERING = "steerage.dev/steering", "`api`, `health-check` or `fused`";
     /// Requested addresses of the load balancer; takes precedence over `spec.loadBalancerIP`.
     ADDRESSES = "steerage.dev/addresses", "one address, or one per IP family separated by a comma";
     /// AddressPool to take addresses from. A pool with `autoAssign: false` serves only Services that name the pool or one of its addresses.

@@ -15,8 +15,8 @@ pub(crate) enum PlanError {
     UnknownSteering(String),
     #[error("The provider does not support the steering {steering}")]
     SteeringNotSupported { steering: &'static str, supported: String },
-    #[error("Annotation steerage.dev/steering is health-check, but the targets are pods, not nodes")]
-    SteeringOfPods,
+    #[error("Annotation steerage.dev/steering is {0}, but the targets are pods, not nodes")]
+    SteeringOfPods(&'static str),
     #[error("Annotation {name} has the invalid value `{}`: {problem}", shown(value))]
     InvalidAnnotation { name: &'static str, value: String, problem: String },
     #[error("{field} contains `{}`, which is not an IP address", shown(value))]
@@ -53,7 +53,7 @@ impl PlanError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::UnknownSteering(_) => reasons::UNKNOWN_STEERING,
-            Self::SteeringNotSupported { .. } | Self::SteeringOfPods => reasons::STEERING_NOT_SUPPORTED,
+            Self::SteeringNotSupported { .. } | Self::SteeringOfPods(_) => reasons::STEERING_NOT_SUPPORTED,
             Self::InvalidAnnotation { .. } => reasons::INVALID_ANNOTATION,
             Self::InvalidRequestedAddress { .. } => reasons::INVALID_REQUESTED_ADDRESS,
             Self::ClusterAddress { .. } => reasons::CLUSTER_ADDRESS,
@@ -72,11 +72,11 @@ impl PlanError {
     /// What the user can do about it.
     pub(crate) fn remedy(&self) -> String {
         match self {
-            Self::UnknownSteering(_) => "Use api or health-check",
+            Self::UnknownSteering(_) => "Use api, health-check or fused",
             Self::SteeringNotSupported { supported, .. } => {
                 return format!("Set annotation steerage.dev/steering to {supported}");
             }
-            Self::SteeringOfPods => "Remove this annotation, or the one that chooses pods as targets",
+            Self::SteeringOfPods(_) => "Remove this annotation, or the one that chooses pods as targets",
             Self::InvalidAnnotation { .. } => "Correct the annotation, or remove it if you want the default",
             Self::InvalidRequestedAddress { .. } => {
                 "Write one address, or one per IP family separated by a comma"

@@ -40,7 +40,7 @@ impl HealthCheckDefaults {
     }
 }
 
-/// Under the policy Local and health-check steering the check covers this Service on the node; otherwise it covers the node's
+/// Under the policy Local and health-check or fused steering the check covers this Service on the node; otherwise it covers the node's
 /// service proxy. Of pods, a check finds whether the port accepts connections.
 pub(crate) fn health_check(
     service: &Service,
@@ -48,8 +48,7 @@ pub(crate) fn health_check(
     config: &Config,
 ) -> Result<HealthCheck, PlanError> {
     let of_pods = has_pod_targets(service, config)?;
-    let is_of_service =
-        !of_pods && (service.external_policy, steering) == (TrafficPolicy::Local, Steering::HealthCheck);
+    let is_of_service = !of_pods && service.external_policy == TrafficPolicy::Local && steering.asks_nodes();
     let port = if of_pods {
         None
     } else if is_of_service {

@@ -222,7 +222,7 @@ impl NodeTargets {
     pub(crate) fn set(&self, set: SharedSet) -> TargetSet {
         let SharedTargets { targets, draining, .. } = self.shared(set);
         let (targets, draining) = (Arc::clone(targets), Arc::clone(draining));
-        TargetSet { shared: Some(set), generation: self.generation, targets, draining }
+        TargetSet { shared: Some(set), generation: self.generation, targets, draining, endpoint_nodes: None }
     }
 
     /// Puts other targets in the place of a shared set's.

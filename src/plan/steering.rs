@@ -15,7 +15,9 @@ pub(crate) fn steering(service: &Service, config: &Config) -> Result<Steering, P
     if has_pod_targets(service, config)? {
         return match chosen {
             None | Some(Steering::Api) => Ok(Steering::Api),
-            Some(Steering::HealthCheck) => Err(PlanError::SteeringOfPods),
+            Some(asked @ (Steering::HealthCheck | Steering::Fused)) => {
+                Err(PlanError::SteeringOfPods(asked.as_str()))
+            }
         };
     }
     let chosen = chosen.unwrap_or(config.default_steering);

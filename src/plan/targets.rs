@@ -28,6 +28,11 @@ impl EndpointSummary {
         let members = membership(slices).into_iter().map(|(node, count)| (node.to_owned(), count)).collect();
         Self { is_usable, members }
     }
+
+    /// The names of the nodes with an endpoint, sorted; `None` if no usable endpoint has a node: then nobody knows where they are.
+    fn nodes(&self) -> Option<Arc<[String]>> {
+        (!self.is_usable || !self.members.is_empty()).then(|| self.members.keys().cloned().collect())
+    }
 }
 
 /// The targets of one load balancer: nodes, or pods.
@@ -124,7 +129,7 @@ impl fmt::Display for TargetReason {
 /// Under the policy Local and `api` steering: the eligible nodes with an endpoint. If there are none, the ineligible nodes with an
 /// endpoint. If there are none either although an endpoint is usable (it has no node, or an unknown one), all eligible nodes: a load
 /// balancer never goes to zero targets while the Service has a usable endpoint. In all other cases: all eligible nodes, or all nodes
-/// if none is eligible.
+/// if none is eligible. Under `fused` steering and the policy Local the set also has the names of the nodes with an endpoint.
 ///
 /// With labels, only nodes that have them. If none of these is eligible, or has an endpoint where endpoints count, all as if there were no
 /// labels.
@@ -165,6 +170,9 @@ pub(crate) fn targets(
         } else {
             (plan.set, plan.ineligible) = (TargetSet::own_shared(labelled), Vec::new());
         }
+    }
+    if service.external_policy == TrafficPolicy::Local && steering == Steering::Fused {
+        plan.set.endpoint_nodes = endpoints.nodes();
     }
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
@@ -254,7 +262,7 @@ fn target_reason(
         _ if labels.is_some_and(|labels| !labels.are_on(&node.labels)) => TargetReason::NoLabels,
         (Ok(()), Some(count), Steering::Api) => TargetReason::Endpoints(count),
         (Ok(()), None, Steering::Api) => TargetReason::NoEndpoint,
-        (Ok(()), _, Steering::HealthCheck) => TargetReason::AllEligible,
+        (Ok(()), _, Steering::HealthCheck | Steering::Fused) => TargetReason::AllEligible,
     }
 }
 

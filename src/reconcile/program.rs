@@ -117,7 +117,7 @@ impl Reconciler {
         applied.accepted = match &result {
             Ok(Outcome { progress: Progress::Done, .. }) => Some(requested),
             // The health check may be changed already or not, unless it is to stay as it was.
-            _ => accepted.filter(|before| *before == requested),
+            _ => accepted.filter(|before| before.is_same_check(requested)),
         };
         if matches!(result, Err(Error::Invalid { .. }))
             && applied.accepted_pods != Some(planned.plan.pods.is_some())
@@ -218,7 +218,8 @@ impl Reconciler {
                 // A label that somebody takes away by mistake moves no traffic.
                 let kept = nodes.able(&applied.labelled_nodes, service.is_labelled_for_agent());
                 if !kept.is_empty() {
-                    (plan.set, plan.ineligible) = (TargetSet::own(kept), Vec::new());
+                    let kept = TargetSet::own(kept).with_endpoint_nodes(plan.set.endpoint_nodes.take());
+                    (plan.set, plan.ineligible) = (kept, Vec::new());
                 }
             } else {
                 let names = plan.set.targets.iter().map(|target| Arc::from(&*target.node));

@@ -171,6 +171,11 @@ pub struct EdgeLoadBalancerSpec {
     /// Earlier versions of the edge do not read them. Empty if `nodeSet` is set.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub draining: Vec<EdgeTarget>,
+    /// Names of the nodes that have an endpoint by the Service's `EndpointSlices`, sorted. The edge uses the list under `fused` steering:
+    /// for nodes that state nothing of the health check's port, a change of the list counts before the next probe. Unset: probes and
+    /// statements alone decide, as in earlier versions of the edge, which do not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_nodes: Option<Vec<String>>,
     /// Panic threshold in percent: if fewer of the targets that have an endpoint are healthy, all of them are used. Unset or 0: only
     /// if none is healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -61,10 +61,17 @@ impl Assignments {
         }
     }
 
-    /// What is remembered of the group with this key, or of the table of its first listener.
-    pub(super) fn memory(&self, key: &TableKey, first: &ListenerKey, now: Instant) -> Arc<Memory> {
+    /// What is remembered of the group with this key, or with the other one, or of the table of its first listener.
+    pub(super) fn memory(
+        &self,
+        key: &TableKey,
+        other: &TableKey,
+        first: &ListenerKey,
+        now: Instant,
+    ) -> Arc<Memory> {
         let adopted = || self.adopted.get(first).map(|used| Arc::new(Memory::adopt(used, now)));
-        self.memories.get(key).cloned().or_else(adopted).unwrap_or_default()
+        let known = self.memories.get(key).or_else(|| self.memories.get(other));
+        known.cloned().or_else(adopted).unwrap_or_default()
     }
 
     /// What the next group with this key has to know.

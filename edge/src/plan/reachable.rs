@@ -111,6 +111,14 @@ impl ReachableTargets {
         self.positions.get(&address).copied()
     }
 
+    /// The addresses of the node of this name.
+    pub(super) fn addresses_of(&self, node: &str) -> impl Iterator<Item = IpAddr> {
+        let name_hash = hash::bytes(node.as_bytes());
+        let of_hash = self.ring_from(name_hash).filter_map(|position| self.targets.get(position));
+        let of_hash = of_hash.take_while(move |target| target.name_hash == name_hash);
+        of_hash.filter(move |target| target.node == node).map(|target| target.address)
+    }
+
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.targets.iter().map(|target| target.address)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from the health of a few targets, without a plan: only their groups get other tables and statuses. Pure, used by
+//! What follows from the health of a few targets, or from which nodes have an endpoint, without a plan: only their groups get other tables and statuses. Pure, used by
 //! the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
 //!
 //! A plan costs as much as there are load balancers, and targets change their health all the time. It must come to the same result
@@ -16,6 +16,7 @@ use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
 use super::targets::TargetGroup;
+use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe, ProbeRequest};
 
 /// The groups of a plan, and who uses them.
@@ -24,6 +25,8 @@ pub(crate) struct PlannedGroups {
     groups: Vec<PlannedGroup>,
     /// The positions of groups whose checks ask this.
     asked: HashMap<ProbeRequest, Vec<usize>>,
+    /// The positions of groups for which a load balancer's list of nodes with an endpoint counts.
+    listed: HashMap<String, Vec<usize>>,
     /// Of all tables.
     used: SlotsAndMembers,
     /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
@@ -46,8 +49,18 @@ struct PlannedGroup {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HealthInputs<'a> {
     pub(crate) health: &'a HealthByProbe,
+    pub(crate) endpoints: &'a EndpointNodes,
     pub(crate) room: Room,
     pub(crate) now: Instant,
+}
+
+/// What groups are to follow.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Changed<'a> {
+    /// Probes with another health.
+    pub(crate) probes: &'a [Probe],
+    /// Lists of nodes with an endpoint.
+    pub(crate) lists: &'a [ListChange],
 }
 
 /// What has changed.
@@ -76,9 +89,12 @@ impl PlannedGroups {
         used: SlotsAndMembers,
         is_settled: bool,
     ) -> Self {
-        let mut asked = HashMap::<_, Vec<_>>::new();
+        let (mut asked, mut listed) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
         for (position, group) in groups.iter().enumerate() {
             asked.entry(ProbeRequest::from(group.check())).or_default().push(position);
+            if let Some(name) = group.key.load_balancer() {
+                listed.entry(name.to_owned()).or_default().push(position);
+            }
         }
         let unused = |group| PlannedGroup { group, vips: 0, reported: Vec::new() };
         let mut groups: Vec<_> = groups.into_iter().map(unused).collect();
@@ -95,7 +111,7 @@ impl PlannedGroups {
         }
         let healthy = groups.iter().filter(|group| group.group.has_healthy());
         let healthy_vips = healthy.map(|group| group.vips).sum();
-        let mut planned = Self { groups, asked, used, is_settled, healthy_vips, next_change: None };
+        let mut planned = Self { groups, asked, listed, used, is_settled, healthy_vips, next_change: None };
         planned.next_change = planned.next();
         planned
     }
@@ -114,18 +130,20 @@ impl PlannedGroups {
         self.healthy_vips
     }
 
-    /// What the time and the changed health of these probes lead to; `None` if only a plan can say.
+    /// What the time and these changes lead to; `None` if only a plan can say.
     pub(crate) fn retarget(
         &mut self,
         inputs: HealthInputs<'_>,
         assignments: &mut Assignments,
-        changed: &[Probe],
+        changed: Changed<'_>,
     ) -> Option<Retargeted> {
         if !self.is_settled {
             return None;
         }
         let mut result = Retargeted::default();
-        let mut positions: BTreeSet<usize> = changed.iter().flat_map(|probe| self.asked(probe)).collect();
+        let mut positions: BTreeSet<usize> =
+            changed.probes.iter().flat_map(|probe| self.asked(probe)).collect();
+        positions.extend(changed.lists.iter().flat_map(|list| self.listed(list)));
         let is_due = self.is_due(inputs.now);
         if is_due {
             let is_due =
@@ -181,6 +199,33 @@ impl PlannedGroups {
             planned.is_some_and(|planned| planned.group.reachable.position(probe.address).is_some())
         };
         positions.filter(has_target)
+    }
+
+    fn listed(&self, list: &ListChange) -> impl Iterator<Item = usize> {
+        self.listed.get(&list.load_balancer).into_iter().flatten().copied()
+    }
+
+    /// Probes of targets that are expected to pass since a time, as their nodes have joined a list, and of those that have left, which
+    /// are not. Only probes of the load balancer with the list: it must not decide how soon a target of another one is healthy.
+    pub(crate) fn expected(&self, list: &ListChange) -> Vec<(Probe, Option<Instant>)> {
+        let joined = list.joined.iter().map(|node| (node, Some(list.at)));
+        let changed: Vec<_> = joined.chain(list.left.iter().map(|node| (node, None))).collect();
+        let is_own = |position: usize| {
+            let group = self.groups.get(position).map(|planned| &planned.group);
+            group.is_some_and(|group| group.key.load_balancer() == Some(&list.load_balancer))
+        };
+        let mut expected = Vec::new();
+        for group in self.listed(list).filter_map(|position| self.groups.get(position)) {
+            for (node, since) in &changed {
+                for address in group.group.reachable.addresses_of(node) {
+                    let probe = Probe { address, check: group.group.check().clone() };
+                    if self.asked(&probe).all(is_own) {
+                        expected.push((probe, *since));
+                    }
+                }
+            }
+        }
+        expected
     }
 
     /// Whether one of the groups that share the probe has no healthy target.

@@ -74,16 +74,23 @@ struct Groups<'a> {
 
 impl Groups<'_> {
     /// The position of the group with this key, which has these targets unless it exists.
-    fn position(&mut self, key: &TableKey, targets: &Targets, first: ListenerKey) -> usize {
+    fn position(&mut self, key: &TableKey, other: &TableKey, targets: &Targets, first: ListenerKey) -> usize {
         if let Some(position) = self.positions.get(key) {
             return *position;
         }
-        let group = self.group(key.clone(), targets, first);
+        let group = self.group(key.clone(), other, targets, first);
         self.push(group)
     }
 
-    fn group(&mut self, key: TableKey, targets: &Targets, first: ListenerKey) -> TargetGroup {
-        let before = self.previous.memory(&key, &first, self.inputs.now);
+    /// A group without memory has that of the group with the other key.
+    fn group(
+        &mut self,
+        key: TableKey,
+        other: &TableKey,
+        targets: &Targets,
+        first: ListenerKey,
+    ) -> TargetGroup {
+        let before = self.previous.memory(&key, other, &first, self.inputs.now);
         let PlanInputs { host, health, .. } = self.inputs;
         let reachable = self.of_targets.reachable(targets, key.is_v6(), host, health);
         TargetGroup::new(self.inputs.health_inputs(), key, targets, reachable, first, &before)
@@ -106,7 +113,7 @@ impl Groups<'_> {
         if let Some(position) = self.positions.get(&last.key) {
             return self.list.get(*position).is_some_and(is_safer).then_some(*position);
         }
-        let group = self.group(last.key.clone(), &last.targets, first);
+        let group = self.group(last.key.clone(), &last.key, &last.targets, first);
         is_safer(&group).then(|| self.push(group))
     }
 }
@@ -131,7 +138,9 @@ pub(super) fn select<'a>(
             let key = TableKey::new(load_balancer.object, vip);
             // Without a listener nothing is served, but targets are still probed and reported.
             let first = load_balancer.listeners(vip).next().unwrap_or(ListenerKey::new(vip, 0, 0));
-            let named = load_balancer.targets.as_ref().map(|targets| groups.position(&key, targets, first));
+            let other = TableKey::of_other_steering(load_balancer.object, vip);
+            let targets = load_balancer.targets.as_ref();
+            let named = targets.map(|targets| groups.position(&key, &other, targets, first));
             vips.push((load_balancer, vip, first, key, named));
         }
     }
@@ -150,7 +159,7 @@ pub(super) fn select<'a>(
                 }
             }
             (Some(named), _) => (named, None),
-            (None, Some(last)) => (groups.position(&last.key, &last.targets, first), None),
+            (None, Some(last)) => (groups.position(&last.key, &last.key, &last.targets, first), None),
             (None, None) => {
                 without_targets.push((load_balancer, vip, first, key));
                 continue;
@@ -169,7 +178,7 @@ pub(super) fn select<'a>(
     }
     let none = Targets::OfNodeSet(Arc::default());
     for (load_balancer, vip, first, key) in without_targets {
-        let position = groups.position(&key, &none, first);
+        let position = groups.position(&key, &key, &none, first);
         selection.frontends.push(Frontend { load_balancer, vip, group: position, reported: position });
     }
     selection.groups = groups.list;

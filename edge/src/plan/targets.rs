@@ -19,6 +19,7 @@ use super::reachable::{ReachableTarget, ReachableTargets};
 use super::report::{GroupReport, SharedGroup, TrackedTarget, UntrackedCounts};
 use super::tracked::{MOST_WITHOUT_ENDPOINT, Tracked, track};
 use super::usage::{Basis, Known, Memory, STEPS, UseRules, Used, decide};
+use crate::endpoint_nodes::join;
 use crate::hash;
 use crate::health::{Probe, TargetHealth};
 use crate::index::LoadBalancer;
@@ -41,16 +42,40 @@ const MAX_FAIL_OPEN_SIZE: u32 = 1021;
 enum Owner {
     LoadBalancer(String),
     NodeSet(String),
+    /// The nodes of a set for one load balancer, which has a list of those with an endpoint.
+    Listed {
+        node_set: String,
+        load_balancer: String,
+    },
 }
 
 impl TableKey {
     pub(super) fn new(object: &LoadBalancer, vip: IpAddr) -> Self {
-        let owner = match &object.spec.node_set {
-            Some(set) => Owner::NodeSet(set.clone()),
+        Self::of(object, vip, object.endpoint_nodes.is_some())
+    }
+
+    /// The key of the same load balancer with the other steering of `health-check` and `fused`.
+    pub(super) fn of_other_steering(object: &LoadBalancer, vip: IpAddr) -> Self {
+        Self::of(object, vip, object.endpoint_nodes.is_none())
+    }
+
+    fn of(object: &LoadBalancer, vip: IpAddr, is_listed: bool) -> Self {
+        let owner = match object.spec.node_set.clone() {
+            Some(node_set) if is_listed => Owner::Listed { node_set, load_balancer: object.name.clone() },
+            Some(node_set) => Owner::NodeSet(node_set),
             None => Owner::LoadBalancer(object.name.clone()),
         };
         let check = object.spec.health_check.clone();
         Self { owner, check, rules: UseRules::new(&object.spec), v6: vip.is_ipv6() }
+    }
+
+    /// The load balancer whose list of nodes with an endpoint counts for the group, if it has one: never that of another one with the
+    /// same check.
+    pub(super) fn load_balancer(&self) -> Option<&str> {
+        match &self.owner {
+            Owner::LoadBalancer(name) | Owner::Listed { load_balancer: name, .. } => Some(name),
+            Owner::NodeSet(_) => None,
+        }
     }
 
     /// The check of the targets.
@@ -81,7 +106,8 @@ impl TableKey {
     /// Where the group is on a ring of the hashes of nodes' names: the same on all hosts, and another one for each group. If it keeps
     /// only some targets, it keeps the next ones.
     pub(super) fn ring_position(&self) -> u64 {
-        let (Owner::LoadBalancer(name) | Owner::NodeSet(name)) = &self.owner;
+        let (Owner::LoadBalancer(name) | Owner::NodeSet(name) | Owner::Listed { node_set: name, .. }) =
+            &self.owner;
         hash::mix64(hash::bytes(name.as_bytes()) ^ u64::from(self.check.port))
     }
 }
@@ -173,20 +199,23 @@ impl TargetGroup {
         first: ListenerKey,
         before: &Memory,
     ) -> Self {
-        let HealthInputs { health, now, .. } = inputs;
+        let HealthInputs { health, endpoints, now, .. } = inputs;
+        let list = key.load_balancer().and_then(|name| endpoints.of(name));
         let mut probe = Probe { address: IpAddr::from(first.vip), check: key.check.clone() };
         let mut candidates = Vec::new();
         let refused = |status: &TargetStatus| TrackedTarget { status: status.clone(), lacks_endpoint: false };
         let mut held: Vec<_> = reachable.refused.iter().map(refused).collect();
-        let (mut known, mut tracked_untried) = (Vec::new(), 0);
+        let (mut known, mut tracked_untried, mut mask_ends) = (Vec::new(), 0, Vec::new());
         let Tracked { positions, untried } = track(&reachable, &key, health, before);
         for position in positions {
             let Some(target) = reachable.targets.get(position) else { continue };
             probe.address = target.address;
             let of_probe = health.get(&probe);
             tracked_untried += usize::from(of_probe.is_none());
-            let TargetHealth { state, reason, weight, lacks_endpoint } =
-                of_probe.cloned().unwrap_or_default();
+            let masked = list.and_then(|list| list.masked_until(&target.node, now));
+            mask_ends.extend(masked);
+            let TargetHealth { state, reason, weight, lacks_endpoint, .. } =
+                join(of_probe.cloned().unwrap_or_default(), masked.is_some());
             let weight = if reachable.has_own_weights { target.weight } else { weight.unwrap_or(1) };
             let ReachableTarget { address, name_hash, .. } = *target;
             known.push(Known { address, state, lacks_endpoint, drain: target.drain.as_deref() });
@@ -227,7 +256,7 @@ impl TargetGroup {
             basis: usage.basis,
             untried,
             memory: Arc::new(usage.memory),
-            next_change: usage.next_change,
+            next_change: usage.next_change.into_iter().chain(mask_ends).min(),
         }
     }
 

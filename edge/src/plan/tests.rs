@@ -4,7 +4,7 @@
 use super::*;
 use crate::health::{Probe, TargetHealth};
 use crate::host::{EdgePeer, PeerLiveness};
-use crate::index::{IndexEvent, LoadBalancer, NodeSet};
+use crate::index::{IndexChange, IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::net::Ipv4Addr;
 use std::time::Duration;
-use steerage_edge_api::{EdgeLoadBalancer, EdgeNodeSet, TargetState};
+use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, TargetState};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{Path, Table};
 use steerage_watch::Event;
 
+mod fused;
 mod kept_targets;
 mod last_good;
 mod measure;
@@ -60,11 +61,16 @@ fn index(load_balancers: &[Value]) -> Index {
             uid: object.uid().unwrap_or_default(),
             generation: object.metadata.generation.unwrap_or_default(),
             created: object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-            spec: object.spec.into(),
+            endpoint_nodes: object.spec.endpoint_nodes.clone().map(Into::into),
+            spec: EdgeLoadBalancerSpec { endpoint_nodes: None, ..object.spec }.into(),
         };
-        index.apply(IndexEvent::LoadBalancer(Event::Apply(load_balancer)));
+        apply(&mut index, IndexEvent::LoadBalancer(Event::Apply(load_balancer)));
     }
     index
+}
+
+fn apply(index: &mut Index, event: IndexEvent) {
+    index.apply(event, &mut IndexChange::default());
 }
 
 fn host() -> HostNetwork {
@@ -97,7 +103,18 @@ fn plan_next(
     now: Instant,
     previous: &Assignments,
 ) -> Plan {
-    super::plan(&PlanInputs { index, host, health, room: ROOM, now }, previous)
+    plan_fused(index, host, health, &EndpointNodes::default(), now, previous)
+}
+
+fn plan_fused(
+    index: &Index,
+    host: &HostNetwork,
+    health: &HealthByProbe,
+    endpoints: &EndpointNodes,
+    now: Instant,
+    previous: &Assignments,
+) -> Plan {
+    super::plan(&PlanInputs { index, host, health, endpoints, room: ROOM, now }, previous)
 }
 
 /// The listener and its table.
@@ -315,7 +332,7 @@ fn load_balancers_of_one_node_set_share_a_table() {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": [target(1, 1), target(2, 1)]}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
     let node_set = NodeSet { name: set.name_any(), uid: "set".into(), spec: set.spec.into() };
-    index.apply(IndexEvent::NodeSet(Event::Apply(node_set)));
+    apply(&mut index, IndexEvent::NodeSet(Event::Apply(node_set)));
     let plan = plan_next(&index, &host(), &HealthByProbe::default(), Instant::now(), &Assignments::default());
     assert_eq!(plan.state.tables.len(), 1);
     assert_eq!(plan.state.listeners.len(), 4);
@@ -423,7 +440,15 @@ fn plan_in(room: Room, load_balancers: &[Value]) -> Plan {
 
 fn plan_in_after(room: Room, load_balancers: &[Value], previous: &Assignments) -> Plan {
     let (index, health) = (index(load_balancers), HealthByProbe::default());
-    let inputs = PlanInputs { index: &index, host: &host(), health: &health, room, now: Instant::now() };
+    let endpoints = EndpointNodes::default();
+    let inputs = PlanInputs {
+        index: &index,
+        host: &host(),
+        health: &health,
+        endpoints: &endpoints,
+        room,
+        now: Instant::now(),
+    };
     super::plan(&inputs, previous)
 }
 
@@ -438,9 +463,16 @@ fn largest_tables_get_less_if_there_is_no_room_for_all() {
     let first = plan(&load_balancers, &host(), &HealthByProbe::default());
     let all: Vec<_> = probes(&first).iter().map(|probe| probe.address.to_string()).collect();
     let failed = health(&first, &all.iter().map(String::as_str).collect::<Vec<_>>());
-    let index = index(&load_balancers);
+    let (index, endpoints) = (index(&load_balancers), EndpointNodes::default());
     let sizes = |room| {
-        let inputs = PlanInputs { index: &index, host: &host(), health: &failed, room, now: Instant::now() };
+        let inputs = PlanInputs {
+            index: &index,
+            host: &host(),
+            health: &failed,
+            endpoints: &endpoints,
+            room,
+            now: Instant::now(),
+        };
         let plan = super::plan(&inputs, &Assignments::default());
         ["10.0.0.100", "10.0.0.101", "10.0.0.102"]
             .map(|vip| (size(&plan, vip), reached(&plan, vip, 6, 80).len()))

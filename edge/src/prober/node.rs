@@ -11,7 +11,7 @@ use steerage_edge_api::{HealthCheck, TargetState};
 
 use super::HealthChange;
 use super::node_statement::{AffectedPorts, NodeStatement, SILENT, StatementMode, Verdict};
-use super::probe_task::{ProbeTask, ProbeTasks};
+use super::probe_task::{Pace, ProbeTask, ProbeTasks};
 use super::statement_task::{RequestSettings, StatementReport, StatementTask};
 use crate::checks::{CheckSet, HttpChecks, urgency};
 use crate::health::{HealthByProbe, HealthTracker, Probe, ProbeResult, TargetHealth};
@@ -126,6 +126,13 @@ impl Node {
         }
     }
 
+    /// Since when the target of this probe is expected to pass, if it is probed.
+    pub(super) fn set_expected(&self, probe: &Probe, expected: Option<Instant>) {
+        if let Some(Judge::Probes(task)) = self.judge_of(probe) {
+            task.set_expected(expected);
+        }
+    }
+
     /// How the node is to be asked for statements; `None` without a check that they could decide.
     pub(super) fn request_settings(&self) -> Option<RequestSettings> {
         let http = self.sets.iter().filter_map(|set| set.http()).reduce(HttpChecks::least)?;
@@ -160,9 +167,9 @@ impl Node {
         self.source = source;
         for (check, judge) in self.judged.values_mut().flatten() {
             if let Judge::Probes(task) = judge {
-                let (known, is_urgent) = (task.health(), task.is_urgent());
+                let (known, pace) = (task.health(), task.pace());
                 let probe = Probe { address: self.address, check: check.clone() };
-                *judge = Judge::Probes(tasks.spawn(probe, known, source, is_urgent, true));
+                *judge = Judge::Probes(tasks.spawn(probe, known, source, pace, true));
             }
         }
     }
@@ -291,7 +298,8 @@ impl Node {
             }
         };
         let is_urgent = urgency(&self.sets, &probe.check).unwrap_or_default();
-        Judge::Probes(context.tasks.spawn(probe.clone(), known, self.source, is_urgent, at_once))
+        let pace = Pace { is_urgent, expected: None };
+        Judge::Probes(context.tasks.spawn(probe.clone(), known, self.source, pace, at_once))
     }
 
     /// The health that the node's statements have decided.

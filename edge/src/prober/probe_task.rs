@@ -16,7 +16,7 @@ use super::{HealthChange, MIN_INTERVAL, no_response, spread};
 use crate::channel::send_if_changed;
 use crate::health::{HealthTracker, Probe, ProbeResult, TargetHealth};
 use crate::metrics::Metrics;
-use crate::probe_schedule::ProbeSchedule;
+use crate::probe_schedule::{EXPECTED_FOR, ProbeSchedule};
 
 const CONCURRENT_PROBES: usize = 512;
 
@@ -31,8 +31,17 @@ pub(super) struct ProbeTasks {
 #[derive(Debug)]
 pub(super) struct ProbeTask {
     handle: JoinHandle<()>,
-    is_urgent: watch::Sender<bool>,
+    pace: watch::Sender<Pace>,
     health: watch::Receiver<Option<TargetHealth>>,
+}
+
+/// What makes a target be probed sooner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pace {
+    /// No target of its group is healthy.
+    pub(super) is_urgent: bool,
+    /// Since when it is expected to pass, if it is.
+    pub(super) expected: Option<Instant>,
 }
 
 impl Drop for ProbeTask {
@@ -52,20 +61,14 @@ impl ProbeTasks {
         probe: Probe,
         known: Option<TargetHealth>,
         source: Option<IpAddr>,
-        is_urgent: bool,
+        pace: Pace,
         at_once: bool,
     ) -> ProbeTask {
-        let (sender, receiver) = watch::channel(is_urgent);
+        let (sender, receiver) = watch::channel(pace);
         let (health_sender, health) = watch::channel(known);
-        let worker = Worker {
-            probe,
-            health: health_sender,
-            source,
-            is_urgent: receiver,
-            at_once,
-            tasks: self.clone(),
-        };
-        ProbeTask { handle: tokio::spawn(worker.run()), is_urgent: sender, health }
+        let worker =
+            Worker { probe, health: health_sender, source, pace: receiver, at_once, tasks: self.clone() };
+        ProbeTask { handle: tokio::spawn(worker.run()), pace: sender, health }
     }
 }
 
@@ -75,13 +78,18 @@ impl ProbeTask {
         self.health.borrow().clone()
     }
 
-    pub(super) fn is_urgent(&self) -> bool {
-        *self.is_urgent.borrow()
+    pub(super) fn pace(&self) -> Pace {
+        *self.pace.borrow()
     }
 
     /// An urgent target is probed sooner.
     pub(super) fn set_urgent(&self, is_urgent: bool) {
-        send_if_changed(&self.is_urgent, is_urgent);
+        send_if_changed(&self.pace, Pace { is_urgent, ..self.pace() });
+    }
+
+    /// A target that is expected to pass since this time is probed at once and again, and its first pass decides alone.
+    pub(super) fn set_expected(&self, expected: Option<Instant>) {
+        send_if_changed(&self.pace, Pace { expected, ..self.pace() });
     }
 }
 
@@ -89,8 +97,7 @@ struct Worker {
     probe: Probe,
     health: watch::Sender<Option<TargetHealth>>,
     source: Option<IpAddr>,
-    /// Whether no target of its group is healthy.
-    is_urgent: watch::Receiver<bool>,
+    pace: watch::Receiver<Pace>,
     at_once: bool,
     tasks: ProbeTasks,
 }
@@ -104,11 +111,12 @@ impl Worker {
         let mut tracker = HealthTracker::new(self.health.borrow().clone(), started);
         let mut schedule =
             ProbeSchedule::new(interval, spread(SocketAddr::new(self.probe.address, check.port)), started);
-        if !self.at_once && !wait(&mut self.is_urgent, &mut schedule, None).await {
+        if !self.at_once && !wait(&mut self.pace, &mut schedule, &mut tracker, None).await {
             return;
         }
         loop {
             let Ok(permit) = self.tasks.permits.acquire().await else { return };
+            schedule.begin(Instant::now());
             let result = match tokio::time::timeout(limit, probe(&self.probe, self.source)).await {
                 Ok(Ok(result)) => result,
                 Ok(Err(error)) => ProbeResult::Unanswered(error.to_string()),
@@ -126,7 +134,7 @@ impl Worker {
                 }
             }
             let initial_delay = tracker.initial_delay(interval, now);
-            if !wait(&mut self.is_urgent, &mut schedule, initial_delay).await {
+            if !wait(&mut self.pace, &mut schedule, &mut tracker, initial_delay).await {
                 return;
             }
         }
@@ -135,15 +143,20 @@ impl Worker {
 
 /// Waits until a probe is due; false if none will be.
 async fn wait(
-    is_urgent: &mut watch::Receiver<bool>,
+    pace: &mut watch::Receiver<Pace>,
     schedule: &mut ProbeSchedule,
+    tracker: &mut HealthTracker,
     initial_delay: Option<Duration>,
 ) -> bool {
     loop {
-        schedule.set_urgent(*is_urgent.borrow_and_update(), Instant::now());
+        let Pace { is_urgent, expected } = *pace.borrow_and_update();
+        schedule.set_urgent(is_urgent, Instant::now());
+        if schedule.expect(expected) {
+            tracker.expect(expected.map(|since| since + EXPECTED_FOR));
+        }
         tokio::select! {
             () = tokio::time::sleep_until(schedule.due(initial_delay).into()) => return true,
-            changed = is_urgent.changed() => if changed.is_err() { return false },
+            changed = pace.changed() => if changed.is_err() { return false },
         }
     }
 }

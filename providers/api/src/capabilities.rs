@@ -13,6 +13,8 @@ pub enum Steering {
     Api,
     /// All eligible nodes are registered; each node's `/healthz` decides.
     HealthCheck,
+    /// As [`HealthCheck`](Self::HealthCheck), and the load balancer is told which nodes have an endpoint.
+    Fused,
 }
 
 impl Steering {
@@ -21,6 +23,15 @@ impl Steering {
         match self {
             Self::Api => "api",
             Self::HealthCheck => "health-check",
+            Self::Fused => "fused",
+        }
+    }
+
+    /// Whether all eligible nodes are targets, and each one's `/healthz` says whether it has an endpoint.
+    pub fn asks_nodes(self) -> bool {
+        match self {
+            Self::Api => false,
+            Self::HealthCheck | Self::Fused => true,
         }
     }
 }
@@ -38,7 +49,8 @@ impl std::str::FromStr for Steering {
         match text {
             "api" => Ok(Self::Api),
             "health-check" => Ok(Self::HealthCheck),
-            _ => Err("use api or health-check".to_owned()),
+            "fused" => Ok(Self::Fused),
+            _ => Err("use api, health-check or fused".to_owned()),
         }
     }
 }

@@ -60,6 +60,9 @@ pub struct TargetSet {
     pub targets: Arc<[Arc<Target>]>,
     /// Nodes that would be targets if they did not drain, sorted by name. A provider without a use for them has removed them.
     pub draining: Arc<[DrainingTarget]>,
+    /// The names of the nodes that have an endpoint, sorted, for a provider that supports `fused` steering; `None` with other steerings,
+    /// and where no endpoint says its node. Load balancers with the same shared set have different ones.
+    pub endpoint_nodes: Option<Arc<[String]>>,
 }
 
 /// A node that drains: it should get no new connections, and keep those that it has.
@@ -79,7 +82,13 @@ impl TargetSet {
 
     /// The same, of targets that other load balancers have too.
     pub fn own_shared(targets: Arc<[Arc<Target>]>) -> Self {
-        Self { shared: None, generation: 0, targets, draining: Arc::default() }
+        Self { shared: None, generation: 0, targets, draining: Arc::default(), endpoint_nodes: None }
+    }
+
+    /// The same targets, with these nodes that have an endpoint.
+    #[must_use]
+    pub fn with_endpoint_nodes(self, endpoint_nodes: Option<Arc<[String]>>) -> Self {
+        Self { endpoint_nodes, ..self }
     }
 }
 

@@ -38,7 +38,7 @@ pub const OBJECT_NOT_OWNED: &str = "ObjectNotOwned";
 /// What the edge supports.
 pub fn capabilities() -> Capabilities {
     Capabilities {
-        steerings: &[Steering::Api, Steering::HealthCheck],
+        steerings: &[Steering::Api, Steering::HealthCheck, Steering::Fused],
         protocols: &[Protocol::Tcp, Protocol::Udp],
         addressing: Addressing::Vip,
         pod_targets: None,
@@ -238,15 +238,17 @@ impl EdgeProvider {
         families: &[Family],
         set: &TargetSet,
     ) -> Result<(ObjectTargets, Vec<(String, String)>), Error> {
+        let endpoint_nodes = spec::endpoint_nodes(set);
         let Some(which) = set.shared else {
             let own = spec::targets(families, set);
             let draining = spec::draining(families, set);
-            return Ok((ObjectTargets { node_set: None, own, draining }, spec::refused(families, set)));
+            let targets = ObjectTargets { node_set: None, own, draining, endpoint_nodes };
+            return Ok((targets, spec::refused(families, set)));
         };
         self.shared.about_to_use(spec::object_name(owner), which.as_str());
         self.write_shared(which, set).await?;
         let node_set = Some(which.as_str().to_owned());
-        let targets = ObjectTargets { node_set, own: Vec::new(), draining: Vec::new() };
+        let targets = ObjectTargets { node_set, own: Vec::new(), draining: Vec::new(), endpoint_nodes };
         Ok((targets, self.shared.refused(which, families, set)))
     }
 
@@ -438,9 +440,12 @@ impl Provider for EdgeProvider {
         self.shared.wait_for_lists().await?;
         let entry = self.owned_entry(&lb.owner).await?;
         let Some(Ok(content)) = entry.map(|entry| entry.content) else { return Ok(None) };
-        let structure = spec::structure(lb, content.spec.addresses.clone())?;
         let mut changes = Vec::new();
         let nodes = lb.nodes();
+        let structure = EdgeLoadBalancerSpec {
+            endpoint_nodes: spec::endpoint_nodes(&nodes),
+            ..spec::structure(lb, content.spec.addresses.clone())?
+        };
         let wanted = match nodes.shared {
             None => EdgeLoadBalancerSpec {
                 targets: spec::targets(&lb.families, &nodes),
@@ -479,17 +484,18 @@ impl Provider for EdgeProvider {
     }
 }
 
-/// The targets in an object: a shared set, or its own.
+/// The targets in an object: a shared set, or its own; and the nodes that have an endpoint, under `fused` steering.
 struct ObjectTargets {
     node_set: Option<String>,
     own: Vec<EdgeTarget>,
     draining: Vec<EdgeTarget>,
+    endpoint_nodes: Option<Vec<String>>,
 }
 
 impl ObjectTargets {
     fn put_into(self, spec: EdgeLoadBalancerSpec) -> EdgeLoadBalancerSpec {
-        let Self { node_set, own: targets, draining } = self;
-        EdgeLoadBalancerSpec { node_set, targets, draining, ..spec }
+        let Self { node_set, own: targets, draining, endpoint_nodes } = self;
+        EdgeLoadBalancerSpec { node_set, targets, draining, endpoint_nodes, ..spec }
     }
 }
 

@@ -85,6 +85,7 @@ pub fn structure(lb: &LoadBalancer, addresses: Vec<IpAddr>) -> Result<api::EdgeL
         node_set: None,
         targets: Vec::new(),
         draining: Vec::new(),
+        endpoint_nodes: None,
         panic_threshold_percent: use_rules::panic_threshold(&lb.annotations)?,
         slow_start_milliseconds: use_rules::slow_start(&lb.annotations)?,
     })
@@ -147,6 +148,11 @@ pub fn targets(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
 pub fn draining(families: &[Family], set: &TargetSet) -> Vec<api::EdgeTarget> {
     let usable = set.draining.iter().filter(|draining| is_usable(families, &draining.target));
     usable.map(draining_target).collect()
+}
+
+/// The nodes with an endpoint, as the object has them.
+pub fn endpoint_nodes(set: &TargetSet) -> Option<Vec<String>> {
+    set.endpoint_nodes.as_ref().map(|nodes| nodes.to_vec())
 }
 
 /// The other targets, each with the reason. In a shared set a node that has no address yet is none of them: it changes the set when it

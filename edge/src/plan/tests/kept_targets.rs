@@ -80,11 +80,11 @@ fn set_nodes(index: &mut Index, targets: &[Value]) {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
     let set = NodeSet { name: set.name_any(), uid: "set".into(), spec: set.spec.into() };
-    index.apply(IndexEvent::NodeSet(Event::Apply(set)));
+    apply(index, IndexEvent::NodeSet(Event::Apply(set)));
 }
 
 fn delete_nodes(index: &mut Index) {
-    index.apply(IndexEvent::NodeSet(Event::Delete { key: "eligible".to_owned(), version: String::new() }));
+    apply(index, IndexEvent::NodeSet(Event::Delete { key: "eligible".to_owned(), version: String::new() }));
 }
 
 pub(super) fn of_three_nodes(load_balancer: Value) -> Index {

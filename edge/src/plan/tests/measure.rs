@@ -50,8 +50,10 @@ fn measure_plans() {
                 TargetHealth { state, reason: String::new(), ..TargetHealth::default() },
             );
             let begun = Instant::now();
-            let inputs = HealthInputs { health: &health, room: ROOM, now: Instant::now() };
-            let changed = std::slice::from_ref(&probe);
+            let endpoints = EndpointNodes::default();
+            let inputs =
+                HealthInputs { health: &health, endpoints: &endpoints, room: ROOM, now: Instant::now() };
+            let changed = Changed { probes: std::slice::from_ref(&probe), lists: &[] };
             let result =
                 last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
             followed.push(begun.elapsed());
@@ -92,7 +94,7 @@ fn measure_plans_of_many_nodes() {
         let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
         let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
         let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
-        index.apply(IndexEvent::NodeSet(Event::Apply(set)));
+        apply(&mut index, IndexEvent::NodeSet(Event::Apply(set)));
         let mut host = host();
         host.routes[0].net = "10.0.0.0/8".parse().expect("net");
         let begun = Instant::now();
@@ -134,8 +136,9 @@ fn measure_plans_of_many_nodes() {
             let health_now = if round % 2 == 0 { healthy.clone() } else { TargetHealth::without_endpoint() };
             health.insert(probe.clone(), health_now);
             let begun = Instant::now();
-            let inputs = HealthInputs { health: &health, room: ROOM, now: begun };
-            let changed = std::slice::from_ref(&probe);
+            let endpoints = EndpointNodes::default();
+            let inputs = HealthInputs { health: &health, endpoints: &endpoints, room: ROOM, now: begun };
+            let changed = Changed { probes: std::slice::from_ref(&probe), lists: &[] };
             last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
             followed.push(begun.elapsed());
         }

@@ -34,7 +34,10 @@ fn set_endpoint(
     lacks_endpoint: bool,
 ) {
     let reason = if state == TargetState::Healthy { "" } else { "refused" };
-    health.insert(probe.clone(), TargetHealth { state, reason: reason.to_owned(), weight, lacks_endpoint });
+    health.insert(
+        probe.clone(),
+        TargetHealth { state, reason: reason.to_owned(), weight, lacks_endpoint, is_stated: false },
+    );
 }
 
 fn sorted(plan: &Plan) -> Vec<Probe> {
@@ -57,7 +60,17 @@ fn follow_urgency(
     room: Room,
     now: Instant,
 ) -> bool {
-    let inputs = HealthInputs { health, room, now };
+    let endpoints = EndpointNodes::default();
+    let inputs = HealthInputs { health, endpoints: &endpoints, room, now };
+    follow_all(plan, urgent, inputs, Changed { probes: changed, lists: &[] })
+}
+
+pub(super) fn follow_all(
+    plan: &mut Plan,
+    urgent: &mut HashSet<Probe>,
+    inputs: HealthInputs<'_>,
+    changed: Changed<'_>,
+) -> bool {
     let Some(result) = plan.groups.retarget(inputs, &mut plan.assignments, changed) else { return false };
     plan.state.tables.extend(result.tables);
     for ChangedStatus { load_balancer, position, targets } in result.statuses {
@@ -166,7 +179,8 @@ fn tables_that_no_longer_fit_need_a_plan() {
     let few: Vec<_> = all.iter().skip(1).map(|probe| probe.address.to_string()).collect();
     let mut health = health(&first, &few.iter().map(String::as_str).collect::<Vec<_>>());
     let room = Room { slots: 256, ..ROOM };
-    let inputs = PlanInputs { index: &index, host: &host, health: &health, room, now };
+    let endpoints = EndpointNodes::default();
+    let inputs = PlanInputs { index: &index, host: &host, health: &health, endpoints: &endpoints, room, now };
     let mut small = super::super::plan(&inputs, &first.assignments);
     set(&mut health, &all[1], TargetState::Healthy, None);
     assert!(follow(&mut small, &health, &all[1..2], room, now));

@@ -23,7 +23,7 @@ fn with_nodes(mut index: Index) -> Index {
     let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": targets}});
     let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
     let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
-    index.apply(IndexEvent::NodeSet(Event::Apply(set)));
+    apply(&mut index, IndexEvent::NodeSet(Event::Apply(set)));
     index
 }
 
