@@ -45,6 +45,25 @@ async fn urgent_target_does_not_wait_for_its_interval() {
     assert_eq!(soon.1.state, TargetState::Healthy);
 }
 
+/// The interval is an hour and the threshold is 10.
+#[tokio::test]
+async fn expected_target_is_found_soon_and_healthy_by_its_first_pass() {
+    let address = server(vec![BAD, BAD, GOOD]).await;
+    let (changes, mut changes_rx) = mpsc::unbounded_channel();
+    let (mut prober, mut known) = (prober(changes), HealthByProbe::default());
+    let mut probe = probe_of(address, HealthCheckProtocol::Http);
+    probe.check.interval_milliseconds = 3_600_000;
+    (probe.check.healthy_threshold, probe.check.unhealthy_threshold) = (10, 1);
+    let healthy =
+        TargetHealth { state: TargetState::Healthy, reason: String::new(), ..TargetHealth::default() };
+    known.insert(probe.clone(), healthy.clone());
+    prober.set_checks(&checks(&[&probe], &[]), &known, |_| None);
+    assert_eq!(heard(&mut changes_rx).await.1.state, TargetState::Unhealthy);
+    prober.set_expected(&probe, Some(Instant::now()));
+    let soon = tokio::time::timeout(Duration::from_secs(20), heard(&mut changes_rx)).await.expect("soon");
+    assert_eq!(soon.1, healthy);
+}
+
 #[tokio::test]
 async fn only_transitions_are_sent() {
     let address = server(vec![GOOD, GOOD, BAD, GOOD, BAD, BAD, GOOD]).await;
@@ -124,8 +143,9 @@ impl Engine {
                 if self.health.is_known(&probe, &health) {
                     return None;
                 }
+                let is_same = self.health.get(&probe).is_some_and(|known| known.says_as(&health));
                 self.health.insert(probe.clone(), health.clone());
-                Some((probe, health))
+                (!is_same).then_some((probe, health))
             }
             Some(report) = self.reports.recv() => {
                 self.prober.record(&report, &self.health);

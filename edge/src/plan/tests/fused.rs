@@ -138,6 +138,7 @@ fn last_target_that_leaves_the_list_is_used_until_another_one_passes() {
     world.set(3, true);
     world.plan();
     assert_eq!(world.reached(VIP), nodes(&[3]));
+    world.now += Duration::from_secs(2);
     world.set(3, false);
     world.plan();
     assert_eq!(world.reached(VIP), nodes(&[3]), "not the one that had lost its endpoint before");
