@@ -58,7 +58,7 @@ INVALID = {
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},
     "an unknown provider": {"controller": {"provider": "gcp"}},
-    "an unknown steering": {"controller": {"defaultSteering": "fused"}},
+    "an unknown steering": {"controller": {"defaultSteering": "magic"}},
     "a port as text": {"controller": {"adminPort": "9580"}},
     "kube-proxy replacement without the API server": {"agent": {"kubeProxyReplacement": True}},
     "kube-proxy's file beside kube-proxy": {"agent": {"kubeProxyConfigMap": "kube-proxy"}},

@@ -137,8 +137,11 @@ fn the_providers_capabilities_bound_the_plan() {
     let mut dual = service();
     dual.families.push(Family::V6);
     assert_eq!(plan_of(&dual, &config), Err(PlanError::IpFamilyNotSupported(Family::V6)));
-    let error = plan_of(&annotated(annotations::STEERING, "health-check"), &config).expect_err("refused");
-    assert_eq!(error.reason(), "SteeringNotSupported");
+    for steering in ["health-check", "fused"] {
+        let error = plan_of(&annotated(annotations::STEERING, steering), &config).expect_err("refused");
+        assert_eq!(error.reason(), "SteeringNotSupported");
+        assert_eq!(error.to_string(), format!("The provider does not support the steering {steering}"));
+    }
     config.capabilities.affinity = false;
     let mut sticky = service();
     sticky.affinity = Some(Affinity { timeout: Duration::from_secs(9) });
@@ -150,9 +153,12 @@ fn the_health_check_follows_policy_steering_and_label() {
     for (policy, steering, labelled, port) in [
         (TrafficPolicy::Local, "health-check", false, 32000),
         (TrafficPolicy::Local, "health-check", true, 32000),
+        (TrafficPolicy::Local, "fused", false, 32000),
+        (TrafficPolicy::Local, "fused", true, 32000),
         (TrafficPolicy::Local, "api", false, 10256),
         (TrafficPolicy::Local, "api", true, 10356),
         (TrafficPolicy::Cluster, "health-check", false, 10256),
+        (TrafficPolicy::Cluster, "fused", false, 10256),
         (TrafficPolicy::Cluster, "api", true, 10356),
     ] {
         let mut service = annotated(annotations::STEERING, steering);
@@ -314,6 +320,53 @@ fn other_modes_choose_all_eligible_nodes() {
     let (list, plan) = shown(&cluster, &slices, &nodes, Steering::Api);
     assert_eq!(list, "agentsa*1");
     assert!(matches!(&*plan.without_agent, [missing] if missing.node == "b"), "{plan:?}");
+}
+
+/// All but the nodes with an endpoint is as under `health-check` steering, so that a change between the two moves nothing.
+#[test]
+fn fused_steering_adds_the_nodes_with_an_endpoint_to_the_plan_of_health_check_steering() {
+    let agent = NodeAgent { mode: "labelled".to_owned(), version: "1".to_owned() };
+    let all = [
+        Node { agent: Some(agent), ..node("a", |_| ()) },
+        node("b", |n| n.drain_requested = true),
+        node("c", |n| n.labels = Arc::new([("disk".to_owned(), "ssd".to_owned())].into())),
+    ];
+    let nodes = NodeTargets::new(all.iter(), 1, &NodeTargets::default(), false);
+    let terminating =
+        |node: &str, last| Endpoint { ready: false, serving: true, terminating: true, ..ready(node, last) };
+    let nowhere = Endpoint { node: None, ..ready("a", 9) };
+    let mut labelled = service();
+    labelled.proxy_name = Some(names::PROXY_NAME.to_owned());
+    let chosen = annotated(annotations::TARGET_NODE_LABELS, "disk=ssd");
+    for service in [service(), labelled, chosen] {
+        for (endpoints, listed) in [
+            (vec![ready("c", 1), ready("a", 2), ready("c", 3)], Some(&["a", "c"][..])),
+            (vec![ready("b", 1), terminating("a", 2)], Some(&["b"])),
+            (vec![terminating("a", 1)], Some(&["a"])),
+            (vec![ready("unknown", 1)], Some(&["unknown"])),
+            (vec![], Some(&[])),
+            (vec![nowhere.clone()], None),
+            (vec![nowhere.clone(), ready("a", 1)], Some(&["a"])),
+        ] {
+            let slices = [slice(endpoints)];
+            let [checked, fused] = [Steering::HealthCheck, Steering::Fused]
+                .map(|steering| shown(&service, &slices, &nodes, steering).1);
+            let names = fused.set.endpoint_nodes.as_deref();
+            assert_eq!(
+                names,
+                listed.map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>()).as_deref()
+            );
+            assert_eq!(checked.set.endpoint_nodes, None);
+            let same = TargetSet { endpoint_nodes: None, ..fused.set.clone() };
+            assert_eq!(TargetPlan { set: same, ..fused }, checked, "{service:?}");
+            let [checked, fused] = [Steering::HealthCheck, Steering::Fused]
+                .map(|steering| load_balancer(&service, steering, &config()).expect("planned"));
+            assert_eq!(checked, fused);
+        }
+    }
+    let cluster = Service { external_policy: TrafficPolicy::Cluster, ..service() };
+    let (_, plan) = shown(&cluster, &[slice(vec![ready("a", 1)])], &nodes, Steering::Fused);
+    assert_eq!(plan.set.endpoint_nodes, None, "any node serves");
 }
 
 #[test]

@@ -442,6 +442,7 @@ fn edge_balancer(world: &World, lb: &LoadBalancer) -> Result<Option<String>, Str
     let found: EdgeLoadBalancerSpec =
         serde_json::from_value(json["spec"].clone()).map_err(|error| error.to_string())?;
     let structure = spec::structure(lb, found.addresses.clone()).map_err(|error| error.to_string())?;
+    let structure = EdgeLoadBalancerSpec { endpoint_nodes: spec::endpoint_nodes(&lb.nodes()), ..structure };
     let wanted = match lb.nodes().shared {
         Some(set) => EdgeLoadBalancerSpec { node_set: Some(set.as_str().to_owned()), ..structure },
         None => EdgeLoadBalancerSpec { targets: spec::targets(&lb.families, &lb.nodes()), ..structure },

@@ -40,7 +40,13 @@ pub(super) fn config(world: &World) -> Config {
     };
     let has_api_only = !capabilities.steerings.contains(&Steering::HealthCheck);
     let is_api = world.provider == ProviderKind::Own || has_api_only;
-    Config::with_defaults(capabilities, if is_api { Steering::Api } else { Steering::HealthCheck })
+    let is_fused = world.is_fused && capabilities.steerings.contains(&Steering::Fused);
+    let steering = match (is_api, is_fused) {
+        (true, _) => Steering::Api,
+        (false, true) => Steering::Fused,
+        (false, false) => Steering::HealthCheck,
+    };
+    Config::with_defaults(capabilities, steering)
 }
 
 pub(super) struct Running {

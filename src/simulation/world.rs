@@ -134,6 +134,8 @@ pub(super) struct World {
     pub(super) vendor: Option<Arc<dyn SimulatedCloud>>,
     /// Whether a stale watch freezes targets.
     pub(super) freezes: bool,
+    /// Whether the steering is `fused`, where the provider supports that.
+    pub(super) is_fused: bool,
     pub(super) processes: Vec<ProcessState>,
     /// Processes that crash now.
     pub(super) crashing: Vec<ProcessId>,
@@ -171,6 +173,7 @@ impl SharedWorld {
             provider,
             vendor,
             freezes: seed % 4 == 3,
+            is_fused: seed / 8 % 2 == 1,
             processes: Vec::new(),
             crashing: Vec::new(),
             violations: Vec::new(),

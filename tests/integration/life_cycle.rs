@@ -103,6 +103,40 @@ async fn a_paused_service_stays_as_it_is() {
     assert!(cluster.balancer_of("leaving").await.is_none());
 }
 
+/// The load balancer has the shared set of nodes all the time, and the names of those with an endpoint under `fused` steering.
+#[tokio::test]
+async fn nodes_with_an_endpoint_follow_the_endpoints_under_fused_steering() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("fused", 9).await;
+    let _controller = cluster.controller("one", &[]);
+    cluster.service("web", json!({})).await;
+    cluster.endpoints("web", &["node-a"]).await;
+    cluster.targets("web", &["set:eligible"]).await;
+    cluster.condition("web", "Programmed", "True", "Programmed").await;
+    let spec = async || cluster.balancer_of("web").await.expect("a load balancer").spec;
+    let before = spec().await;
+    assert_eq!(before.endpoint_nodes, None);
+    let steering =
+        |value: serde_json::Value| json!({"metadata": {"annotations": {"steerage.dev/steering": value}}});
+    let listed = async |nodes: Option<&[&str]>| {
+        let wanted = nodes.map(|nodes| nodes.iter().map(ToString::to_string).collect::<Vec<_>>());
+        eventually("the nodes with an endpoint", async || {
+            (spec().await.endpoint_nodes == wanted).then_some(())
+        })
+        .await;
+        let now = spec().await;
+        assert_eq!(steerage_edge_api::EdgeLoadBalancerSpec { endpoint_nodes: None, ..now }, before);
+    };
+    cluster.change("web", steering(json!("fused"))).await;
+    listed(Some(&["node-a"])).await;
+    for nodes in [&["node-a", "node-b"][..], &["node-b"], &[], &["node-a"]] {
+        cluster.endpoints("web", nodes).await;
+        listed(Some(nodes)).await;
+    }
+    cluster.change("web", steering(json!("health-check"))).await;
+    listed(None).await;
+}
+
 #[tokio::test]
 async fn endpoints_change_targets_under_api_steering_and_cost_no_write_under_health_check_steering() {
     requires!(KubeApiserver);

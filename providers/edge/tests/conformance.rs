@@ -19,7 +19,7 @@ use kube::{Client, Config, ResourceExt as _};
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use steerage_edge_api::{AddressPool, EdgeLoadBalancer, EdgeNodeSet};
-use steerage_provider_api::{LoadBalancer, Owner, Provider as _, SharedSet, Target, TargetSet};
+use steerage_provider_api::{GroupTargets, LoadBalancer, Owner, Provider as _, SharedSet, Target, TargetSet};
 use steerage_provider_conformance::{
     CallKind, CannedResponse, Harness, Proxy, Request, Snapshot, Upstream, converge, converge_deleted,
     fixture, run,
@@ -242,6 +242,7 @@ async fn edge_provider_conforms() {
     let edge = Edge::start().await.expect("a harness");
     run(&edge).await.expect("conforms");
     shared_set_changes_for_all_its_users_by_one_write(&edge).await.expect("shared sets");
+    nodes_with_an_endpoint_are_written_into_the_load_balancer_alone(&edge).await.expect("fused steering");
     edited_addresses_are_restored(&edge).await.expect("edited addresses");
 }
 
@@ -270,6 +271,41 @@ async fn edited_addresses_are_restored(edge: &Edge) -> anyhow::Result<()> {
     for owner in &owners {
         converge_deleted(&provider, owner).await?;
     }
+    Ok(())
+}
+
+/// Under `fused` steering an object has the nodes with an endpoint beside its shared set, and a change of them is one write of it alone.
+async fn nodes_with_an_endpoint_are_written_into_the_load_balancer_alone(edge: &Edge) -> anyhow::Result<()> {
+    let set = |nodes: Option<&[&str]>| {
+        let nodes = nodes.map(|nodes| nodes.iter().map(|node| (*node).to_owned()).collect());
+        let set = TargetSet {
+            shared: Some(SharedSet::Eligible),
+            generation: 1,
+            ..TargetSet::own([edge.target(0)])
+        };
+        set.with_endpoint_nodes(nodes)
+    };
+    let (owner, provider) = (fixture::owner("fused", 1), edge.fresh().await?);
+    let wanted = |nodes| fixture::first(edge, &owner).with_nodes(set(nodes));
+    let found = async || -> anyhow::Result<serde_json::Value> {
+        Ok(edge.balancers().get(&spec::object_name(&owner)).await?.data["spec"].clone())
+    };
+    converge(&provider, &wanted(None)).await?;
+    let plain = found().await?;
+    for nodes in [Some(&["node-0"][..]), Some(&["node-0", "node-1"]), Some(&[]), None] {
+        edge.proxy().reset();
+        converge(&provider, &wanted(nodes)).await?;
+        let writes = edge.proxy().writes();
+        anyhow::ensure!(writes.len() == 1, "{nodes:?}: {writes:?}");
+        let mut spec = found().await?;
+        let listed = spec.as_object_mut().and_then(|spec| spec.remove("endpointNodes"));
+        anyhow::ensure!(listed == nodes.map(|nodes| json!(nodes)) && spec == plain, "{listed:?} {spec}");
+        converge(&edge.fresh().await?, &wanted(nodes)).await?;
+        anyhow::ensure!(edge.proxy().writes().len() == 1, "a second call writes nothing");
+    }
+    provider.set_targets(&owner, &GroupTargets::of_nodes(set(Some(&["node-1"])))).await?;
+    anyhow::ensure!(found().await?["endpointNodes"] == json!(["node-1"]));
+    converge_deleted(&provider, &owner).await?;
     Ok(())
 }
 
