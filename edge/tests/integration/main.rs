@@ -6,6 +6,7 @@ mod announcements;
 mod exchange;
 mod fence;
 mod forwarding;
+mod fused;
 mod routes;
 mod several_hosts;
 mod statements;
