@@ -212,6 +212,19 @@ impl TestContext {
         .await
     }
 
+    /// Returns when the edge is told that exactly these nodes have an endpoint; `None`: when it is told nothing.
+    pub async fn wait_endpoint_nodes(&self, name: &str, nodes: Option<&[&str]>) -> Result<()> {
+        let wanted = nodes.map(|nodes| nodes.iter().map(ToString::to_string).collect::<BTreeSet<_>>());
+        until(format!("nodes with an endpoint {wanted:?} of {name}"), TIMEOUT, async || {
+            let lb = edge::one(self.client(), &self.namespace, name)
+                .await
+                .map_err(|error| format!("{error:#}"))?;
+            let seen = lb.spec.endpoint_nodes.map(|nodes| nodes.into_iter().collect::<BTreeSet<_>>());
+            if seen == wanted { Ok(()) } else { Err(format!("{seen:?}")) }
+        })
+        .await
+    }
+
     /// Returns when exactly these nodes are healthy at the edge.
     pub async fn wait_healthy(&self, name: &str, nodes: &[&str]) -> Result<()> {
         let wanted: BTreeSet<_> = nodes.iter().map(ToString::to_string).collect();

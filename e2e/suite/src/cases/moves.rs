@@ -31,7 +31,8 @@ use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::sniff::Sniffer;
 use crate::test_context::TestContext;
 
-const API_MOVES: usize = 50;
+/// With a steering that hears of endpoints from the controller.
+const FAST_MOVES: usize = 50;
 /// Fewer, since each waits for several health checks on both nodes.
 const HEALTH_CHECK_MOVES: usize = 25;
 /// Between two health checks; shorter than the default, so that the moves take less time. Thresholds are the default.
@@ -43,12 +44,14 @@ const SILENCE: Duration = Duration::from_millis(150);
 /// How long a move may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-pub(super) async fn both_steerings_follow_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
-    let (api, health_check) = tokio::try_join!(
-        moves_with(&test, "api", API_MOVES),
+pub(super) async fn all_steerings_follow_endpoint_moves(test: Arc<TestContext>) -> Result<()> {
+    let (api, fused, health_check) = tokio::try_join!(
+        moves_with(&test, "api", FAST_MOVES),
+        moves_with(&test, "fused", FAST_MOVES),
         moves_with(&test, "health-check", HEALTH_CHECK_MOVES)
     )?;
-    for (mode, MoveTimes { mut joined, mut left }) in [("api", api), ("health-check", health_check)] {
+    let all = [("api", api), ("fused", fused), ("health-check", health_check)];
+    for (mode, MoveTimes { mut joined, mut left }) in all {
         for (what, times) in [("joins", &mut joined), ("leaves", &mut left)] {
             times.sort_unstable();
             let mode = format!("{mode}, health checks every {INTERVAL}");

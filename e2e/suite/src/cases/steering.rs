@@ -70,6 +70,45 @@ pub(super) async fn health_check_keeps_all_nodes_and_writes_nothing(test: Arc<Te
     Ok(())
 }
 
+/// The targets are those of `health-check` steering all the time, also when the steering changes, and the load balancer has the names of
+/// the nodes with an endpoint.
+pub(super) async fn fused_keeps_all_nodes_and_names_those_with_an_endpoint(
+    test: Arc<TestContext>,
+) -> Result<()> {
+    let nodes = test.nodes();
+    let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
+    let [first, second, ..] = all[..] else { anyhow::bail!("this takes two nodes") };
+    let one = test.backend("one", "web", first, true, 0).await?;
+    let two = test.backend("two", "web", second, false, 20).await?;
+    test.expose(&ServiceBuilder::new("web", "web").steered("health-check")).await?;
+    test.wait_targets("web", &all).await?;
+    test.wait_healthy("web", &[first]).await?;
+    test.wait_endpoint_nodes("web", None).await?;
+    let steer = async |mode: &str| {
+        test.patch("web", json!({ "metadata": { "annotations": { names::STEERING: mode } } })).await
+    };
+    steer("fused").await?;
+    test.wait_endpoint_nodes("web", Some(&[first])).await?;
+    test.set_ready(&two, true).await?;
+    test.wait_endpoint_nodes("web", Some(&[first, second])).await?;
+    test.wait_healthy("web", &[first, second]).await?;
+    test.set_ready(&one, false).await?;
+    test.wait_endpoint_nodes("web", Some(&[second])).await?;
+    test.wait_healthy("web", &[second]).await?;
+    // A serving and terminating endpoint counts only while none is ready.
+    test.delete_pod(&two, false).await?;
+    let vip = test.wait_vips("web").await?.at(V4, PORT);
+    net::only_page(vip, "/hostname").await?;
+    test.wait_endpoint_nodes("web", Some(&[second])).await?;
+    test.set_ready(&one, true).await?;
+    test.wait_endpoint_nodes("web", Some(&[first])).await?;
+    test.wait_healthy("web", &[first]).await?;
+    test.wait_targets("web", &all).await?;
+    steer("health-check").await?;
+    test.wait_endpoint_nodes("web", None).await?;
+    test.wait_healthy("web", &[first]).await
+}
+
 /// The number of writes once writes for earlier Services have ended.
 pub(super) async fn wait_no_writes(test: &TestContext) -> Result<u64> {
     let mut last = 0;
@@ -84,11 +123,12 @@ pub(super) async fn wait_no_writes(test: &TestContext) -> Result<u64> {
     .await
 }
 
-pub(super) async fn excluded_node_leaves_the_targets_of_both_steerings(test: Arc<TestContext>) -> Result<()> {
+pub(super) async fn excluded_node_leaves_the_targets_of_all_steerings(test: Arc<TestContext>) -> Result<()> {
     let nodes = test.nodes();
     let all: Vec<_> = nodes.iter().map(|node| node.name.as_str()).collect();
     let Some((&last, rest)) = all.split_last() else { anyhow::bail!("no nodes") };
-    for mode in ["api", "health-check"] {
+    let modes = ["api", "health-check", "fused"];
+    for mode in modes {
         let spec = ServiceBuilder::new(&format!("exclude-{mode}"), ECHO).steered(mode);
         test.serve(&spec).await?;
         test.wait_targets(&format!("exclude-{mode}"), &all).await?;
@@ -99,15 +139,16 @@ pub(super) async fn excluded_node_leaves_the_targets_of_both_steerings(test: Arc
         api.patch(last, &PatchParams::default(), &Patch::Merge(change)).await
     };
     label(Some("")).await?;
-    let left = async {
-        test.wait_targets("exclude-api", rest).await?;
-        test.wait_targets("exclude-health-check", rest).await
+    let wait = async |targets: &[&str]| -> Result<()> {
+        for mode in modes {
+            test.wait_targets(&format!("exclude-{mode}"), targets).await?;
+        }
+        Ok(())
     };
-    let left = left.await;
+    let left = wait(rest).await;
     label(None).await?;
     left?;
-    test.wait_targets("exclude-api", &all).await?;
-    test.wait_targets("exclude-health-check", &all).await
+    wait(&all).await
 }
 
 /// Targets follow the labels. Where no node has them any more, the last that had them stays, unless endpoints decide.
