@@ -175,10 +175,11 @@ mod tests {
         }
         assert!(index.has_synced());
     }
+
     #[test]
     fn changed_endpoints_are_told_from_other_changes() {
         let with = |edit: fn(&mut LoadBalancer, &mut EdgeLoadBalancerSpec)| {
-            let spec: EdgeLoadBalancerSpec = serde_json::from_value(serde_json::json!({
+            let mut spec: EdgeLoadBalancerSpec = serde_json::from_value(serde_json::json!({
                 "service": {"namespace": "default", "name": "web", "uid": "s"}, "addresses": [], "listeners": [],
                 "healthCheck": {"protocol": "HTTP", "port": 1, "intervalMilliseconds": 1000, "timeoutMilliseconds": 1000,
                     "healthyThreshold": 1, "unhealthyThreshold": 2},
@@ -192,7 +193,6 @@ mod tests {
                 spec: Arc::new(spec.clone()),
                 endpoint_nodes: Some(["a".to_owned()].into()),
             };
-            let mut spec = spec;
             edit(&mut object, &mut spec);
             object.spec = Arc::new(spec);
             object

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What follows from the health of a few targets, or from which nodes have an endpoint, without a plan: only their groups get other tables and statuses. Pure, used by
-//! the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
+//! What follows from the health of a few targets, or from changed lists of nodes with an endpoint, without a plan: only their groups
+//! get other tables and statuses. Pure, used by the plan, which makes the [`PlannedGroups`], and by `engine`, which asks them.
 //!
 //! A plan costs as much as there are load balancers, and targets change their health all the time. It must come to the same result
 //! as a plan; where that is not certain it comes to none.
