@@ -389,3 +389,21 @@ impl AppliedStates {
         with(&mut self.by_owner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_check_and_fused_steering_have_the_same_check() {
+        let check = |steering, port| {
+            let mut service = Service::new(Key::new("default", "web"));
+            service.health_check_node_port = Some(port);
+            AcceptedCheck::of(steering, &service)
+        };
+        let asked = check(Steering::HealthCheck, 1);
+        assert!(asked.is_same_check(check(Steering::Fused, 1)) && asked.is_same_check(asked));
+        assert!(!asked.is_same_check(check(Steering::Fused, 2)), "another port");
+        assert!(!asked.is_same_check(check(Steering::Api, 1)), "the node's service proxy");
+    }
+}
