@@ -224,6 +224,18 @@ impl Kernel {
         self.is_attached
     }
 
+    /// Lets packets pass to the host again, which needs no program once others answer for its VIPs.
+    pub(crate) fn detach(&mut self) {
+        self.is_attached = false;
+        if let Err(error) = self.dataplane.detach() {
+            let error = chain(&error);
+            tracing::warn!(
+                error,
+                "the eBPF program is not detached; run `steerage-edge cleanup` if this host is to serve no more"
+            );
+        }
+    }
+
     /// Once this program forwards: the earlier version's rules would drop what they do not know.
     fn remove_leftovers(&mut self) {
         match leftovers::remove(&mut self.netlink) {
