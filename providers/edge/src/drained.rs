@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    fn host(name: &str, shards: &str, draining: Value) -> Entry<HostContent> {
+    fn host(name: &str, shards: &str, draining: &Value) -> Entry<HostContent> {
         let spec = json!({
             "version": "1", "interface": "eth0", "addresses": [], "active": true, "activeShards": shards,
             "drainingNodes": draining,
@@ -67,38 +67,41 @@ mod tests {
     fn node_is_drained_once_all_serving_hosts_say_that_it_is_quiet() {
         let quiet = || nodes(&[("n1", false), ("n2", false)]);
         for (what, entries, expected) in [
-            ("one host", vec![host("a", "0-127", quiet())], vec!["n1", "n2"]),
+            ("one host", vec![host("a", "0-127", &quiet())], vec!["n1", "n2"]),
             (
                 "one still forwards",
-                vec![host("a", "0-63", quiet()), host("b", "64-127", nodes(&[("n1", true), ("n2", false)]))],
+                vec![
+                    host("a", "0-63", &quiet()),
+                    host("b", "64-127", &nodes(&[("n1", true), ("n2", false)])),
+                ],
                 vec!["n2"],
             ),
             (
                 "one has not heard of it",
-                vec![host("a", "0-63", quiet()), host("b", "64-127", nodes(&[("n1", false)]))],
+                vec![host("a", "0-63", &quiet()), host("b", "64-127", &nodes(&[("n1", false)]))],
                 vec!["n1"],
             ),
             (
                 "an earlier version",
-                vec![host("a", "0-63", quiet()), host("b", "64-127", Value::Null)],
+                vec![host("a", "0-63", &quiet()), host("b", "64-127", &Value::Null)],
                 vec![],
             ),
             (
                 "a standby",
-                vec![host("a", "0-127", quiet()), host("b", "", nodes(&[("n1", true)]))],
+                vec![host("a", "0-127", &quiet()), host("b", "", &nodes(&[("n1", true)]))],
                 vec!["n1", "n2"],
             ),
             (
                 "another one has taken over",
-                vec![host("a", "0-127", quiet()), host("dead", "0-127", nodes(&[("n1", true)]))],
+                vec![host("a", "0-127", &quiet()), host("dead", "0-127", &nodes(&[("n1", true)]))],
                 vec!["n1", "n2"],
             ),
             (
                 "nobody has taken over",
-                vec![host("a", "0-63", quiet()), host("dead", "64-127", nodes(&[("n1", true)]))],
+                vec![host("a", "0-63", &quiet()), host("dead", "64-127", &nodes(&[("n1", true)]))],
                 vec![],
             ),
-            ("no host serves", vec![host("a", "", quiet())], vec![]),
+            ("no host serves", vec![host("a", "", &quiet())], vec![]),
             ("no host", vec![], vec![]),
         ] {
             let found = drained(&ActiveHosts::new(entries.iter()), entries.iter());
