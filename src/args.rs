@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Create load balancers with this provider; Services choose it by loadBalancerClass steerage.dev/PROVIDER
     #[arg(long, env = "STEERAGE_PROVIDER", value_enum)]
     provider: ProviderName,
-    /// Steer Services without the annotation steerage.dev/steering this way: api, health-check or fused
+    /// Steer Services without the annotation steerage.dev/steering this way: api, health-check or, with the provider edge only, fused
     #[arg(long, env = "STEERAGE_DEFAULT_STEERING", default_value = "health-check", value_name = "MODE")]
     default_steering: Steering,
     /// Also manage Services without loadBalancerClass; no other controller may then manage them

@@ -319,7 +319,7 @@ fn reference_page_of_conditions_is_current() -> anyhow::Result<()> {
     );
     sections.push(provider);
     sections.push(format!(
-        "## Events of the provider `edge`: Warning\n\n{}",
+        "## Events of the provider `edge`\n\nWarning, but `Drained`, which is Normal.\n\n{}",
         error_table(steerage_provider_edge::EVENTS)
     ));
     steerage_reference::check(

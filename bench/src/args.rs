@@ -43,7 +43,7 @@ enum Command {
     Edge(edge::Flags),
     /// Edge hosts with many Services and simulated nodes: what starts, rest and changes cost
     EdgeNodes(edge_nodes::Flags),
-    /// How long the edge sends packets to a node that has lost its endpoint, by the signal that tells it
+    /// Time from the loss of a node's endpoint to the last packet that the edge sends to the node, for each signal
     EdgeWindow(edge_window::Flags),
 }
 

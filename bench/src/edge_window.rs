@@ -45,7 +45,7 @@ const MEMORY: u64 = 1 << 30;
 /// The flags of `steerage-bench edge-window`.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// Run a short version: intervals of 100ms and 500ms, thresholds 1 and 3, 20 s
+    /// Run a short version: intervals of 100ms and 500ms, thresholds 1 and 3, 20s
     #[arg(long)]
     quick: bool,
     /// Write every measured time as JSON to this file

@@ -52,8 +52,7 @@ pub(crate) async fn watch(
         match (*lost.borrow(), is_lost) {
             (false, true) => tracing::warn!(
                 error = problem,
-                "the API server does not answer; the load balancers here may be old; another host that it answers takes the VIPs, if \
-                 there is one"
+                "no usable answer from the API server; load balancers may be outdated; other edge hosts with an answer take over the VIPs"
             ),
             (true, false) => tracing::info!("the API server answers again"),
             _ => {}

@@ -231,7 +231,7 @@ impl Kernel {
             let error = chain(&error);
             tracing::warn!(
                 error,
-                "the eBPF program is not detached; run `steerage-edge cleanup` if this host is to serve no more"
+                "the eBPF program is not detached and forwards by its last tables; run `steerage-edge cleanup` to remove it"
             );
         }
     }

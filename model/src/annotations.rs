@@ -30,7 +30,7 @@ macro_rules! annotations {
 }
 
 annotations! {
-    /// Steering of the Service; without it the controller's `--default-steering` applies.
+    /// Steering of the Service; without it the controller's `--default-steering` applies. `fused` is only on the edge.
     STEERING = "steerage.dev/steering", "`api`, `health-check` or `fused`";
     /// Requested addresses of the load balancer; takes precedence over `spec.loadBalancerIP`.
     ADDRESSES = "steerage.dev/addresses", "one address, or one per IP family separated by a comma";

@@ -72,7 +72,7 @@ impl PlanError {
     /// What the user can do about it.
     pub(crate) fn remedy(&self) -> String {
         match self {
-            Self::UnknownSteering(_) => "Use api, health-check or fused",
+            Self::UnknownSteering(_) => "Use api, health-check or, on the edge, fused",
             Self::SteeringNotSupported { supported, .. } => {
                 return format!("Set annotation steerage.dev/steering to {supported}");
             }

@@ -70,7 +70,7 @@ impl Results {
             );
         }
         if self.signals().any(Signal::is_by_probes) {
-            text.push_str("\n| probes: unhealthy threshold | moves | last packet: p50 intervals | min | max | proposal's bound |\n|---|---|---|---|---|---|\n");
+            text.push_str("\n| probes: unhealthy threshold | moves | last packet: p50 intervals | min | max | (threshold + 1) intervals |\n|---|---|---|---|---|---|\n");
             for threshold in self.thresholds() {
                 let mut values = self.in_intervals(Signal::Probes, threshold);
                 values.sort_by(f64::total_cmp);

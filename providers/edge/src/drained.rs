@@ -36,7 +36,7 @@ pub(crate) fn notice(node: &str) -> ProviderNotice {
         is_warning: false,
         action: "DrainNode",
         reason: DRAINED,
-        note: "No edge host has forwarded a packet to the node for a minute. Load balancers of Steerage's edge no longer need it."
+        note: "No edge host has forwarded a packet to the node for a minute. New connections go to other nodes. You can stop the node."
             .to_owned(),
     }
 }

@@ -66,7 +66,7 @@ pub const EVENTS: &[(&str, &str, &str)] = &[
         DRAINED,
         "Of a Node that drains: no edge host that answers for an address has forwarded a packet to it for a minute. A connection without \
          a packet for so long is not seen. The `EdgeHost` objects say which host still forwards (`drainingNodes`).",
-        "Nothing: the node may be stopped.",
+        "Nothing: the node may be stopped. If it is an edge host, it then hands its VIPs over.",
     ),
 ];
 

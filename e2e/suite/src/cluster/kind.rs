@@ -178,7 +178,7 @@ impl Cluster for Kind {
     }
 
     fn install(&self, values: &[&str]) -> Result<()> {
-        bail!("hack/kind/install takes no chart values: {values:?}")
+        bail!("the suite cannot change chart values on kind; run hack/kind/install --set: {values:?}")
     }
 
     fn logs(&self) -> Vec<PathBuf> {
