@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_edge_dataplane::{Path, State};
+use steerage_edge_dataplane::State;
 use steerage_process::Pending;
 use tokio::time::MissedTickBehavior;
 
@@ -90,8 +90,6 @@ pub(crate) struct Engine {
     healthy_vips: u32,
     /// The process is ending.
     is_leaving: bool,
-    /// This host is a node: other edge hosts forward to it.
-    is_node: bool,
 }
 
 impl Engine {
@@ -132,7 +130,6 @@ impl Engine {
             drains: Drains::default(),
             healthy_vips: 0,
             is_leaving: false,
-            is_node: false,
         };
         engine.refresh()?;
         tracing::info!(
@@ -466,7 +463,6 @@ impl Engine {
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
         self.drains.set_nodes(groups.draining());
-        self.is_node = state.targets.values().any(|target| target.path == Path::Local);
         self.health.set_checks(&checks);
         self.prober.set_checks(&checks, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
@@ -545,17 +541,10 @@ impl Engine {
         });
     }
 
-    /// A node keeps no program: that of an ended process would take the frames of edge hosts which it does not know for clients', and
-    /// forward them by old tables. On other hosts it serves clients whose router has not heard of the hand-over.
-    fn hand_over(mut self) {
+    fn hand_over(self) {
         self.vips.leave(&self.membership);
         match self.vips.count_unanswered(self.membership.others_active) {
-            0 => {
-                if self.is_node {
-                    self.kernel.detach();
-                }
-                tracing::info!(is_node = self.is_node, "VIPs handed over to other edge hosts");
-            }
+            0 => tracing::info!("VIPs handed over to other edge hosts"),
             vips => tracing::info!(
                 vips,
                 "no other edge host answers for these VIPs yet; the kernel continues to; to retire this host, run `steerage-edge cleanup`"

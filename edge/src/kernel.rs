@@ -224,18 +224,6 @@ impl Kernel {
         self.is_attached
     }
 
-    /// Lets packets pass to the host again, which needs no program once others answer for its VIPs.
-    pub(crate) fn detach(&mut self) {
-        self.is_attached = false;
-        if let Err(error) = self.dataplane.detach() {
-            let error = chain(&error);
-            tracing::warn!(
-                error,
-                "the eBPF program is not detached and forwards by its last tables; run `steerage-edge cleanup` to remove it"
-            );
-        }
-    }
-
     /// Once this program forwards: the earlier version's rules would drop what they do not know.
     fn remove_leftovers(&mut self) {
         match leftovers::remove(&mut self.netlink) {

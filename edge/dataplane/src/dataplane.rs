@@ -238,18 +238,6 @@ impl Dataplane {
         }
     }
 
-    /// Detaches the program. What the maps hold stays, for the next process.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn detach(&mut self) -> Result<(), Error> {
-        self.attached = None;
-        match &self.options.pins {
-            Some(pins) => attach::detach(&self.options.interface, pins),
-            None => Ok(()),
-        }
-    }
-
     fn program_mut(&mut self) -> Result<&mut SchedClassifier, Error> {
         let program = self.program.program_mut(PROGRAM).ok_or(Error::Missing("program"))?;
         Ok(program.try_into()?)

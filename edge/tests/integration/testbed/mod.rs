@@ -351,11 +351,6 @@ impl TestBed {
         Duration::from_nanos(self.lease(edge, vip)) > boot_time()
     }
 
-    /// Whether the program is attached to an edge host's interface.
-    pub(crate) fn has_program(&self, edge: usize) -> bool {
-        self.bpf_dir(edge).join("eth0/link").exists()
-    }
-
     /// How long the program goes on to answer for both VIPs.
     pub(crate) fn lease_left(&self, edge: usize) -> Duration {
         let until = [VIP4, VIP6].map(|vip| self.lease(edge, vip)).into_iter().min().unwrap_or_default();
