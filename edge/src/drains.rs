@@ -17,22 +17,31 @@ const QUIET_AFTER: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(crate) struct Drains(BTreeMap<String, Drain>);
 
+/// A node that drains, as the groups of targets have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DrainingTargets {
+    pub(crate) addresses: BTreeSet<IpAddr>,
+    /// New connections go to one of them: no other target is healthy.
+    pub(crate) is_used: bool,
+}
+
 #[derive(Debug)]
 struct Drain {
-    /// Of the node's targets.
-    addresses: BTreeSet<IpAddr>,
+    targets: DrainingTargets,
     /// What was counted last, and since when it has not changed; `None` before.
     counted: Option<(u64, Instant)>,
+    forwards: bool,
 }
 
 impl Drains {
-    /// The addresses of each draining node's targets. Other nodes do not drain.
-    pub(crate) fn set_nodes(&mut self, mut nodes: BTreeMap<String, BTreeSet<IpAddr>>) {
+    /// The nodes that drain now. Of each it is first said that it is forwarded to.
+    pub(crate) fn set_nodes(&mut self, mut nodes: BTreeMap<String, DrainingTargets>) {
         self.0.retain(|node, _| nodes.contains_key(node));
         for (node, drain) in &mut self.0 {
-            drain.addresses = nodes.remove(node).unwrap_or_default();
+            drain.targets = nodes.remove(node).unwrap_or_default();
         }
-        self.0.extend(nodes.into_iter().map(|(node, addresses)| (node, Drain { addresses, counted: None })));
+        let new = |targets| Drain { targets, counted: None, forwards: true };
+        self.0.extend(nodes.into_iter().map(|(node, targets)| (node, new(targets))));
     }
 
     /// Reads how many packets were ever forwarded to each target, and returns what this host reports. A node whose packets cannot be
@@ -42,8 +51,8 @@ impl Drains {
         packets: impl Fn(IpAddr) -> Result<u64, E>,
         now: Instant,
     ) -> Vec<DrainingNode> {
-        for (node, Drain { addresses, counted }) in &mut self.0 {
-            match addresses.iter().map(|address| packets(*address)).sum::<Result<u64, E>>() {
+        for (node, Drain { targets, counted, forwards }) in &mut self.0 {
+            match targets.addresses.iter().map(|address| packets(*address)).sum::<Result<u64, E>>() {
                 // A target that was added anew counts from zero.
                 Ok(sum) if counted.is_none_or(|(before, _)| before != sum) => *counted = Some((sum, now)),
                 Ok(_) => {}
@@ -53,17 +62,16 @@ impl Drains {
                     *counted = None;
                 }
             }
+            let is_recent = |(_, at): (u64, Instant)| now.duration_since(at) < QUIET_AFTER;
+            *forwards = targets.is_used || counted.is_none_or(is_recent);
         }
-        self.report(now)
+        self.report()
     }
 
-    /// What this host reports of the nodes, by what was counted last.
-    pub(crate) fn report(&self, now: Instant) -> Vec<DrainingNode> {
-        let forwards = |(_, at): (u64, Instant)| now.duration_since(at) < QUIET_AFTER;
-        let report = |(node, drain): (&String, &Drain)| DrainingNode {
-            node: node.clone(),
-            forwards: drain.counted.is_none_or(forwards),
-        };
+    /// What this host reports of the nodes, as when it counted last.
+    pub(crate) fn report(&self) -> Vec<DrainingNode> {
+        let report =
+            |(node, drain): (&String, &Drain)| DrainingNode { node: node.clone(), forwards: drain.forwards };
         self.0.iter().map(report).collect()
     }
 }
@@ -83,7 +91,9 @@ mod tests {
             let now = start + Duration::from_secs(seconds);
             let address = |node: &str, index: u8| IpAddr::from([10, 0, node.as_bytes()[0], index]);
             let addresses = |node: &str| BTreeSet::from([address(node, 0), address(node, 1)]);
-            drains.set_nodes(counted.iter().map(|(node, _)| ((*node).to_owned(), addresses(node))).collect());
+            let targets =
+                |node: &str| DrainingTargets { addresses: addresses(node), is_used: node == "used" };
+            drains.set_nodes(counted.iter().map(|(node, _)| ((*node).to_owned(), targets(node))).collect());
             let packets = |of: IpAddr| {
                 let found = counted.iter().find_map(|(node, counted)| {
                     let index = (0..2).find(|index| address(node, *index) == of)?;
@@ -92,7 +102,7 @@ mod tests {
                 found.flatten().ok_or(std::fmt::Error)
             };
             let report = drains.follow(packets, now);
-            assert_eq!(report, drains.report(now));
+            assert_eq!(report, drains.report());
             report.into_iter().map(|node| (node.node, node.forwards)).collect::<Vec<_>>()
         };
         let named = |nodes: &[(&str, bool)]| -> Vec<_> {
@@ -107,6 +117,9 @@ mod tests {
         assert_eq!(forwards(150, &[("a", Some([0, 2]))]), named(&[("a", true)]), "counted anew");
         assert_eq!(forwards(210, &[("a", Some([0, 2]))]), named(&[("a", false)]));
         assert_eq!(forwards(211, &[("a", None)]), named(&[("a", true)]), "not known");
+        let used = ("used", Some([5, 5]));
+        assert_eq!(forwards(220, &[used]), named(&[("used", true)]));
+        assert_eq!(forwards(290, &[used]), named(&[("used", true)]), "new connections go there");
         assert_eq!(forwards(300, &[]), []);
         assert_eq!(forwards(301, &[("a", Some([0, 2]))]), named(&[("a", true)]), "another drain");
     }

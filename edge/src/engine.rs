@@ -462,7 +462,6 @@ impl Engine {
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
-        self.drains.set_nodes(groups.draining());
         self.health.set_checks(&checks);
         self.prober.set_checks(&checks, &self.health, |target| self.host.source_for(target));
         let vips: BTreeSet<_> = state.vips.keys().copied().collect();
@@ -508,6 +507,9 @@ impl Engine {
 
     /// Reports the draining nodes, and which of them get no more packets.
     fn follow_drains(&mut self) {
+        if let Some(groups) = &self.groups {
+            self.drains.set_nodes(groups.draining());
+        }
         let number = |address| self.assignments.target_number(address);
         let packets = |address| number(address).map_or(Ok(0), |number| self.kernel.packets_to(number));
         let report = self.drains.follow(packets, Instant::now());
@@ -536,7 +538,7 @@ impl Engine {
             interface: self.link.name.clone(),
             addresses: self.host.own_addresses(),
             active: self.membership.active,
-            draining: self.drains.report(Instant::now()),
+            draining: self.drains.report(),
             load_balancers: Arc::new(statuses),
         });
     }

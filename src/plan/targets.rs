@@ -12,6 +12,9 @@ use super::node_change::NodeDependence;
 use super::node_targets::{NodeTarget, NodeTargets, NodeWithoutAgent};
 use super::{Config, NodeLabels, PodTargets};
 
+/// The most nodes with an endpoint that are named to the edge. Slices may name nodes that do not exist, and each edge host reads all.
+const MOST_ENDPOINT_NODES: usize = 5000;
+
 /// What the plan needs of a Service's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndpointSummary {
@@ -29,9 +32,12 @@ impl EndpointSummary {
         Self { is_usable, members }
     }
 
-    /// The names of the nodes with an endpoint, sorted; `None` if no usable endpoint has a node: then nobody knows where they are.
+    /// The names of the nodes with an endpoint, sorted. `None` if no usable endpoint has a node, so that nobody knows where they are, and
+    /// if there are more than a cluster has.
     fn nodes(&self) -> Option<Arc<[String]>> {
-        (!self.is_usable || !self.members.is_empty()).then(|| self.members.keys().cloned().collect())
+        let is_known = !self.is_usable || !self.members.is_empty();
+        (is_known && self.members.len() <= MOST_ENDPOINT_NODES)
+            .then(|| self.members.keys().cloned().collect())
     }
 }
 
@@ -292,4 +298,22 @@ pub(crate) fn target_reasons(
         (name.clone(), reason)
     };
     nodes.by_name.iter().map(reason).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_with_endpoints_are_named_unless_they_are_too_many_or_unknown() {
+        let named = |is_usable, count: usize| {
+            let members = (0..count).map(|number| (format!("n{number}"), 1)).collect();
+            EndpointSummary { is_usable, members }.nodes().map(|nodes| nodes.len())
+        };
+        assert_eq!(named(true, 2), Some(2));
+        assert_eq!(named(false, 0), Some(0), "no endpoint");
+        assert_eq!(named(true, 0), None, "endpoints without a node");
+        assert_eq!(named(true, MOST_ENDPOINT_NODES), Some(MOST_ENDPOINT_NODES));
+        assert_eq!(named(true, MOST_ENDPOINT_NODES + 1), None);
+    }
 }

@@ -55,7 +55,7 @@ pub struct EdgeHostSpec {
 pub struct DrainingNode {
     /// Name of the node.
     pub node: String,
-    /// Whether the host has forwarded a packet to the node within the last minute. Also true in the first minute after the host has
-    /// learned that the node drains.
+    /// Whether the host has forwarded a packet to the node within the last minute, or sends it new connections because no other target is
+    /// healthy. Also true in the first minute after the host has learned that the node drains.
     pub forwards: bool,
 }

@@ -20,10 +20,10 @@ impl Ability {
     /// Hosts of earlier versions do not state theirs, and are believed to be able. No other host yields to them for their targets.
     pub(crate) const UNSTATED: Self = Self { can_serve: true, healthy_vips: 0 };
 
-    /// Of a host that the API server does not answer: what it knows of its VIPs may be old, so that any host with a healthy target is
-    /// much healthier. If the API server answers none, none is.
+    /// Of a host that the API server does not answer: what it knows of its VIPs may be old, so that a host with healthy targets for more
+    /// than a third as many VIPs is much healthier. If the API server answers none, none is.
     pub(crate) const fn without_news(self) -> Self {
-        Self { healthy_vips: 0, ..self }
+        Self { healthy_vips: self.healthy_vips / 4, ..self }
     }
 
     /// Whether this host is so much better than another that its VIPs should move here. Hosts probe at different times, and a

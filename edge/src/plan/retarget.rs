@@ -6,18 +6,18 @@
 //! as a plan; where that is not certain it comes to none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use steerage_edge_dataplane::Table;
 
 use super::Assignments;
-use super::reachable::distinct;
+use super::reachable::{ReachableTarget, distinct};
 use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
 use super::targets::TargetGroup;
+use crate::drains::DrainingTargets;
 use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe, ProbeRequest};
 
@@ -118,14 +118,21 @@ impl PlannedGroups {
         planned
     }
 
-    /// The addresses of the targets of each draining node.
-    pub(crate) fn draining(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
-        let mut draining = BTreeMap::<_, BTreeSet<_>>::new();
+    /// The targets of each draining node.
+    pub(crate) fn draining(&self) -> BTreeMap<String, DrainingTargets> {
+        let mut draining = BTreeMap::<String, DrainingTargets>::new();
         let reachable = distinct(self.groups.iter().map(|planned| &planned.group.reachable));
-        for target in
-            reachable.flat_map(|reachable| &reachable.targets).filter(|target| target.drain.is_some())
-        {
-            draining.entry(target.node.clone()).or_default().insert(target.address);
+        let drains = |target: &&ReachableTarget| target.drain.is_some();
+        for target in reachable.flat_map(|reachable| &reachable.targets).filter(drains) {
+            draining.entry(target.node.clone()).or_default().addresses.insert(target.address);
+        }
+        if draining.is_empty() {
+            return draining;
+        }
+        for planned in self.groups.iter().filter(|planned| planned.vips > 0) {
+            for target in planned.group.used().filter(drains) {
+                draining.entry(target.node.clone()).or_default().is_used = true;
+            }
         }
         draining
     }

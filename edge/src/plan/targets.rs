@@ -280,6 +280,12 @@ impl TargetGroup {
         self.candidates.iter().any(Candidate::is_healthy)
     }
 
+    /// The targets that get new connections.
+    pub(super) fn used(&self) -> impl Iterator<Item = &ReachableTarget> {
+        let used = self.candidates.iter().filter(|candidate| candidate.share > 0);
+        used.filter_map(|candidate| self.reachable.targets.get(self.reachable.position(candidate.address)?))
+    }
+
     /// Whether all targets were tried, and one is healthy or none will soon be. One healthy target alone would get all connections
     /// for a moment; and while all refuse their first probes, the ports of a new Service may not be open yet.
     pub(super) fn is_health_known(&self) -> bool {

@@ -19,10 +19,11 @@ impl<T> Default for Notifier<T> {
 }
 
 impl<T: Clone + Send + 'static> Notifier<T> {
-    /// Sends `value` to every subscriber.
-    pub(crate) fn send(&self, value: &T) {
+    /// Sends `value` to every subscriber. Whether there is one.
+    pub(crate) fn send(&self, value: &T) -> bool {
         let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.retain(|subscriber| subscriber.send(value.clone()).is_ok());
+        !subscribers.is_empty()
     }
 
     /// Values from now on. Never ends.

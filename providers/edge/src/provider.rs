@@ -480,7 +480,9 @@ impl Provider for EdgeProvider {
     }
 
     fn notices(&self) -> BoxStream<'static, ProviderNotice> {
-        self.shared.notices.subscribe()
+        let notices = self.shared.notices.subscribe();
+        self.shared.tell_of_drained_nodes();
+        notices
     }
 }
 
@@ -515,6 +517,13 @@ fn spawn_watches(shared: &Arc<Shared>, watches: &Watches, stop: &CancellationTok
     spawn_watch(shared, watches, stop, |shared| &shared.hosts, |shared, c| shared.on_host(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.node_sets, |shared, c| shared.on_node_set(&c));
     spawn_watch(shared, watches, stop, |shared| &shared.pools, |shared, c| shared.on_pool(&c));
+    let (own, ended) = (Arc::clone(shared), stop.clone());
+    // The end of the first list is no change of a host.
+    tokio::spawn(async move {
+        if ended.run_until_cancelled(own.hosts.cache.listed()).await.is_some() {
+            own.tell_of_drained_nodes();
+        }
+    });
     let (own, ended, watches) = (Arc::clone(shared), stop.clone(), watches.dispensable());
     tokio::spawn(async move { ended.run_until_cancelled(watch_namespaces(&own, &watches)).await });
     let (shared, stop) = (Arc::clone(shared), stop.clone());

@@ -227,6 +227,10 @@ fn host_without_news_of_the_cluster_yields_to_one_that_has_them() {
     }
     link.beats(200);
     assert_eq!(link.shards(), before, "the API server answers no host");
+    let badly_connected = Ability { healthy_vips: ABLE.healthy_vips / 4, ..ABLE };
+    link.set_ability(1, badly_connected);
+    link.beats(200);
+    assert_eq!(link.shards(), before, "few VIPs have a healthy target there");
     for host in [0, 1] {
         link.set_ability(host, ABLE);
     }

@@ -67,18 +67,16 @@ impl Shared {
         })
     }
 
-    /// Tells users of nodes that are drained since a moment ago.
-    fn tell_of_drained_nodes(&self) {
+    /// Tells users of nodes that are drained and of which they were not told. Those that nobody hears of are told later.
+    pub(crate) fn tell_of_drained_nodes(&self) {
         // Of some hosts alone nobody knows who answers for which addresses.
         if !self.hosts.cache.is_listed() {
             return;
         }
         let hosts = self.active_hosts();
-        let now = self.hosts.cache.read(|rows| drained::drained(&hosts, rows));
+        let mut now = self.hosts.cache.read(|rows| drained::drained(&hosts, rows));
         let mut told = self.drained.lock().unwrap_or_else(PoisonError::into_inner);
-        for node in now.difference(&told) {
-            self.notices.send(&drained::notice(node));
-        }
+        now.retain(|node| told.contains(node) || self.notices.send(&drained::notice(node)));
         *told = now;
     }
 

@@ -478,16 +478,8 @@ async fn owners_are_notified_of_a_shared_report_when_it_says_something_else() {
 #[tokio::test]
 async fn users_are_told_once_that_a_node_is_drained() {
     let shared = Shared::new(&unreachable_client(), "system");
-    let mut notices = shared.notices.subscribe();
-    let mut take = || {
-        let mut nodes = Vec::new();
-        while let Some(Some(notice)) = notices.next().now_or_never() {
-            assert_eq!((notice.reason, notice.is_warning), (crate::DRAINED, false));
-            let NoticeSubject::Node(node) = notice.subject else { panic!("{:?}", notice.subject) };
-            nodes.push(node);
-        }
-        nodes
-    };
+    let other = shared.notices.subscribe();
+    drop(other);
     let apply = |event| {
         for change in shared.hosts.cache.apply(event) {
             shared.on_host(&change);
@@ -501,10 +493,23 @@ async fn users_are_told_once_that_a_node_is_drained() {
         });
         edge_object("a", version, &spec)
     };
-    apply(host(1, &[("n", false)]));
-    assert_eq!(take(), Vec::<String>::new(), "other hosts are not listed yet");
-    apply(Event::Init);
-    apply(Event::InitDone);
+    for event in [Event::Init, Event::InitDone, host(1, &[("early", false)])] {
+        apply(event);
+    }
+    let mut notices = shared.notices.subscribe();
+    shared.tell_of_drained_nodes();
+    let mut take = || {
+        let mut nodes = Vec::new();
+        while let Some(Some(notice)) = notices.next().now_or_never() {
+            assert_eq!((notice.reason, notice.is_warning), (crate::DRAINED, false));
+            let NoticeSubject::Node(node) = notice.subject else { panic!("{:?}", notice.subject) };
+            nodes.push(node);
+        }
+        nodes
+    };
+    assert_eq!(take(), ["early"], "before, nobody would have heard");
+    shared.tell_of_drained_nodes();
+    assert_eq!(take(), Vec::<String>::new());
     apply(host(2, &[("n", true), ("m", false)]));
     assert_eq!(take(), ["m"]);
     apply(host(3, &[("n", false), ("m", false)]));
@@ -514,4 +519,28 @@ async fn users_are_told_once_that_a_node_is_drained() {
     assert_eq!(take(), Vec::<String>::new());
     apply(host(6, &[("n", false), ("m", false)]));
     assert_eq!(take(), ["n"], "another drain");
+}
+
+#[tokio::test]
+async fn drained_nodes_are_told_once_all_hosts_are_listed() {
+    let shared = Shared::new(&unreachable_client(), "system");
+    let mut notices = shared.notices.subscribe();
+    let spec = json!({
+        "version": "1", "interface": "eth0", "addresses": [], "active": true, "activeShards": "0-127",
+        "drainingNodes": [{"node": "n", "forwards": false}],
+    });
+    for change in shared.hosts.cache.apply(edge_object("a", 1, &spec)) {
+        shared.on_host(&change);
+    }
+    shared.tell_of_drained_nodes();
+    assert_eq!(notices.next().now_or_never(), None, "of some hosts alone nobody knows");
+    let Event::Apply(host) = edge_object("a", 1, &spec) else { panic!("an object") };
+    for event in [Event::Init, Event::InitApply(host), Event::InitDone] {
+        for change in shared.hosts.cache.apply(event) {
+            shared.on_host(&change);
+        }
+    }
+    shared.hosts.cache.listed().await;
+    shared.tell_of_drained_nodes();
+    assert!(notices.next().now_or_never().flatten().is_some());
 }
