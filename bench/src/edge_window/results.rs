@@ -149,8 +149,8 @@ mod tests {
     #[test]
     fn times_are_shown_in_milliseconds_and_for_probes_in_intervals() {
         let text = results().markdown();
-        assert!(text.contains("| health-check, statements | 3 | 2 |"), "{text}");
-        assert!(text.contains("| 2 | 3 | 1.7 | 1.5 | 2 | 3 |"), "{text}");
+        assert!(text.contains("| health-check, statements | 3 | 2.00 |"), "{text}");
+        assert!(text.contains("| 2 | 3 | 1.70 | 1.50 | 2.00 | 3 |"), "{text}");
     }
 
     #[test]
