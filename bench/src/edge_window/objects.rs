@@ -20,7 +20,7 @@ pub(super) fn put_all(server: &MemoryServer, cells: &[Cell]) {
     server.put("addresspools", "bench", pool());
     for cell in cells {
         for number in cell.nodes() {
-            server.put("nodes", &node_name(number), node(number));
+            server.put("nodes", &node_name(number), node(*cell, number));
         }
         put_endpoints(server, *cell, &cell.nodes()[..1]);
         server.put("services", &service_name(*cell), service(*cell));
@@ -47,12 +47,15 @@ fn pool() -> Value {
     })
 }
 
-fn node(number: u32) -> Value {
+/// Labelled for its Service, which has no other targets: probes of all nodes for all Services would be most of what is measured.
+fn node(cell: Cell, number: u32) -> Value {
     let name = node_name(number);
     let cidr = format!("{}/26", Ipv4Addr::from(0x0ac0_0000 + number * 64));
     json!({
         "apiVersion": "v1", "kind": "Node",
-        "metadata": { "name": name, "uid": format!("uid-{name}") },
+        "metadata": {
+            "name": name, "uid": format!("uid-{name}"), "labels": { "bench": service_name(cell) },
+        },
         "spec": { "podCIDR": cidr, "podCIDRs": [cidr] },
         "status": { "addresses": [{ "type": "InternalIP", "address": node_address(number) }] },
     })
@@ -67,6 +70,7 @@ fn service(cell: Cell) -> Value {
             "name": name, "namespace": NAMESPACE, "uid": format!("uid-{name}"),
             "annotations": {
                 "steerage.dev/steering": cell.signal.steering(),
+                "steerage.dev/target-node-labels": format!("bench={name}"),
                 "steerage.dev/addresses": vip(cell.service).to_string(),
                 "steerage.dev/health-check-interval": format!("{}ms", cell.interval.as_millis()),
                 "steerage.dev/health-check-healthy-threshold": "1",
