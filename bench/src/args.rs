@@ -164,7 +164,7 @@ impl Proxies {
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let programs = Programs {
-            agent: agent.map_or_else(sibling_agent, Ok)?,
+            agent: host::given_or_beside(agent, "steerage-agent")?,
             kube_proxy: kube_proxy.map_or_else(|| host::prepared("kube-proxy"), Ok)?,
             folder: folder.clone(),
         };
@@ -192,11 +192,6 @@ impl Proxies {
         let _ = fs::remove_dir_all(&folder);
         Ok(())
     }
-}
-
-fn sibling_agent() -> Result<PathBuf> {
-    let own = env::current_exe()?;
-    Ok(own.with_file_name("steerage-agent"))
 }
 
 #[cfg(test)]

@@ -71,8 +71,7 @@ impl Flags {
         let subjects = only.map_or_else(|| Who::ALL.to_vec(), |who| vec![who]);
         let folder = std::env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        let sibling = || anyhow::Ok(std::env::current_exe()?.with_file_name("steerage"));
-        let controller = controller.map_or_else(sibling, Ok)?;
+        let controller = host::given_or_beside(controller, "steerage")?;
         let mut all = serde_json::Map::new();
         let mut number = 0;
         for vendor in vendors {

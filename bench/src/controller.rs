@@ -148,9 +148,8 @@ impl Flags {
     }
 
     fn programs(&self, folder: PathBuf) -> Result<Programs> {
-        let sibling = || anyhow::Ok(std::env::current_exe()?.with_file_name("steerage"));
         let prepared = || host::prepared("aws-cloud-controller-manager");
-        let controller = self.controller.clone().map_or_else(sibling, Ok)?;
+        let controller = host::given_or_beside(self.controller.clone(), "steerage")?;
         let is_alone = self.alone || self.plot.is_some();
         let peer = if is_alone { None } else { Some(self.peer.clone().map_or_else(prepared, Ok)?) };
         for file in [Some(&controller), peer.as_ref()].into_iter().flatten() {

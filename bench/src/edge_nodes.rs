@@ -105,10 +105,7 @@ impl Flags {
             changes: or(changes, 1, 3),
             limit,
         };
-        let edge = match edge {
-            Some(edge) => edge,
-            None => env::current_exe()?.with_file_name("steerage-edge"),
-        };
+        let edge = host::given_or_beside(edge, "steerage-edge")?;
         ensure!(edge.exists(), "{} is missing", edge.display());
         let descriptors = u64::from(nodes) * u64::from(hosts) + 4096;
         allow_descriptors(descriptors)?;

@@ -18,7 +18,7 @@ mod sender;
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -96,17 +96,15 @@ impl Flags {
         };
         let period = period.unwrap_or(Duration::from_secs(if quick { 20 } else { 600 }));
         let cells = cell::all(&only, &intervals, &thresholds);
-        let [edge, controller] = [(edge, "steerage-edge"), (controller, "steerage")].map(|(given, name)| {
-            let program = given.map_or_else(|| Ok(env::current_exe()?.with_file_name(name)), Ok);
-            program.and_then(|program: PathBuf| {
-                ensure!(program.exists(), "{} is missing", program.display());
-                Ok(program)
-            })
-        });
+        let edge = host::given_or_beside(edge, "steerage-edge")?;
+        let controller = host::given_or_beside(controller, "steerage")?;
+        for program in [&edge, &controller] {
+            ensure!(program.exists(), "{} is missing", program.display());
+        }
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let load_before = host::load();
-        let results = measure(&cells, &folder, edge?, &controller?, period)?;
+        let results = measure(&cells, &folder, edge, &controller, period)?;
         println!("{}; load before {load_before:.1}, after {:.1}\n", host::describe(), host::load());
         println!("{}", results.markdown());
         if let Some(file) = json {
@@ -124,9 +122,9 @@ impl Flags {
 
 fn measure(
     cells: &[Cell],
-    folder: &std::path::Path,
+    folder: &Path,
     edge: PathBuf,
-    controller: &std::path::Path,
+    controller: &Path,
     period: Duration,
 ) -> Result<Results> {
     let nodes = cell::nodes(cells);

@@ -30,6 +30,11 @@ pub fn load() -> f64 {
     text("/proc/loadavg").split(' ').next().and_then(|word| word.parse().ok()).unwrap_or_default()
 }
 
+/// The program that a flag gave, or the one of this name in the directory of this program.
+pub fn given_or_beside(given: Option<PathBuf>, name: &str) -> Result<PathBuf> {
+    given.map_or_else(|| Ok(env::current_exe()?.with_file_name(name)), Ok)
+}
+
 /// A program from `hack/prepare`, in the project's cache, as `hack/env` says where that is.
 pub fn prepared(name: &str) -> Result<PathBuf> {
     let var = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -219,6 +219,7 @@ mod tests {
         assert_eq!(probed(&mut schedule, now, 2, &silent), [30_000, 60_000]);
         assert_eq!(schedule.due(Some(Duration::from_secs(2))), schedule.last + Duration::from_secs(2));
     }
+
     /// The milliseconds after `start` at which an expected target is probed that gives this result, each after this time.
     fn expected(
         schedule: &mut ProbeSchedule,

@@ -127,10 +127,7 @@ pub struct Programs {
 impl Programs {
     /// This edge, or the one beside this program; Envoy where `hack/prepare` puts it.
     pub fn new(edge: Option<PathBuf>) -> Result<Self> {
-        let edge = match edge {
-            Some(edge) => edge,
-            None => std::env::current_exe()?.with_file_name("steerage-edge"),
-        };
+        let edge = host::given_or_beside(edge, "steerage-edge")?;
         Ok(Self { edge, envoy: host::prepared("envoy")? })
     }
 }

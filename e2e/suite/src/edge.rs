@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
-use kube::api::ListParams;
+use kube::api::{ListParams, ObjectList};
 use kube::{Api, ResourceExt as _};
 use steerage_edge_api::{
     EdgeHost, EdgeLoadBalancer, EdgeNodeSet, EdgeTargetHealth, Shard, Shards, TargetStatus,
@@ -59,17 +59,18 @@ pub async fn health(client: &kube::Client, lb: &EdgeLoadBalancer) -> Result<Vec<
 
 /// The shards that each edge host says it answers for.
 pub async fn active_shards(client: &kube::Client) -> Result<Vec<(String, Shards)>> {
-    let hosts: Api<EdgeHost> = Api::all(client.clone());
-    let hosts = hosts.list(&ListParams::default()).await?;
-    Ok(hosts.iter().map(|host| (host.name_any(), shards_of(host))).collect())
+    Ok(all_hosts(client).await?.iter().map(|host| (host.name_any(), shards_of(host))).collect())
 }
 
 /// The host of each of these addresses that has one.
 pub async fn active_hosts(client: &kube::Client, addresses: &[IpAddr]) -> Result<BTreeMap<IpAddr, String>> {
-    let hosts: Api<EdgeHost> = Api::all(client.clone());
-    let hosts = hosts.list(&ListParams::default()).await?;
+    let hosts = all_hosts(client).await?;
     let with_host = |address: &IpAddr| Some((*address, active_host(hosts.iter(), *address)?));
     Ok(addresses.iter().filter_map(with_host).collect())
+}
+
+async fn all_hosts(client: &kube::Client) -> Result<ObjectList<EdgeHost>> {
+    Ok(Api::all(client.clone()).list(&ListParams::default()).await?)
 }
 
 fn shards_of(host: &EdgeHost) -> Shards {

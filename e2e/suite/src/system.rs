@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
-use steerage_edge_api::{EdgeHost, EdgeTargetHealth};
+use steerage_edge_api::{EdgeHost, EdgeTargetHealth, HOST_LABEL};
 
 use crate::pods::has_condition;
 use crate::suite::Suite;
@@ -41,11 +41,7 @@ pub fn node_of(pod: &Pod) -> Option<&String> {
 
 /// Ends a pod's first container with SIGKILL.
 pub fn kill_container(suite: &Suite, pod: &Pod) -> Result<()> {
-    let node = pod
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.node_name.as_deref())
-        .context("the pod has_condition no node")?;
+    let node = node_of(pod).context("the pod has no node")?;
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     let id = statuses
         .and_then(|all| all.first()?.container_id.as_deref())
@@ -163,7 +159,7 @@ pub async fn delete_edge_host(suite: &Suite, host: &str) -> Result<()> {
     let hosts: Api<EdgeHost> = Api::namespaced(suite.client.clone(), NAMESPACE);
     hosts.delete(host, &DeleteParams::default()).await?;
     let reports: Api<EdgeTargetHealth> = Api::namespaced(suite.client.clone(), NAMESPACE);
-    let of_host = ListParams::default().labels(&format!("steerage.dev/edge-host={host}"));
+    let of_host = ListParams::default().labels(&format!("{HOST_LABEL}={host}"));
     reports.delete_collection(&DeleteParams::default(), &of_host).await?;
     Ok(())
 }

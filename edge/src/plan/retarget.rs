@@ -6,6 +6,7 @@
 //! as a plan; where that is not certain it comes to none.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,6 +35,8 @@ pub(crate) struct PlannedGroups {
     /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
     is_settled: bool,
     healthy_vips: u32,
+    /// The addresses of each draining node's targets.
+    draining: BTreeMap<String, BTreeSet<IpAddr>>,
     /// When the first group changes without any news, or earlier.
     next_change: Option<Instant>,
 }
@@ -113,28 +116,29 @@ impl PlannedGroups {
         }
         let healthy = groups.iter().filter(|group| group.group.has_healthy());
         let healthy_vips = healthy.map(|group| group.vips).sum();
-        let mut planned = Self { groups, asked, listed, used, is_settled, healthy_vips, next_change: None };
+        let draining = draining(&groups);
+        let mut planned =
+            Self { groups, asked, listed, used, is_settled, healthy_vips, draining, next_change: None };
         planned.next_change = planned.next();
         planned
     }
 
     /// The targets of each draining node.
     pub(crate) fn draining(&self) -> BTreeMap<String, DrainingTargets> {
-        let mut draining = BTreeMap::<String, DrainingTargets>::new();
-        let reachable = distinct(self.groups.iter().map(|planned| &planned.group.reachable));
-        let drains = |target: &&ReachableTarget| target.drain.is_some();
-        for target in reachable.flat_map(|reachable| &reachable.targets).filter(drains) {
-            draining.entry(target.node.clone()).or_default().addresses.insert(target.address);
+        if self.draining.is_empty() {
+            return BTreeMap::new();
         }
-        if draining.is_empty() {
-            return draining;
-        }
-        for planned in self.groups.iter().filter(|planned| planned.vips > 0) {
-            for target in planned.group.used().filter(drains) {
-                draining.entry(target.node.clone()).or_default().is_used = true;
-            }
-        }
-        draining
+        let served = self.groups.iter().filter(|planned| planned.vips > 0);
+        let used: BTreeSet<&str> = served
+            .flat_map(|planned| planned.group.used())
+            .filter(|target| drains(target))
+            .map(|target| &*target.node)
+            .collect();
+        let targets = |(node, addresses): (&String, &BTreeSet<IpAddr>)| {
+            let is_used = used.contains(node.as_str());
+            (node.clone(), DrainingTargets { addresses: addresses.clone(), is_used })
+        };
+        self.draining.iter().map(targets).collect()
     }
 
     /// Whether a group changes by now without any news: [`retarget`](Self::retarget) says what follows.
@@ -257,4 +261,17 @@ impl PlannedGroups {
             .any(|group| *group.check() == probe.check && !group.has_healthy());
         (probe, is_urgent)
     }
+}
+
+fn drains(target: &ReachableTarget) -> bool {
+    target.drain.is_some()
+}
+
+fn draining(groups: &[PlannedGroup]) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    let mut draining = BTreeMap::<String, BTreeSet<IpAddr>>::new();
+    let reachable = distinct(groups.iter().map(|planned| &planned.group.reachable));
+    for target in reachable.flat_map(|reachable| &reachable.targets).filter(|target| drains(target)) {
+        draining.entry(target.node.clone()).or_default().insert(target.address);
+    }
+    draining
 }

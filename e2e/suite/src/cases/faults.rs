@@ -54,9 +54,7 @@ pub(super) async fn killed_agent_loses_no_packet(test: Arc<TestContext>) -> Resu
     let mut agents = system::pods(&test.suite, system::AGENT).await?;
     // A control plane may be a node with an agent, too, but is no target.
     let names: Vec<_> = test.nodes().iter().map(|node| node.name.clone()).collect();
-    agents.retain(|agent| {
-        agent.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|node| names.contains(node))
-    });
+    agents.retain(|agent| system::node_of(agent).is_some_and(|node| names.contains(node)));
     ensure!(agents.len() == names.len(), "{} agents run on {} nodes", agents.len(), names.len());
     let labelled = |spec: ServiceBuilder| match test.suite.service_proxy {
         ServiceProxy::KubeProxy => spec.labelled(names::PROXY_NAME_LABEL, names::PROXY_NAME),

@@ -103,3 +103,18 @@ fn uses_and_their_reasons_are_reported() {
     let all = "Active used because no target is healthy";
     assert_eq!(reported(&planner), [all], "those without an endpoint are only counted");
 }
+
+/// Whoever waits for the end of its drain must not stop the only node that serves.
+#[test]
+fn draining_node_is_used_while_no_other_target_is_healthy() {
+    let mut one = load_balancer("lb", "10.0.0.100", &[target(1, 1)]);
+    one["spec"]["draining"] = json!([target(2, 1)]);
+    let first = plan(std::slice::from_ref(&one), &host(), &HealthByProbe::default());
+    for (failing, is_used) in [(&[][..], false), (&["10.0.0.1"][..], true)] {
+        let plan = plan(std::slice::from_ref(&one), &host(), &health(&first, failing));
+        let draining = plan.groups.draining();
+        let node = draining.get("node2").expect("it drains");
+        assert_eq!((draining.len(), node.is_used), (1, is_used), "{failing:?}");
+        assert_eq!(node.addresses, [ip("10.0.0.2")].into());
+    }
+}

@@ -67,7 +67,7 @@ impl Shared {
         })
     }
 
-    /// Tells users of nodes that are drained and of which they were not told. Those that nobody hears of are told later.
+    /// Sends the event `Drained` of each drained node for which it was not sent. Without a subscriber it is not sent, but by a later call.
     pub(crate) fn tell_of_drained_nodes(&self) {
         // Of some hosts alone nobody knows who answers for which addresses.
         if !self.hosts.cache.is_listed() {
