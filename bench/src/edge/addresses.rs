@@ -89,7 +89,7 @@ mod tests {
         {
             assert_eq!(
                 [vip(family, 0), vip(family, 19_999)],
-                [first.parse().unwrap(), last.parse().unwrap()]
+                [first, last].map(|text| text.parse::<IpAddr>().unwrap())
             );
         }
     }
