@@ -12,7 +12,7 @@ use super::node_change::NodeDependence;
 use super::node_targets::{NodeTarget, NodeTargets, NodeWithoutAgent};
 use super::{Config, NodeLabels, PodTargets};
 
-/// The most nodes with an endpoint that are named to the edge. Slices may name nodes that do not exist, and each edge host reads all.
+/// The most nodes with an endpoint that are named to the edge: each edge host reads all.
 const MOST_ENDPOINT_NODES: usize = 5000;
 
 /// What the plan needs of a Service's endpoints.
@@ -32,12 +32,13 @@ impl EndpointSummary {
         Self { is_usable, members }
     }
 
-    /// The names of the nodes with an endpoint, sorted. `None` if no usable endpoint has a node, so that nobody knows where they are, and
-    /// if there are more than a cluster has.
-    fn nodes(&self) -> Option<Arc<[String]>> {
-        let is_known = !self.is_usable || !self.members.is_empty();
-        (is_known && self.members.len() <= MOST_ENDPOINT_NODES)
-            .then(|| self.members.keys().cloned().collect())
+    /// The names of the nodes with an endpoint, sorted. Slices, which a tenant may write, can name any number of nodes that do not exist:
+    /// these are left out. `None` if no usable endpoint is on a known node, so that nobody knows where they are, and if there are more
+    /// than a cluster has.
+    fn nodes(&self, is_node: impl Fn(&str) -> bool) -> Option<Arc<[String]>> {
+        let names: Arc<[String]> = self.members.keys().filter(|name| is_node(name)).cloned().collect();
+        let is_known = !self.is_usable || !names.is_empty();
+        (is_known && names.len() <= MOST_ENDPOINT_NODES).then_some(names)
     }
 }
 
@@ -178,7 +179,8 @@ pub(crate) fn targets(
         }
     }
     if service.external_policy == TrafficPolicy::Local && steering == Steering::Fused {
-        plan.set.endpoint_nodes = endpoints.nodes();
+        plan.set.endpoint_nodes = endpoints.nodes(|name| nodes.by_name.contains_key(name));
+        plan.depends.members = endpoints.members.keys().cloned().collect();
     }
     if (service.external_policy, steering) != (TrafficPolicy::Local, Steering::Api) {
         return plan;
@@ -306,14 +308,19 @@ mod tests {
 
     #[test]
     fn nodes_with_endpoints_are_named_unless_they_are_too_many_or_unknown() {
-        let named = |is_usable, count: usize| {
+        let summary = |is_usable, count: usize| {
             let members = (0..count).map(|number| (format!("n{number}"), 1)).collect();
-            EndpointSummary { is_usable, members }.nodes().map(|nodes| nodes.len())
+            EndpointSummary { is_usable, members }
         };
+        let named =
+            |is_usable, count| summary(is_usable, count).nodes(|_| true).map(|nodes| nodes.len());
         assert_eq!(named(true, 2), Some(2));
         assert_eq!(named(false, 0), Some(0), "no endpoint");
         assert_eq!(named(true, 0), None, "endpoints without a node");
         assert_eq!(named(true, MOST_ENDPOINT_NODES), Some(MOST_ENDPOINT_NODES));
         assert_eq!(named(true, MOST_ENDPOINT_NODES + 1), None);
+        let invented = summary(true, MOST_ENDPOINT_NODES + 1);
+        assert_eq!(invented.nodes(|name| name == "n1").as_deref(), Some(&["n1".to_owned()][..]));
+        assert_eq!(invented.nodes(|_| false), None, "endpoints on unknown nodes alone");
     }
 }

@@ -328,11 +328,13 @@ impl TargetGroup {
 fn limit_without_endpoint(used: &mut [Used], candidates: &[Candidate], key: &TableKey) {
     let begin = key.ring_position();
     let distance = |candidate: &Candidate| (candidate.name_hash.wrapping_sub(begin), candidate.address);
-    let mut distances: Vec<_> = candidates.iter().map(distance).collect();
+    // Not those of draining nodes, unless all drain.
+    let get_connections = used.iter().zip(candidates).filter(|(used, _)| used.share > 0);
+    let mut distances: Vec<_> = get_connections.map(|(_, candidate)| distance(candidate)).collect();
     if let Some(most) = MOST_WITHOUT_ENDPOINT.checked_sub(1).filter(|most| *most < distances.len()) {
         let (_, last, _) = distances.select_nth_unstable(most);
         for (used, candidate) in used.iter_mut().zip(candidates) {
-            if distance(candidate) > *last {
+            if used.share > 0 && distance(candidate) > *last {
                 *used = Used::without_endpoint();
             }
         }

@@ -73,15 +73,26 @@ pub(super) fn track(
     } else if known.iter().any(|position| of(position, TargetHealth::is_healthy)) {
         Vec::new()
     } else {
-        reachable.ring_from(key.ring_position()).filter(is_untried).take(MOST_UNTRIED).collect()
+        staying_first(reachable, key).filter(is_untried).take(MOST_UNTRIED).collect()
     };
     positions.append(&mut known);
     positions.extend(before.addresses().filter_map(|address| reachable.position(address)));
     if number_untried == 0 && positions.iter().all(|position| of(position, |health| health.lacks_endpoint)) {
-        positions.extend(reachable.ring_from(key.ring_position()).take(MOST_WITHOUT_ENDPOINT));
+        positions.extend(staying_first(reachable, key).take(MOST_WITHOUT_ENDPOINT));
     }
     sort(&mut positions);
     Tracked { positions, untried: number_untried }
+}
+
+/// All targets from the group's place in the ring on, those last whose nodes drain.
+fn staying_first<'a>(reachable: &'a ReachableTargets, key: &TableKey) -> impl Iterator<Item = usize> + 'a {
+    let ring = |drains| {
+        let of_target = move |position: &usize| {
+            reachable.targets.get(*position).is_some_and(|target| target.drain.is_some()) == drains
+        };
+        reachable.ring_from(key.ring_position()).filter(of_target)
+    };
+    ring(false).chain(ring(true))
 }
 
 fn sort(positions: &mut Vec<usize>) {

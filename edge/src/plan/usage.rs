@@ -138,7 +138,8 @@ pub(super) enum Basis {
     Panic,
     /// Those that were healthy last, as none is.
     LastGood,
-    /// All that do not say that they have no endpoint, or all; see `tracked` for the most of each.
+    /// All that do not say that they have no endpoint, or all; see `tracked` for the most of each. Those whose nodes drain only if all of
+    /// these drain.
     All,
 }
 
@@ -183,13 +184,15 @@ pub(super) fn decide(
     let steps = memory.filling.values().map(|since| next_step(*since, rules.slow_start, now));
     let next_change = steps.chain(hold_ends).min();
     let has_endpoints = known.iter().any(|target| !target.lacks_endpoint);
+    let is_possible = |target: &Known<'_>| !(has_endpoints && target.lacks_endpoint);
+    let all_drain = known.iter().filter(|target| is_possible(target)).all(|target| target.drain.is_some());
     let used = known.iter().map(|target| {
         let is_used = match basis {
             Basis::Ready => target.is_ready(),
             Basis::Draining => target.is_healthy(),
             Basis::Panic => target.is_ready() || target.has_failed(),
             Basis::LastGood => memory.none_since.is_some_and(|since| memory.is_last_good(target, since)),
-            Basis::All => !(has_endpoints && target.lacks_endpoint),
+            Basis::All => is_possible(target) && (all_drain || target.drain.is_none()),
         };
         let since = memory.filling.get(&target.address).filter(|_| basis == Basis::Ready);
         let share = since.map_or(STEPS, |since| step(*since, rules.slow_start, now));

@@ -112,6 +112,38 @@ fn nothing_fills_while_most_targets_are_unknown() {
     assert_eq!((counts.active, counts.filling, counts.initial), (2, 0, 98), "a new process knows nobody");
 }
 
+#[test]
+fn services_without_endpoint_use_no_node_that_drains() {
+    let mut index = services();
+    let of =
+        |numbers: std::ops::RangeInclusive<u8>| numbers.map(|number| target(number, 1)).collect::<Vec<_>>();
+    let set = json!({"metadata": {"name": "eligible"}, "spec": {"targets": of(61..=NODES), "draining": of(1..=60)}});
+    let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
+    let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
+    apply(&mut index, IndexEvent::NodeSet(Event::Apply(set)));
+    let (mut health, mut now, mut shared) =
+        (HealthByProbe::default(), Instant::now(), PortSetPool::default());
+    let mut plan = plan_next(&index, &host(), &health, now, &Assignments::default());
+    let drains = |address: &IpAddr| *address <= ip("10.0.0.60");
+    assert_eq!(reached(&plan, "10.0.1.1", 6, 80).into_iter().filter(drains).count(), 0, "not tried yet");
+    for node in 1..=NODES {
+        health.set_stated(IpAddr::from([10, 0, 0, node]), shared.share(&stated()));
+    }
+    for seconds in [0, 61] {
+        now += Duration::from_secs(seconds);
+        plan = plan_next(&index, &host(), &health, now, &plan.assignments);
+        for vip in ["10.0.1.1", "10.0.1.2", "10.0.1.3"] {
+            let used = reached(&plan, vip, 6, 80);
+            assert_eq!(
+                (used.len(), used.into_iter().filter(drains).count()),
+                (16, 0),
+                "{vip} after {seconds}s"
+            );
+        }
+        assert!(plan.groups.draining().values().all(|node| !node.is_used));
+    }
+}
+
 proptest! {
     /// Tables are those that follow from a value for each target, whoever has said it.
     #[test]

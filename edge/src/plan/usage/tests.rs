@@ -74,8 +74,16 @@ fn panic_threshold_counts_what_should_serve() {
 #[test]
 fn draining_targets_are_used_if_no_other_is_healthy() {
     for (targets, used) in
-        [("hH", "8d"), ("uH", "08"), ("HH", "88"), ("nUn", "080"), ("uU", "88"), ("U", "8")]
+        [("hH", "8d"), ("uH", "08"), ("HH", "88"), ("nUn", "080"), ("U", "8"), ("UN", "8d"), ("NN", "88")]
     {
+        assert_eq!(once(0, targets), used, "{targets}");
+    }
+}
+
+/// A Service without an endpoint, of whichever tenant, must not keep nodes from being drained.
+#[test]
+fn draining_targets_are_no_guess_beside_others() {
+    for (targets, used) in [("uU", "8d"), ("nN", "8d"), ("iI", "8d"), ("nuN", "08d"), ("uuN", "88d")] {
         assert_eq!(once(0, targets), used, "{targets}");
     }
 }
