@@ -110,6 +110,13 @@ pub(crate) struct RouteArgs {
     pub(crate) route_withdraw_wait: Duration,
 }
 
+impl RouteArgs {
+    /// How long routers get to leave this host when the process ends.
+    pub(crate) fn withdraw_wait(self) -> Duration {
+        if self.route_table == 0 { Duration::ZERO } else { self.route_withdraw_wait }
+    }
+}
+
 /// A name that can be part of an object's name.
 pub(crate) fn host_name(text: &str) -> Result<String, String> {
     let is_label = |label: &str| {
