@@ -89,7 +89,7 @@ impl VipLeases {
     /// Before the program of this process is attached. `withdraw_wait`: how long routers get to leave this host when the process ends.
     pub(crate) fn new(leases: Leases, timing: HeartbeatTiming, withdraw_wait: Duration) -> Self {
         let time = lease_time(timing);
-        let mut table =
+        let table =
             LeaseTable { leases, time, withdraw_wait, standby_at: None, is_over: false, is_left: false };
         table.divide();
         let left = forwarding::unchanged(table.forwarding_left(), table.longest());
