@@ -111,9 +111,9 @@ pub(crate) struct RouteArgs {
 }
 
 impl RouteArgs {
-    /// How long routers get to leave this host when the process ends.
-    pub(crate) fn withdraw_wait(self) -> Duration {
-        if self.route_table == 0 { Duration::ZERO } else { self.route_withdraw_wait }
+    /// How long routers get to leave this host when the process ends, if it keeps routes.
+    pub(crate) fn withdraw_wait(self) -> Option<Duration> {
+        (self.route_table != 0).then_some(self.route_withdraw_wait)
     }
 }
 

@@ -18,11 +18,18 @@ const AFTER_LEASE: Duration = Duration::from_mins(1);
 const AFTER_HAND_OVER: Duration = Duration::from_secs(10);
 
 /// While the process runs. `left`: of the program's time; `leases`: of the longest lease, zero if none lasts; `lease_time`: how long
-/// the leases of an active host last now, without end if no other host can serve.
+/// the leases of an active host last now, without end if no other host can serve; `has_routes`: routers may send packets to this host
+/// as long as no process withdraws its routes, and in a container nobody does after a crash.
 ///
 /// A host that cannot serve does not begin to forward by old tables beside one that can.
-pub(super) fn renewed(left: Duration, leases: Duration, lease_time: Duration, can_serve: bool) -> Duration {
-    let own = lease_time.saturating_add(AFTER_LEASE);
+pub(super) fn renewed(
+    left: Duration,
+    leases: Duration,
+    lease_time: Duration,
+    can_serve: bool,
+    has_routes: bool,
+) -> Duration {
+    let own = if has_routes { Duration::MAX } else { lease_time.saturating_add(AFTER_LEASE) };
     let own = if can_serve || lease_time == Duration::MAX { own } else { left.min(own) };
     own.max(covering(leases))
 }
@@ -85,8 +92,14 @@ mod tests {
             (NONE, second(6), second(6), false, second(66)),
             (second(30), ENDLESS, second(6), false, ENDLESS),
         ] {
-            let found = renewed(left, leases, lease_time, can_serve);
+            let found = renewed(left, leases, lease_time, can_serve, false);
             assert_eq!(found, wanted, "{left:?}, {leases:?}, {lease_time:?}, {can_serve}");
+        }
+        // With routes.
+        for (left, can_serve, wanted) in
+            [(NONE, true, ENDLESS), (NONE, false, NONE), (second(3), false, second(3)), (ENDLESS, false, ENDLESS)]
+        {
+            assert_eq!(renewed(left, NONE, second(6), can_serve, true), wanted, "{left:?}, {can_serve}");
         }
     }
 

@@ -75,8 +75,8 @@ pub(crate) struct VipLeases(Arc<Mutex<LeaseTable>>);
 struct LeaseTable {
     leases: Leases,
     time: Duration,
-    /// How long routers get to leave this host when the process ends.
-    withdraw_wait: Duration,
+    /// How long routers get to leave this host when the process ends, if it keeps routes.
+    withdraw_wait: Option<Duration>,
     /// When another host could have taken over last.
     standby_at: Option<Instant>,
     /// The program has left the packets to the kernel.
@@ -86,8 +86,9 @@ struct LeaseTable {
 }
 
 impl VipLeases {
-    /// Before the program of this process is attached. `withdraw_wait`: how long routers get to leave this host when the process ends.
-    pub(crate) fn new(leases: Leases, timing: HeartbeatTiming, withdraw_wait: Duration) -> Self {
+    /// Before the program of this process is attached. `withdraw_wait`: how long routers get to leave this host when the process ends,
+    /// if it keeps routes.
+    pub(crate) fn new(leases: Leases, timing: HeartbeatTiming, withdraw_wait: Option<Duration>) -> Self {
         let time = lease_time(timing);
         let table =
             LeaseTable { leases, time, withdraw_wait, standby_at: None, is_over: false, is_left: false };
@@ -147,7 +148,8 @@ impl VipLeases {
         }
         table.renew_undivided();
         let (left, longest) = (table.forwarding_left(), table.longest());
-        let left = forwarding::left_behind(left, longest, membership.has_standby, table.withdraw_wait);
+        let withdraw_wait = table.withdraw_wait.unwrap_or_default();
+        let left = forwarding::left_behind(left, longest, membership.has_standby, withdraw_wait);
         table.forward_for(left);
     }
 
@@ -196,7 +198,7 @@ impl LeaseTable {
             );
         }
         let next = if is_settled {
-            forwarding::renewed(left, longest, lease_time, can_serve)
+            forwarding::renewed(left, longest, lease_time, can_serve, self.withdraw_wait.is_some())
         } else {
             forwarding::unchanged(left, longest)
         };
