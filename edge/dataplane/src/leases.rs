@@ -93,7 +93,11 @@ impl EarlierLeases {
         for lease in 0..maps.leases.len() {
             let found = earlier.iter().filter_map(|leases| leases.get(lease));
             // Zero is a lease that has ended, but no end of forwarding.
-            let latest = if lease == FORWARDING { found.max_by_key(|until| until.wrapping_sub(1)) } else { found.max() };
+            let latest = if lease == FORWARDING {
+                found.max_by_key(|until| until.wrapping_sub(1))
+            } else {
+                found.max()
+            };
             if let Some(until) = latest {
                 maps.leases.set(lease, &until);
             }

@@ -96,9 +96,12 @@ mod tests {
             assert_eq!(found, wanted, "{left:?}, {leases:?}, {lease_time:?}, {can_serve}");
         }
         // With routes.
-        for (left, can_serve, wanted) in
-            [(NONE, true, ENDLESS), (NONE, false, NONE), (second(3), false, second(3)), (ENDLESS, false, ENDLESS)]
-        {
+        for (left, can_serve, wanted) in [
+            (NONE, true, ENDLESS),
+            (NONE, false, NONE),
+            (second(3), false, second(3)),
+            (ENDLESS, false, ENDLESS),
+        ] {
             assert_eq!(renewed(left, NONE, second(6), can_serve, true), wanted, "{left:?}, {can_serve}");
         }
     }
