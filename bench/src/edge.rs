@@ -12,6 +12,7 @@ pub mod addresses;
 pub mod bed;
 pub mod configs;
 pub mod contender;
+pub mod empty_program;
 pub mod failover;
 pub mod kernel;
 pub mod load;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
+use nix::net::if_::if_nametoindex;
 use steerage_model::Family;
 
 use crate::host;
@@ -34,6 +36,7 @@ use crate::report::{Better, percentile};
 use crate::usage;
 use bed::{Bed, Host};
 use contender::{Contender, Programs, Running};
+use empty_program::EmptyProgram;
 use failover::{Failure, Pair};
 use load::Servers;
 use meter::Meter;
@@ -237,7 +240,6 @@ impl Run<'_> {
         })?;
         add("CPU time at rest", "ms/s", Better::Less, milliseconds(rest.total()) / took.as_secs_f64());
         let rest = (rest, took);
-        let is_edge = running.contender == Contender::Edge;
         let served = self.servers.served();
         let (round, cpu) = meter.during(|| load::requests(bed, targets, CLIENTS, self.time)?.checked())?;
         let cpu = cpu.beyond(round.took, rest);
@@ -252,19 +254,51 @@ impl Run<'_> {
             add("imbalance of connections", "%", Better::Less, imbalance(&each));
         }
         if running.contender.has_udp() {
-            let statistics = is_edge.then(|| kernel::Statistics::begin(&running.processes())).transpose()?;
             let (sent, cpu) = meter.during(|| load::datagrams(bed, targets, self.time, Some(RATE)))?;
             let cpu = cpu.beyond(sent.took, rest);
             ensure!(sent.arrived > 0, "no datagram arrived");
             let each = cpu.total().as_secs_f64() * 1e9 / sent.arrived as f64;
             add("CPU time of a packet", "ns", Better::Less, each);
-            if let Some(statistics) = statistics {
-                let program = statistics.end(&running.processes())?;
-                ensure!(program.runs >= sent.arrived, "the program saw fewer packets than arrived");
-                add("of which the program", "ns", Better::Less, program.nanoseconds_each());
-            }
+            self.program_times(running, targets, add)?;
         }
         bed.set_threaded(false)
+    }
+
+    /// What the kernel says of the edge's program. Of a host that only routes, of a program that does nothing: so much of it is the
+    /// kernel's own, and what any program costs with the caches as they are.
+    fn program_times(
+        &self,
+        running: &Running,
+        targets: &[IpAddr],
+        add: &mut impl FnMut(&str, &'static str, Better, f64),
+    ) -> Result<()> {
+        let attach = || {
+            if_nametoindex(running.host.interface().as_str())
+                .map_err(Into::into)
+                .and_then(EmptyProgram::attach)
+        };
+        let (processes, name, _attached) = match running.contender {
+            Contender::Edge => (running.processes(), "of which the program", None),
+            Contender::Routed => match self.bed.inside(&running.host.netns(), attach)? {
+                Ok(program) => {
+                    let own = i32::try_from(std::process::id())?;
+                    (vec![own], "an empty program in the place of the edge's", Some(program))
+                }
+                Err(error) => {
+                    eprintln!("no empty program is measured: {error}");
+                    return Ok(());
+                }
+            },
+            _ => return Ok(()),
+        };
+        for (rate, when) in [(Some(RATE), ""), (None, ", at full rate")] {
+            let statistics = kernel::Statistics::begin(&processes)?;
+            let sent = load::datagrams(self.bed, targets, self.time, rate)?;
+            let program = statistics.end(&processes)?;
+            ensure!(program.runs >= sent.arrived, "the program saw fewer packets than arrived");
+            add(&format!("{name}{when}"), "ns", Better::Less, program.nanoseconds_each());
+        }
+        Ok(())
     }
 
     /// Rates and times of the whole testbed.
@@ -346,6 +380,7 @@ fn goals(family: Family) -> Vec<(String, Goal)> {
     let connection = "CPU time of a connection";
     vec![
         at("of which the program", Goal::AtMost(200.0)),
+        at("of which the program, at full rate", Goal::AtMost(200.0)),
         at(connection, Goal::TimesPeer(0.2, Contender::Haproxy.title())),
         at(connection, Goal::TimesPeer(0.2, Contender::Envoy.title())),
         at("restart to ready, with what is in the kernel", Goal::AtMost(200.0)),

@@ -110,6 +110,13 @@ pub(crate) struct RouteArgs {
     pub(crate) route_withdraw_wait: Duration,
 }
 
+impl RouteArgs {
+    /// How long routers get to leave this host when the process ends, if it keeps routes.
+    pub(crate) fn withdraw_wait(self) -> Option<Duration> {
+        (self.route_table != 0).then_some(self.route_withdraw_wait)
+    }
+}
+
 /// A name that can be part of an object's name.
 pub(crate) fn host_name(text: &str) -> Result<String, String> {
     let is_label = |label: &str| {

@@ -140,7 +140,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone());
 
-    let leases = VipLeases::new(dataplane.leases(), timing);
+    let leases = VipLeases::new(dataplane.leases(), timing, routes.withdraw_wait());
     let (held, held_rx) = watch::channel(BTreeSet::new());
     let (announcements, announcements_rx) = mpsc::unbounded_channel();
     let announcer =
@@ -164,8 +164,12 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (health, health_rx) = mpsc::unbounded_channel();
     let (statements, statements_rx) = mpsc::channel(STATEMENT_BUFFER);
     let prober = Prober::new(statements_port, health, statements, metrics.clone());
-    let keeper =
-        LeaseRenewer { leases: leases.clone(), membership: membership.clone(), leaving: leaving.subscribe() };
+    let keeper = LeaseRenewer {
+        leases: leases.clone(),
+        membership: membership.clone(),
+        leaving: leaving.subscribe(),
+        abilities: abilities.subscribe(),
+    };
     process.spawn("lease", keeper.run());
     let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving);
     export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;

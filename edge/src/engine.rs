@@ -497,6 +497,7 @@ impl Engine {
         if !self.kernel.write(&self.link, state) {
             return false;
         }
+        self.vips.forward(&self.membership);
         self.vips.set_held(self.roles(), held, &taken);
         done(&mut self.gates.programmed);
         if !was_programmed {

@@ -15,6 +15,7 @@ use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::shards::{Shard, Shards};
 
+mod forwarding;
 mod lease;
 
 pub(crate) use lease::{AFTER_STANDBY, LeaseRenewer, VipLeases, lease_time, now as boot_time};
@@ -206,6 +207,11 @@ impl ServedVips {
             );
             self.announce([vip].into());
         }
+    }
+
+    /// The kernel's maps hold the plan: the program forwards, also if its time had ended.
+    pub(crate) fn forward(&self, membership: &Membership) {
+        self.leases.forward(membership);
     }
 
     /// The process ends.

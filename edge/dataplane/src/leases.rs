@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Until when the program answers ARP requests and neighbour solicitations for VIPs. A lease is one
-//! word of shared memory, so any task may write it, whatever the data plane's owner does meanwhile.
+//! Until when the program answers ARP requests and neighbour solicitations for VIPs, and until when it
+//! forwards. Each is one word of shared memory, so any task may write it, whatever the data plane's
+//! owner does meanwhile.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use steerage_edge_packet::maps::FORWARDING;
+
 use crate::maps::{self, Maps};
 use crate::shared::SharedArray;
+
+/// A time that never comes.
+const ENDLESS: u64 = u64::MAX;
 
 /// The leases of a data plane. Clones are the same.
 #[derive(Clone, Debug)]
@@ -26,16 +32,37 @@ impl Leases {
     /// ends it. Returns whether there is such a lease.
     pub fn set(&self, lease: u32, until: Duration) -> bool {
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        for leases in self.earlier.lock().iter() {
-            leases.set(lease, &until);
+        lease != FORWARDING && self.write(lease, until)
+    }
+
+    /// Lets the program forward until then: a time since the start of the kernel, without suspended time
+    /// (`CLOCK_MONOTONIC`). After that it leaves all packets to the kernel, as if it were not attached.
+    /// [`Duration::MAX`] has no end. It should be later than the end of each lease.
+    pub fn set_forwarding(&self, until: Duration) {
+        let until = u64::try_from(until.as_nanos()).unwrap_or(ENDLESS);
+        // Zero would have no end.
+        self.write(FORWARDING, if until == ENDLESS { 0 } else { until.max(1) });
+    }
+
+    /// Until when the program forwards; [`Duration::MAX`] without end.
+    pub fn forwarding(&self) -> Duration {
+        match self.maps.leases.get(FORWARDING).unwrap_or(0) {
+            0 => Duration::MAX,
+            until => Duration::from_nanos(until),
         }
-        self.maps.leases.set(lease, &until)
+    }
+
+    fn write(&self, element: u32, until: u64) -> bool {
+        for leases in self.earlier.lock().iter() {
+            leases.set(element, &until);
+        }
+        self.maps.leases.set(element, &until)
     }
 
     /// Until when a lease lasts; [`Duration::MAX`] if it never ends.
     pub fn get(&self, lease: u32) -> Duration {
         match self.maps.leases.get(lease).unwrap_or(0) {
-            u64::MAX => Duration::MAX,
+            ENDLESS => Duration::MAX,
             until => Duration::from_nanos(until),
         }
     }
@@ -64,7 +91,14 @@ impl EarlierLeases {
     pub(crate) fn copy_to(&self, maps: &Maps) {
         let earlier = self.lock();
         for lease in 0..maps.leases.len() {
-            if let Some(until) = earlier.iter().filter_map(|leases| leases.get(lease)).max() {
+            let found = earlier.iter().filter_map(|leases| leases.get(lease));
+            // Zero is a lease that has ended, but no end of forwarding.
+            let latest = if lease == FORWARDING {
+                found.max_by_key(|until| until.wrapping_sub(1))
+            } else {
+                found.max()
+            };
+            if let Some(until) = latest {
                 maps.leases.set(lease, &until);
             }
         }

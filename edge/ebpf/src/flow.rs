@@ -9,12 +9,18 @@ use crate::frame::Frame;
 use crate::maps::{Family, SERVICES, TARGETS};
 use crate::open::{Decision, Opening, open};
 
-/// The time in the units of flows. Its clock needs no reading of the hardware, and is a few
-/// milliseconds behind at most.
+/// Nanoseconds since the start of the kernel, without suspended time. This clock needs no reading of the
+/// hardware, and is a few milliseconds behind at most.
+#[inline(always)]
+pub fn clock() -> u64 {
+    // SAFETY: reads a clock.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+/// The time in the units of flows.
 #[inline(always)]
 pub fn now() -> u32 {
-    // SAFETY: reads a clock.
-    seconds(unsafe { bpf_ktime_get_coarse_ns() })
+    seconds(clock())
 }
 
 /// The target of an established flow for which nothing has changed since it was checked. `flags` of

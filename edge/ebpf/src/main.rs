@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The edge's program in the kernel: at tc ingress of the link it forwards packets to VIPs to their
-//! targets, and answers for the VIPs while the daemon's lease lasts.
+//! targets, and answers for the VIPs while the daemon's lease lasts. Some time after a daemon that other
+//! hosts can stand in for is gone, it does nothing.
 //!
 //! `edge/dataplane` loads it, and is the only writer of its maps but for flows and counters. What is
 //! not for a VIP is left to the kernel as it is.
@@ -26,6 +27,7 @@ use aya_ebpf::bindings::{__sk_buff, TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use steerage_edge_packet::ethernet::{ARP, IPV4, IPV6, LENGTH, VLAN_MASK, ethernet};
+use steerage_edge_packet::maps::seconds;
 use steerage_edge_packet::{Fragment, TcpFlags, Transport, V4, V6, hash, transport};
 
 use frame::Frame;
@@ -74,6 +76,10 @@ fn usual<A: Family>(skb: *mut __sk_buff) -> i32 {
     if maps::GATE.get(word).is_none_or(|bits| bits & bit == 0) {
         return if unusual::is_icmp6::<A>(&frame) { UNDECIDED } else { PASS };
     }
+    let clock = flow::clock();
+    if maps::is_over(clock) {
+        return PASS;
+    }
     if frame.kind() == PACKET_HOST
         && let Some(datagram) = A::plain(&frame, LENGTH)
         && datagram.fragment == Fragment::Whole
@@ -84,7 +90,7 @@ fn usual<A: Family>(skb: *mut __sk_buff) -> i32 {
             _ => return UNDECIDED,
         };
         let key = datagram.flow(ports);
-        if let Some(decision) = flow::established(&key, hash::mac_mark(link.source), flags, flow::now()) {
+        if let Some(decision) = flow::established(&key, hash::mac_mark(link.source), flags, seconds(clock)) {
             return send::send(&frame, &datagram, decision);
         }
     }

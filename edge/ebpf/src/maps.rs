@@ -6,8 +6,8 @@ use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray};
 use steerage_edge_packet::hash::GATE_WORDS;
 use steerage_edge_packet::maps::{
-    Config, Counters, Event, Flow, FlowKey, FragmentFlow, FragmentKey, ListenerKey, Mac, Member, Prefix,
-    Service, Slots, Target, Vip,
+    Config, Counters, Event, FORWARDING, Flow, FlowKey, FragmentFlow, FragmentKey, ListenerKey, Mac, Member,
+    Prefix, Service, Slots, Target, Vip,
 };
 use steerage_edge_packet::{Address, V4, V6};
 
@@ -22,7 +22,7 @@ const NO_PREALLOC: u32 = 1;
 pub static CONFIG: Array<Config> = Array::with_max_entries(1, MMAPABLE);
 #[map]
 pub static GATE: Array<u64> = Array::with_max_entries(GATE_WORDS, MMAPABLE);
-/// Until when this host answers for the VIPs of each lease, by the clock that counts suspended time.
+/// Until when this host answers for the VIPs of each lease, by the clock that counts suspended time. [`FORWARDING`] is no lease.
 #[map]
 pub static LEASES: Array<u64> = Array::with_max_entries(1024, MMAPABLE);
 #[map]
@@ -113,6 +113,13 @@ pub fn count(event: Event) {
         // SAFETY: the value is this CPU's own.
         unsafe { *counter += 1 };
     }
+}
+
+/// Whether packets to VIPs are left to the kernel, as if there were no program: the daemon is gone, and
+/// other hosts have the VIPs. `clock`: [`crate::flow::clock`].
+#[inline(always)]
+pub fn is_over(clock: u64) -> bool {
+    LEASES.get(FORWARDING).is_some_and(|until| *until != 0 && clock > *until)
 }
 
 /// Drops a packet that no listener takes, if it is for a VIP: several addresses share a bit of the

@@ -12,8 +12,8 @@ use steerage_edge_packet::neighbour::{
 use steerage_edge_packet::{Address, V6};
 
 use crate::frame::Frame;
-use crate::maps::{CONFIG, LEASES, VIPS, count};
-use crate::{DROP, PASS, UNDECIDED};
+use crate::maps::{CONFIG, LEASES, VIPS, count, is_over};
+use crate::{DROP, PASS, UNDECIDED, flow};
 
 /// All ARP packets.
 #[inline(never)]
@@ -46,11 +46,14 @@ pub fn icmp6(skb: *mut __sk_buff) -> i32 {
 }
 
 /// Whether the address is a VIP, and the link-layer address that answers for it: none once its lease
-/// has ended.
+/// has ended. Where the program is to do nothing, no address is a VIP.
 #[inline(always)]
 fn answerer(address: V6) -> Option<Option<[u8; 6]>> {
     // SAFETY: the value is one word.
     let vip = unsafe { VIPS.get(address) }?;
+    if is_over(flow::clock()) {
+        return None;
+    }
     // SAFETY: reads a clock.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let lasts = LEASES.get(vip.lease).is_some_and(|until| now <= *until);

@@ -137,6 +137,10 @@ pub struct Mac {
 /// VIP has been forwarded to this node, whose Service proxy serves it.
 pub const FORWARDER: u32 = 0;
 
+/// The element of the array of leases that says until when the program forwards: by the clock without suspended time, in nanoseconds;
+/// zero for no end. No lease has this number, and daemons of earlier versions leave zero there.
+pub const FORWARDING: u32 = 1023;
+
 /// A packet in fragments.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -56,6 +56,8 @@ pub struct Model {
     pub senders: BTreeMap<[u8; 6], Vec<(IpAddr, u8)>>,
     /// Edge hosts that forward to this one, which is a node.
     pub forwarders: BTreeSet<[u8; 6]>,
+    /// The time in which the program forwards has ended.
+    pub is_over: bool,
     flows: HashMap<FlowKey<V6>, u32>,
     fragments: HashMap<(V6, V6, u32, u8), u32>,
 }
@@ -63,6 +65,9 @@ pub struct Model {
 impl Model {
     /// Decides about a frame, and remembers its flow.
     pub fn decide(&mut self, frame: &[u8]) -> Verdict {
+        if self.is_over {
+            return Verdict::Pass;
+        }
         let Some(link) = ethernet(frame) else { return Verdict::Pass };
         match link.kind {
             ARP => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long the kernel's program answers for the VIPs of each shard without this process: for some seconds while another host could take
-//! over, else without limit.
+//! over, else without limit. And how long it forwards, which `forwarding` decides.
 //!
 //! A dead process cannot stop it, and it would answer ARP beside the host that took over, with the targets that were healthy then.
 //! The task here waits for neither the maps nor the API, so that a long write ends no lease, and an engine that is stuck leaves the
@@ -14,7 +14,8 @@ use steerage_edge_dataplane::Leases;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::{UNDIVIDED, VipRole, VipRoles};
+use super::{UNDIVIDED, VipRole, VipRoles, forwarding};
+use crate::link::ability::AbilityReport;
 use crate::link::election::HeartbeatTiming;
 use crate::link::membership::Membership;
 use crate::shards::{Shard, Shards};
@@ -34,6 +35,15 @@ pub(crate) fn lease_time(timing: HeartbeatTiming) -> Duration {
     SLACK + timing.timeout().saturating_mul(TIMEOUTS)
 }
 
+/// For how long a lease is renewed. `limited`: while another host could take over; `since_standby`: the time since one could.
+fn time_of_renewed(limited: Duration, since_standby: Option<Duration>) -> Duration {
+    match since_standby {
+        Some(Duration::ZERO) => limited,
+        Some(since) if since < AFTER_STANDBY => limited.max(AFTER_STANDBY),
+        _ => Duration::MAX,
+    }
+}
+
 /// The next state of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
@@ -41,26 +51,18 @@ enum Renewal {
     Unchanged,
     /// It ends now.
     End,
-    /// It lasts for [`lease_time`], from now on.
-    Limited,
-    /// It lasts for [`AFTER_STANDBY`], from now on.
-    Long,
-    /// It never ends.
-    Unlimited,
+    /// It lasts for [`time_of_renewed`], from now on.
+    Renewed,
 }
 
 impl Renewal {
-    /// `lasts`: whether the lease lasts now; `since_standby`: the time since another host could have taken over.
-    fn new(role: VipRole, lasts: bool, since_standby: Option<Duration>) -> Self {
+    /// `lasts`: whether the lease lasts now.
+    fn new(role: VipRole, lasts: bool) -> Self {
         match (role, lasts) {
             // A process that has just started does not know whether another host has the VIPs.
             (VipRole::Undecided, _) | (VipRole::Unanswered, false) => Self::Unchanged,
             (VipRole::Standby, _) => Self::End,
-            (VipRole::Active, _) | (VipRole::Unanswered, true) => match since_standby {
-                Some(Duration::ZERO) => Self::Limited,
-                Some(since) if since < AFTER_STANDBY => Self::Long,
-                _ => Self::Unlimited,
-            },
+            (VipRole::Active, _) | (VipRole::Unanswered, true) => Self::Renewed,
         }
     }
 }
@@ -73,16 +75,26 @@ pub(crate) struct VipLeases(Arc<Mutex<LeaseTable>>);
 struct LeaseTable {
     leases: Leases,
     time: Duration,
+    /// How long routers get to leave this host when the process ends, if it keeps routes.
+    withdraw_wait: Option<Duration>,
     /// When another host could have taken over last.
     standby_at: Option<Instant>,
+    /// The program has left the packets to the kernel.
+    is_over: bool,
     /// The process ends and has decided the last state of the leases.
     is_left: bool,
 }
 
 impl VipLeases {
-    pub(crate) fn new(leases: Leases, timing: HeartbeatTiming) -> Self {
-        let table = LeaseTable { leases, time: lease_time(timing), standby_at: None, is_left: false };
+    /// Before the program of this process is attached. `withdraw_wait`: how long routers get to leave this host when the process ends,
+    /// if it keeps routes.
+    pub(crate) fn new(leases: Leases, timing: HeartbeatTiming, withdraw_wait: Option<Duration>) -> Self {
+        let time = lease_time(timing);
+        let table =
+            LeaseTable { leases, time, withdraw_wait, standby_at: None, is_over: false, is_left: false };
         table.divide();
+        let left = forwarding::unchanged(table.forwarding_left(), table.longest());
+        table.forward_for(left);
         Self(Arc::new(Mutex::new(table)))
     }
 
@@ -91,29 +103,38 @@ impl VipLeases {
         self.lock().lasting()
     }
 
-    fn renew(&self, membership: &Membership, is_leaving: bool) {
+    fn renew(&self, membership: &Membership, is_leaving: bool, can_serve: bool) {
         let mut table = self.lock();
         if table.is_left {
             return;
         }
-        let instant = Instant::now();
-        if membership.has_standby {
-            table.standby_at = Some(instant);
-        }
-        let since_standby = table.standby_at.map(|at| instant.duration_since(at));
+        let time = table.time_of_renewed(membership);
         let roles = VipRoles::new(membership, is_leaving);
-        let before = table.lasting();
-        for shard in Shard::all() {
-            match Renewal::new(roles.of(shard), before.contains(shard), since_standby) {
-                Renewal::Unchanged => {}
-                Renewal::End => table.set(shard, Duration::ZERO),
-                Renewal::Limited => table.set(shard, now() + table.time),
-                Renewal::Long => table.set(shard, now() + table.time.max(AFTER_STANDBY)),
-                Renewal::Unlimited => table.set(shard, Duration::MAX),
-            }
+        let (now, before) = (now(), table.lasting());
+        let until = |shard: Shard| match Renewal::new(roles.of(shard), before.contains(shard)) {
+            Renewal::Unchanged => table.leases.get(shard.lease()),
+            Renewal::End => Duration::ZERO,
+            Renewal::Renewed => now.saturating_add(time),
+        };
+        let leases: Vec<_> = Shard::all().map(|shard| (shard, until(shard))).collect();
+        let longest = leases.iter().map(|(_, until)| left_of(*until, now)).max().unwrap_or_default();
+        // First: the host must not answer for VIPs that it does not forward to.
+        table.renew_forwarding(membership.settled, time, longest, can_serve);
+        for (shard, until) in leases {
+            table.set(shard, until);
         }
         table.renew_undivided();
         log_change(before, table.lasting());
+    }
+
+    /// The maps hold what this host should serve: the program forwards again before anybody learns that this host can serve.
+    pub(crate) fn forward(&self, membership: &Membership) {
+        let mut table = self.lock();
+        if !table.is_left {
+            let time = table.time_of_renewed(membership);
+            let longest = table.longest();
+            table.renew_forwarding(membership.settled, time, longest, true);
+        }
     }
 
     /// The process ends: other hosts have the shards for which they are active. The kernel keeps the others, for a limited time if
@@ -126,6 +147,10 @@ impl VipLeases {
             table.set(shard, left_until(is_taken, membership.has_standby, now()));
         }
         table.renew_undivided();
+        let (left, longest) = (table.forwarding_left(), table.longest());
+        let withdraw_wait = table.withdraw_wait.unwrap_or_default();
+        let left = forwarding::left_behind(left, longest, membership.has_standby, withdraw_wait);
+        table.forward_for(left);
     }
 
     fn lock(&self) -> MutexGuard<'_, LeaseTable> {
@@ -150,6 +175,58 @@ impl LeaseTable {
         self.leases.set(UNDIVIDED, longest.unwrap_or_default());
     }
 
+    fn time_of_renewed(&mut self, membership: &Membership) -> Duration {
+        let instant = Instant::now();
+        if membership.has_standby {
+            self.standby_at = Some(instant);
+        }
+        time_of_renewed(self.time, self.standby_at.map(|at| instant.duration_since(at)))
+    }
+
+    /// `lease_time`: of a lease that is renewed now; `longest`: what the longest lease has left.
+    fn renew_forwarding(
+        &mut self,
+        is_settled: bool,
+        lease_time: Duration,
+        longest: Duration,
+        can_serve: bool,
+    ) {
+        let left = self.forwarding_left();
+        if left.is_zero() && !self.is_over {
+            tracing::warn!(
+                "the eBPF program leaves packets to VIPs to the kernel: this host cannot serve, and another host can"
+            );
+        }
+        let next = if is_settled {
+            forwarding::renewed(left, longest, lease_time, can_serve, self.withdraw_wait.is_some())
+        } else {
+            forwarding::unchanged(left, longest)
+        };
+        if left.is_zero() && !next.is_zero() {
+            tracing::info!("the eBPF program forwards packets to VIPs again");
+        }
+        self.is_over = next.is_zero();
+        self.forward_for(next);
+    }
+
+    fn forward_for(&self, left: Duration) {
+        // What has ended must not end now: the program's clock is late.
+        if left != self.forwarding_left() {
+            self.leases.set_forwarding(clock().saturating_add(left));
+        }
+    }
+
+    fn forwarding_left(&self) -> Duration {
+        left_of(self.leases.forwarding(), clock())
+    }
+
+    /// What the longest lease has left.
+    fn longest(&self) -> Duration {
+        let now = now();
+        let left = Shard::all().map(|shard| left_of(self.leases.get(shard.lease()), now));
+        left.max().unwrap_or_default()
+    }
+
     fn lasting(&self) -> Shards {
         let now = now();
         Shard::all().filter(|shard| self.leases.get(shard.lease()) >= now).collect()
@@ -158,6 +235,11 @@ impl LeaseTable {
     fn set(&self, shard: Shard, until: Duration) {
         self.leases.set(shard.lease(), until);
     }
+}
+
+/// What is left until then; `Duration::MAX` stays without end.
+fn left_of(until: Duration, now: Duration) -> Duration {
+    if until == Duration::MAX { until } else { until.saturating_sub(now) }
 }
 
 /// The end of a lease that a process leaves behind. `is_taken`: whether another host answers for the shard; `has_standby`: whether one
@@ -189,9 +271,14 @@ fn log_change(before: Shards, after: Shards) {
     }
 }
 
-/// The time since the start of the kernel, as its program has it. Every kernel has this clock.
+/// The time since the start of the kernel, as its program has it for leases. Every kernel has this clock.
 pub(crate) fn now() -> Duration {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
+}
+
+/// The same without suspended time, as the program has it for what it forwards.
+fn clock() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The task that renews and ends the leases while this process runs.
@@ -201,6 +288,7 @@ pub(crate) struct LeaseRenewer {
     pub(crate) membership: watch::Receiver<Membership>,
     /// Of the engine.
     pub(crate) leaving: watch::Receiver<bool>,
+    pub(crate) abilities: watch::Receiver<AbilityReport>,
 }
 
 impl LeaseRenewer {
@@ -214,14 +302,18 @@ impl LeaseRenewer {
                 changed = self.leaving.changed() => if changed.is_err() { return Ok(()) },
                 _ = ticks.tick() => {}
             }
-            self.leases.renew(&self.membership.borrow_and_update(), *self.leaving.borrow());
+            let can_serve = self.abilities.borrow().ability(Instant::now()).can_serve;
+            self.leases.renew(&self.membership.borrow_and_update(), *self.leaving.borrow(), can_serve);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use steerage_edge_dataplane::packet::maps::FORWARDING;
+
     use super::*;
+    use crate::vips::WITHHELD;
 
     #[test]
     fn vips_of_a_dead_host_stay_until_another_host_has_them() {
@@ -251,30 +343,36 @@ mod tests {
 
     #[test]
     fn lease_is_limited_while_another_host_could_take_over() {
-        use Renewal::{End, Limited, Long, Unchanged, Unlimited};
-        use VipRole::{Active, Standby, Unanswered, Undecided};
-        let (now, lately) = (Some(Duration::ZERO), Some(AFTER_STANDBY / 2));
-        for (role, lasts, since_standby, wanted) in [
-            (Active, false, now, Limited),
-            (Active, true, now, Limited),
-            (Active, true, lately, Long),
-            (Active, true, Some(AFTER_STANDBY), Unlimited),
-            (Active, false, None, Unlimited),
-            (Unanswered, true, now, Limited),
-            (Unanswered, true, lately, Long),
-            (Unanswered, true, None, Unlimited),
-            (Unanswered, false, now, Unchanged),
-            (Unanswered, false, None, Unchanged),
-            (Standby, true, now, End),
-            (Standby, true, None, End),
-            (Undecided, true, now, Unchanged),
-            (Undecided, false, None, Unchanged),
-        ] {
-            assert_eq!(
-                Renewal::new(role, lasts, since_standby),
-                wanted,
-                "{role:?}, {lasts}, {since_standby:?}"
-            );
+        let limited = Duration::from_secs(6);
+        let [now, lately, over] = [Duration::ZERO, AFTER_STANDBY / 2, AFTER_STANDBY].map(Some);
+        for (since_standby, time) in
+            [(now, limited), (lately, AFTER_STANDBY), (over, Duration::MAX), (None, Duration::MAX)]
+        {
+            assert_eq!(time_of_renewed(limited, since_standby), time, "{since_standby:?}");
         }
+        assert_eq!(time_of_renewed(AFTER_STANDBY * 2, lately), AFTER_STANDBY * 2);
+    }
+
+    #[test]
+    fn lease_follows_the_role() {
+        use Renewal::{End, Renewed, Unchanged};
+        use VipRole::{Active, Standby, Unanswered, Undecided};
+        for (role, lasts, wanted) in [
+            (Active, false, Renewed),
+            (Active, true, Renewed),
+            (Unanswered, true, Renewed),
+            (Unanswered, false, Unchanged),
+            (Standby, true, End),
+            (Undecided, true, Unchanged),
+            (Undecided, false, Unchanged),
+        ] {
+            assert_eq!(Renewal::new(role, lasts), wanted, "{role:?}, {lasts}");
+        }
+    }
+
+    #[test]
+    fn no_lease_has_the_number_of_the_forwarding_time() {
+        let leases = Shard::all().map(Shard::lease).chain([UNDIVIDED, WITHHELD]);
+        assert!(leases.into_iter().all(|lease| lease < FORWARDING));
     }
 }

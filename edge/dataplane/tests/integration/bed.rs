@@ -209,6 +209,12 @@ impl Bed {
         self.dataplane.counts().listeners().expect("counters")[&listener]
     }
 
+    /// The time in which the program forwards ends now, or has no end.
+    pub(crate) fn end_forwarding(&self, is_over: bool) {
+        let until = if is_over { Duration::from_nanos(1) } else { Duration::MAX };
+        self.dataplane.leases().set_forwarding(until);
+    }
+
     fn events(&self) -> BTreeMap<Event, u64> {
         self.dataplane.counts().events().expect("events")
     }

@@ -160,6 +160,8 @@ fn program_decides_as_the_model_does() {
         let members = [&[1, 2, 3][..], &[1, 3], &[2], &[2, 3], &[1, 2]][random.below(5)];
         bed.change(|state| drop(state.tables.insert(1, table(random.pick(&[251, 509]), members))));
         model.services = bed::model(&bed.state).services;
+        model.is_over = random.below(8) == 0;
+        bed.end_forwarding(model.is_over);
     }
     println!("{seen:?}");
     assert!(seen.len() >= 14, "the frames are of few kinds: {seen:?}");

@@ -73,6 +73,18 @@ fn time(dataplane: &Dataplane, frames: &[Vec<u8>], repeat: u32, expected: i32) -
     total.as_secs_f64() * 1e9 / frames.len() as f64
 }
 
+/// The same for one packet each, after the caches of the core were filled with other memory.
+fn time_with_cold_caches(dataplane: &Dataplane, frames: &[Vec<u8>], expected: i32) -> f64 {
+    const LINE: usize = 64;
+    let mut other = vec![1_u8; 32 << 20];
+    let evict = |frame: &Vec<u8>| {
+        other.iter_mut().step_by(LINE).for_each(|byte| *byte = byte.wrapping_add(1));
+        time(dataplane, std::slice::from_ref(frame), 1, expected)
+    };
+    let times: Vec<_> = frames.iter().map(evict).collect();
+    times.iter().sum::<f64>() / times.len() as f64
+}
+
 fn frames(services: u32, v6: bool, flags: u8) -> Vec<Vec<u8>> {
     let client = families()[usize::from(v6)].client;
     let frame = |number: u32| {
@@ -111,14 +123,20 @@ fn measure_packets() {
             // One packet of each flow in turn: nothing of it is in the caches. The clock's part is in both.
             let cold =
                 |all: &[Vec<u8>], action| median((0..11).map(|_| time(&dataplane, all, 1, action)).collect());
+            let evicted = |all: &[Vec<u8>], action| {
+                median((0..5).map(|_| time_with_cold_caches(&dataplane, &all[..20], action)).collect())
+            };
             println!(
-                "{services:6} Services, IPv{}: established {}, new {}, for no VIP {}; one by one: {} and {}",
+                "{services:6} Services, IPv{}: established {}, new {}, for no VIP {}; one by one: {} and {}; \
+                 each after other memory has filled the caches: {} and {}",
                 if v6 { 6 } else { 4 },
                 rounds(&ack, 7),
                 rounds(&syn, 7),
                 rounds(&other, -1),
                 cold(&ack, 7),
                 cold(&other, -1),
+                evicted(&ack, 7),
+                evicted(&other, -1),
             );
         }
     }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every kind of packet, one by one.
 
+use std::net::IpAddr;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 use steerage_edge_dataplane::packet::checksum;
-use steerage_edge_dataplane::packet::frames::Frame;
-use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
+use steerage_edge_dataplane::packet::frames::{Frame, arp_request, solicitation};
+use steerage_edge_dataplane::packet::maps::{Event, FORWARDING, ListenerKey};
 use steerage_edge_dataplane::packet::model::Verdict;
 use steerage_edge_dataplane::{Options, Path};
 use steerage_requirements::requires;
@@ -123,6 +127,63 @@ fn node_may_send_only_from_its_own_addresses() {
             assert_eq!(bed.verdict(&frame.bytes()), Verdict::Drop(Event::ForeignSource));
         }
     }
+}
+
+/// Other hosts have the VIPs, and the daemon is gone: what it knew may be old.
+#[test]
+fn program_leaves_all_to_the_kernel_once_its_time_is_over() {
+    requires!(Root);
+    let bed = Bed::new();
+    let clock = || Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).expect("clock"));
+    let mut solicited = Vec::new();
+    for family in families() {
+        let mut from_node = syn(&family, TCP);
+        from_node.from = NODE_MAC;
+        let echo = if family.vip.is_ipv4() { 8 } else { 128 };
+        let asked = match (family.vip, family.node) {
+            (IpAddr::V4(vip), IpAddr::V4(node)) => arp_request(node, vip),
+            (IpAddr::V6(vip), IpAddr::V6(node)) => {
+                let asked = solicitation(node, vip);
+                // As a host asks that knew the Ethernet address: not the group.
+                let mut direct = Frame::icmp(family.node, family.vip, 135, 0, &asked.payload[4..]);
+                direct.hop_limit = 255;
+                solicited.push(direct.bytes());
+                asked.bytes()
+            }
+            _ => unreachable!("of one family"),
+        };
+        let datagram = Frame::udp((family.client, 1), (family.vip, UDP), &[0; 64]);
+        let established = Frame::tcp((family.client, 40_001), (family.vip, TCP), ACK).bytes();
+        for _ in 0..3 {
+            assert!(is_forwarded(&bed.verdict(&established)));
+        }
+        let frames = [
+            syn(&family, TCP).bytes(),
+            syn(&family, 80).bytes(),
+            from_node.bytes(),
+            established,
+            datagram.bytes(),
+            datagram.clone().fragment(7, 0, true).bytes(),
+            datagram.fragment(9, 8, false).bytes(),
+            Frame::icmp(family.client, family.vip, echo, 0, &[0; 20]).bytes(),
+            Frame::icmp(family.client, family.vip, 99, 0, &[0; 20]).bytes(),
+            asked,
+        ];
+        for frame in frames.iter().chain(&solicited) {
+            for ended in [Duration::from_nanos(1), clock() - Duration::from_millis(100)] {
+                bed.dataplane.leases().set_forwarding(ended);
+                assert_eq!(bed.dataplane.leases().forwarding(), ended);
+                let (verdict, out) = bed.verdict_and_frame(frame);
+                assert_eq!(verdict, Verdict::Pass, "{frame:02x?}");
+                assert_eq!(&out, frame);
+            }
+            for end in [clock() + Duration::from_secs(60), Duration::MAX] {
+                bed.dataplane.leases().set_forwarding(end);
+                assert_ne!(bed.verdict(frame), Verdict::Pass, "{frame:02x?}");
+            }
+        }
+    }
+    assert!(!bed.dataplane.leases().set(FORWARDING, Duration::ZERO), "it is no lease");
 }
 
 /// The other edge host has chosen this node, which must not choose again.

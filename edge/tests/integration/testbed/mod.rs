@@ -22,7 +22,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use steerage_edge_dataplane::packet::V6;
-use steerage_edge_dataplane::packet::maps::Vip;
+use steerage_edge_dataplane::packet::maps::{FORWARDING, Vip};
 
 /// Of two hosts the first is preferred for both, so that neither moves.
 pub(crate) const VIP4: &str = "10.0.0.100";
@@ -363,9 +363,18 @@ impl TestBed {
         let Some(vips) = self.map(edge, "VIPS") else { return 0 };
         let vips = HashMap::<_, V6, Vip>::try_from(Map::HashMap(vips)).expect("VIPs");
         let Ok(vip) = vips.get(&vip.into(), 0) else { return 0 };
-        let leases =
-            Array::<_, u64>::try_from(Map::Array(self.map(edge, "LEASES").expect("leases"))).expect("leases");
-        leases.get(&vip.lease, 0).expect("a lease")
+        self.leases(edge).get(&vip.lease, 0).expect("a lease")
+    }
+
+    fn leases(&self, edge: usize) -> Array<MapData, u64> {
+        Array::try_from(Map::Array(self.map(edge, "LEASES").expect("leases"))).expect("leases")
+    }
+
+    /// How long the program of an edge host forwards without its process; `None` without end.
+    pub(crate) fn forwarding_left(&self, edge: usize) -> Option<Duration> {
+        let until = self.leases(edge).get(&FORWARDING, 0).expect("a time");
+        let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).expect("time"));
+        (until != 0).then(|| Duration::from_nanos(until).saturating_sub(clock))
     }
 
     /// A pinned map of an edge host.
