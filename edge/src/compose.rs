@@ -39,6 +39,7 @@ use crate::prober::Prober;
 use crate::routes::{self, RouteExporter, RouteInputs};
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
+use crate::tunnel::TunnelKeeper;
 use crate::vips::{LeaseRenewer, ServedVips, VipLeases, WITHHELD, lease_time};
 
 /// Events that may wait for the engine; then the watches wait.
@@ -50,7 +51,8 @@ const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)"
 /// Errors of the removal of a directory that has to stay.
 const IS_LEFT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::ResourceBusy];
 
-/// Removes the eBPF programs and maps of all links, the multicast groups and the routes of VIPs; none of these is success.
+/// Removes the eBPF programs and maps of all links, the multicast groups, the routes of VIPs and the tunnel's device; none of these is
+/// success.
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
     for (index, address) in netlink.marked()? {
@@ -58,6 +60,7 @@ pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     }
     leftovers::remove(&mut netlink)?;
     routes::remove_all(&mut netlink)?;
+    steerage_tunnel::remove(steerage_tunnel::SENDER)?;
     let entries = match fs::read_dir(bpf_dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             println!("there is no {}: the edge has no program here", bpf_dir.display());
@@ -94,6 +97,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         peers_key_secret,
         peers_key_file,
         routes,
+        tunnel,
         objects_dir,
         status_dir,
     } = edge;
@@ -105,7 +109,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let gates = readiness_gates(&process);
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
-    let dataplane = load(&link, &bpf_dir)?;
+    // Before the program of an earlier process is told the device's index.
+    let tunnel = TunnelKeeper::start(tunnel);
+    let dataplane = load(&link, &bpf_dir, tunnel.as_ref().and_then(TunnelKeeper::index))?;
     process.metrics().register("edge", |registry| register_traffic(registry, dataplane.counts().clone()));
 
     let (mac, mac_rx) = watch::channel(link.mac);
@@ -181,7 +187,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims,
         shutdown: process.shutdown().clone(),
     };
-    let kernel = Kernel::new(dataplane, exchange, metrics.clone())?;
+    let kernel = Kernel::new(dataplane, exchange, tunnel, metrics.clone())?;
     let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
@@ -298,7 +304,7 @@ async fn watch_cluster(
 }
 
 /// Loads the program, and adopts what an earlier process has left for the link.
-fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
+fn load(link: &Link, bpf_dir: &Path, tunnel: Option<u32>) -> anyhow::Result<Dataplane> {
     if let Err(error) = fs::create_dir_all(bpf_dir)
         && error.kind() == ErrorKind::PermissionDenied
     {
@@ -319,7 +325,7 @@ fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
     let options = Options {
         interface: link.name.clone(),
         mac: link.mac,
-        tunnel: None,
+        tunnel,
         pins: Some(bpf_dir.join(pin_names::folder(&link.name))),
         sizes: Sizes::default(),
         hook: None,
