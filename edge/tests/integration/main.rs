@@ -12,3 +12,4 @@ mod several_hosts;
 mod statements;
 mod takeover;
 mod testbed;
+mod tunnel;
