@@ -19,10 +19,11 @@ const FLAGS: [&str; 3] =
 const ON_AN_EDGE_HOST: [&str; 3] =
     ["--edge-tunnel-vni=7", "--edge-tunnel-sources=10.1.0.1,10.1.0.2", "--edge-tunnel-vips=192.0.2.0/24"];
 
-/// Sends what goes to these addresses to the node through a tunnel.
-fn send_through_tunnel(scene: &Scene, from: At, device: &str, remote: &str, addresses: &[&str]) {
+/// Sends what goes to these addresses through a tunnel.
+fn send_through_tunnel(scene: &Scene, from: At, vni: u32, remote: &str, addresses: &[&str]) {
+    let device = format!("sender{vni}");
     let mut line = format!(
-        "ip link add {device} type vxlan id 7 dstport 10361 remote {remote} nolearning; ip link set {device} up"
+        "ip link add {device} type vxlan id {vni} dstport 10361 remote {remote} nolearning; ip link set {device} up"
     );
     for address in addresses {
         line += &format!(
@@ -55,7 +56,7 @@ fn edge_hosts_reach_vips_through_the_tunnel_and_nobody_anything_else() {
     scene.service("web", VIP.parse().unwrap(), &json!({ "externalTrafficPolicy": "Local" }));
     scene.endpoints("web", "node", &[At::Pod1]);
     let agent = scene.started_with("node", &FLAGS);
-    send_through_tunnel(&scene, At::Client, "vx0", "10.1.0.1", &[VIP, UNASSIGNED, "10.244.0.12"]);
+    send_through_tunnel(&scene, At::Client, 7, "10.1.0.1", &[VIP, UNASSIGNED, "10.244.0.12"]);
     let served = |answer: Answer| {
         answer.is_ok_and(|(pod, client)| {
             pod == "pod1" && client.ip() == At::Client.addr(steerage_model::Family::V4)
@@ -89,13 +90,13 @@ fn edge_hosts_reach_vips_through_the_tunnel_and_nobody_anything_else() {
     }
 
     // No edge host, and a pod with the address of one.
-    send_through_tunnel(&scene, At::Far, "vx0", "10.1.0.1", &[VIP]);
+    send_through_tunnel(&scene, At::Far, 7, "10.1.0.1", &[VIP]);
     let before = drops(&scene, "no-edge-host");
     assert_eq!(ask(&scene, At::Far, VIP, FRONT, Protocol::Udp), Err(Lost::Silence));
     let after = drops(&scene, "no-edge-host");
     assert!(after > before);
-    scene.world.own(At::Pod1, &["10.1.0.2"]);
-    scene.world.run(At::Pod1, || {
+    scene.world.own(At::Pod2, &["10.1.0.2"]);
+    scene.world.run(At::Pod2, || {
         UdpSocket::bind("10.1.0.2:0").unwrap().send_to(&[0; 100], "10.1.0.1:10361").unwrap();
     });
     eventually("the forged packet is dropped", || drops(&scene, "no-edge-host") > after);
@@ -146,7 +147,7 @@ fn pods_and_processes_of_an_edge_host_cannot_send_as_it() {
     }
     assert!(arrived.recv(&mut [0; 200]).is_err());
     // What the kernel's own tunnel sends is the edge's.
-    send_through_tunnel(&scene, At::Node, "edge0", "10.1.0.2", &[UNASSIGNED]);
+    send_through_tunnel(&scene, At::Node, 8, "10.1.0.2", &[UNASSIGNED]);
     scene.world.run(At::Node, || {
         UdpSocket::bind("0.0.0.0:0").unwrap().send_to(&[0; 100], "192.0.2.11:80").unwrap();
     });
