@@ -112,11 +112,13 @@ impl EdgeTunnelSettings {
         rule.equals(&Expression::dport(), Field::Port(self.port))
     }
 
-    /// What is about to come out of the tunnel. A pod that forges the address of an edge host sends by another interface.
+    /// What is about to come out of the tunnel. A pod that forges the address of an edge host sends by another interface, and a process
+    /// of the host by the loopback interface, by which every source may come.
     fn underlay(&self, family: Family) -> Vec<Rule> {
         let forged = Rule::new().equals(&Expression::ReversePath, Field::Number(0));
         let allowed = within(family, Expression::saddr(family), &self.sources).map(Rule::return_);
-        let mut rules = vec![dropped(forged, TunnelDrop::NoEdgeHost)];
+        let mut rules =
+            vec![dropped(arrived_by("lo"), TunnelDrop::NoEdgeHost), dropped(forged, TunnelDrop::NoEdgeHost)];
         rules.extend(allowed);
         rules.push(dropped(Rule::new(), TunnelDrop::NoEdgeHost));
         rules
@@ -145,12 +147,13 @@ impl EdgeTunnelSettings {
 
 /// What has come by the tunnel goes to a chain.
 fn from_tunnel(chain: &'static str) -> Vec<Rule> {
-    let from = |device: &str| {
-        let mut name = device.as_bytes().to_vec();
-        name.resize(16, 0);
-        Rule::new().equals_bytes(&Expression::Meta(Meta::IifName), &name).goto(chain)
-    };
-    RECEIVERS.map(from).into()
+    RECEIVERS.map(|device| arrived_by(device).goto(chain)).into()
+}
+
+fn arrived_by(device: &str) -> Rule {
+    let mut name = device.as_bytes().to_vec();
+    name.resize(16, 0);
+    Rule::new().equals_bytes(&Expression::Meta(Meta::IifName), &name)
 }
 
 fn translated() -> Vec<Rule> {
