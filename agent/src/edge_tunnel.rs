@@ -18,7 +18,7 @@ use steerage_tunnel::RECEIVERS;
 /// The name of the tables.
 pub const TABLE: &str = "steerage-edge-tunnel";
 
-/// IPPROTO_UDP.
+/// `IPPROTO_UDP`
 const UDP: u8 = 17;
 /// Whole datagrams, as connection tracking defragments at -400; before other programs' rules, which begin at -300.
 const EARLY: i32 = -310;

@@ -117,17 +117,17 @@ pub(crate) struct RouteArgs {
 pub(crate) struct TunnelArgs {
     /// Reach nodes that are not on the link of --interface through VXLAN, with this number of the virtual network, up to 16777215; 0
     /// disables, and such nodes are refused. The agents need the same number in --edge-tunnel-vni
-    #[arg(long, env = "STEERAGE_TUNNEL_VNI", value_name = "NUMBER", default_value_t = 0,
+    #[arg(id = "tunnel_vni", long = "tunnel-vni", env = "STEERAGE_TUNNEL_VNI", value_name = "NUMBER", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=i64::from(steerage_tunnel::MAX_VNI)))]
-    pub(crate) tunnel_vni: u32,
+    pub(crate) vni: u32,
     /// Send the tunnel's packets to this UDP port of nodes, the agents' --edge-tunnel-port. No other VXLAN device of this host may have it
-    #[arg(long, env = "STEERAGE_TUNNEL_PORT", value_name = "PORT", default_value_t = steerage_tunnel::DEFAULT_PORT,
+    #[arg(id = "tunnel_port", long = "tunnel-port", env = "STEERAGE_TUNNEL_PORT", value_name = "PORT", default_value_t = steerage_tunnel::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) tunnel_port: u16,
+    pub(crate) port: u16,
     /// Let packets in the tunnel have this length at most, from 1280; longer ones are answered by ICMP. 0: what the interface that leads
     /// to the node has room for, less 50 bytes for IPv4 and 70 for IPv6. Set it where the network to the nodes has a smaller MTU
-    #[arg(long, env = "STEERAGE_TUNNEL_MTU", value_name = "BYTES", default_value_t = 0, value_parser = tunnel_mtu)]
-    pub(crate) tunnel_mtu: u16,
+    #[arg(id = "tunnel_mtu", long = "tunnel-mtu", env = "STEERAGE_TUNNEL_MTU", value_name = "BYTES", default_value_t = 0, value_parser = tunnel_mtu)]
+    pub(crate) mtu: u16,
 }
 
 /// A name that can be part of an object's name.
@@ -216,8 +216,8 @@ mod tests {
     #[test]
     fn tunnel_is_off_by_default_and_takes_numbers_of_virtual_networks() {
         let parse = |arguments: &[&str]| Args::try_parse_from([&["steerage-edge"], arguments].concat());
-        let TunnelArgs { tunnel_vni, tunnel_port, tunnel_mtu } = parse(&[]).expect("no flag").edge.tunnel;
-        assert_eq!((tunnel_vni, tunnel_port, tunnel_mtu), (0, 10_361, 0));
+        let TunnelArgs { vni, port, mtu } = parse(&[]).expect("no flag").edge.tunnel;
+        assert_eq!((vni, port, mtu), (0, 10_361, 0));
         for (flag, good, bad) in [
             ("--tunnel-vni", "16777215", "16777216"),
             ("--tunnel-port", "4789", "0"),

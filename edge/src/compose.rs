@@ -17,7 +17,7 @@ use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
 use crate::api_contact::{self, ContactTiming};
-use crate::args::{EdgeArgs, RouteArgs, host_name};
+use crate::args::{EdgeArgs, RouteArgs, TunnelArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::host::EdgePeer;
@@ -109,9 +109,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let gates = readiness_gates(&process);
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
-    // Before the program of an earlier process is told the device's index.
-    let tunnel = TunnelKeeper::start(tunnel);
-    let dataplane = load(&link, &bpf_dir, tunnel.as_ref().and_then(TunnelKeeper::index))?;
+    let (dataplane, tunnel) = load(&link, &bpf_dir, tunnel)?;
     process.metrics().register("edge", |registry| register_traffic(registry, dataplane.counts().clone()));
 
     let (mac, mac_rx) = watch::channel(link.mac);
@@ -139,9 +137,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (secret_key, secret_key_rx) = watch::channel(None);
     let key = KeySource::choose(peers_key_file, has_cluster, secret_key_rx);
-    let options = PeerOptions { port: peers_port, key };
     let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, &metrics);
-    let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
+    let exchange = FlowExchange::start(PeerOptions { port: peers_port, key }, inputs, &dataplane, &process)?;
 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone());
@@ -303,8 +300,12 @@ async fn watch_cluster(
     Ok(StatusSink::Api { client: Box::new(client), namespace })
 }
 
-/// Loads the program, and adopts what an earlier process has left for the link.
-fn load(link: &Link, bpf_dir: &Path, tunnel: Option<u32>) -> anyhow::Result<Dataplane> {
+/// Makes the tunnel's device, loads the program, and adopts what an earlier process has left for the link.
+fn load(
+    link: &Link,
+    bpf_dir: &Path,
+    tunnel: TunnelArgs,
+) -> anyhow::Result<(Dataplane, Option<TunnelKeeper>)> {
     if let Err(error) = fs::create_dir_all(bpf_dir)
         && error.kind() == ErrorKind::PermissionDenied
     {
@@ -322,16 +323,19 @@ fn load(link: &Link, bpf_dir: &Path, tunnel: Option<u32>) -> anyhow::Result<Data
             bpf_dir.display()
         );
     }
+    // The program of an earlier process, which forwards by the same maps, is told the index as well.
+    let tunnel = TunnelKeeper::start(tunnel);
     let options = Options {
         interface: link.name.clone(),
         mac: link.mac,
-        tunnel,
+        tunnel: tunnel.as_ref().and_then(TunnelKeeper::index),
         pins: Some(bpf_dir.join(pin_names::folder(&link.name))),
         sizes: Sizes::default(),
         hook: None,
     };
-    Dataplane::load(options)
-        .context("cannot load the data plane (it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")
+    let dataplane = Dataplane::load(options)
+        .context("cannot load the data plane (it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")?;
+    Ok((dataplane, tunnel))
 }
 
 fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {

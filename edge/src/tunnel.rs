@@ -22,14 +22,13 @@ pub(crate) struct TunnelKeeper {
 impl TunnelKeeper {
     /// The keeper that the flags ask for; `None` without a tunnel. Adopts the device of an earlier process, or makes it.
     pub(crate) fn start(flags: TunnelArgs) -> Option<Self> {
-        let TunnelArgs { tunnel_vni: vni, tunnel_port, tunnel_mtu } = flags;
+        let TunnelArgs { vni, port, mtu } = flags;
         if vni == 0 {
             warn_of_device();
             return None;
         }
-        let mtu = (tunnel_mtu != 0).then_some(tunnel_mtu);
-        let mut keeper =
-            Self { device: steerage_tunnel::sender(tunnel_port), vni, mtu, index: None, error: None };
+        let mtu = (mtu != 0).then_some(mtu);
+        let mut keeper = Self { device: steerage_tunnel::sender(port), vni, mtu, index: None, error: None };
         let made = steerage_tunnel::ensure_anew(&keeper.device);
         keeper.record(made);
         Some(keeper)
@@ -115,18 +114,18 @@ mod tests {
         assert!(Command::new("ip").args(line.split(' ')).status().is_ok_and(|status| status.success()));
     }
 
-    const FLAGS: TunnelArgs = TunnelArgs { tunnel_vni: 7, tunnel_port: 10_361, tunnel_mtu: 0 };
+    const FLAGS: TunnelArgs = TunnelArgs { vni: 7, port: 10_361, mtu: 0 };
 
     #[test]
     fn device_is_adopted_made_again_and_reported_while_missing() {
         requires!(NetworkNamespace, Program("ip"));
         in_new_netns(|| {
-            assert!(TunnelKeeper::start(TunnelArgs { tunnel_vni: 0, ..FLAGS }).is_none());
+            assert!(TunnelKeeper::start(TunnelArgs { vni: 0, ..FLAGS }).is_none());
             let mut keeper = TunnelKeeper::start(FLAGS).expect("a tunnel");
             let index = keeper.index().expect("a device");
             assert!(!keeper.keep());
             assert_eq!(keeper.state(), Tunnel::Ready { vni: 7, mtu: None });
-            let next = TunnelKeeper::start(TunnelArgs { tunnel_mtu: 1400, ..FLAGS }).expect("a tunnel");
+            let next = TunnelKeeper::start(TunnelArgs { mtu: 1400, ..FLAGS }).expect("a tunnel");
             assert_eq!(
                 (next.index(), next.state()),
                 (Some(index), Tunnel::Ready { vni: 7, mtu: Some(1400) })

@@ -29,9 +29,12 @@ const PREFIX: [u8; 3] = [0x02, 0x53, 0x54];
 /// number of the virtual network, and not from the node: the outer address alone selects the node, and both ends need to know
 /// nothing of each other.
 pub fn mac(vni: u32) -> MacAddress {
-    let [_, a, b, c] = vni.to_be_bytes();
-    let [x, y, z] = PREFIX;
-    [x, y, z, a, b, c]
+    let mut mac = [0; 6];
+    let (prefix, number) = mac.split_at_mut(PREFIX.len());
+    prefix.copy_from_slice(&PREFIX);
+    let [_, low @ ..] = vni.to_be_bytes();
+    number.copy_from_slice(&low);
+    mac
 }
 
 /// Bytes that the tunnel adds to a packet: the inner Ethernet header, those of VXLAN and UDP, and the outer IP header.

@@ -22,16 +22,18 @@ const ON_AN_EDGE_HOST: [&str; 3] =
 /// Sends what goes to these addresses through a tunnel.
 fn send_through_tunnel(scene: &Scene, from: At, vni: u32, remote: &str, addresses: &[&str]) {
     let device = format!("sender{vni}");
-    let mut line = format!(
-        "ip link add {device} type vxlan id {vni} dstport 10361 remote {remote} nolearning; ip link set {device} up"
+    let world = &scene.world;
+    world.sh_at(
+        from,
+        &format!(
+            "ip link add {device} type vxlan id {vni} dstport 10361 remote {remote} nolearning; ip link set {device} up"
+        ),
     );
+    let own = from.addr(steerage_model::Family::V4);
     for address in addresses {
-        line += &format!(
-            "; ip route replace {address} dev {device} src {}; ip neigh replace {address} lladdr 02:53:54:00:00:07 dev {device}",
-            from.addr(steerage_model::Family::V4)
-        );
+        world.sh_at(from, &format!("ip route replace {address} dev {device} src {own}"));
+        world.sh_at(from, &format!("ip neigh replace {address} lladdr 02:53:54:00:00:07 dev {device}"));
     }
-    scene.world.sh_at(from, &line);
 }
 
 fn drops(scene: &Scene, reason: &str) -> u64 {
