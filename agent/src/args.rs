@@ -179,6 +179,45 @@ struct AgentArgs {
         value_parser = interface
     )]
     forward_tunnel_devices: Vec<String>,
+    /// Receive what edge hosts that are not on this node's link send through VXLAN, with this number of the virtual network, the edge
+    /// hosts' --tunnel-vni
+    #[arg(
+        long,
+        env = "STEERAGE_EDGE_TUNNEL_VNI",
+        value_name = "NUMBER",
+        requires_all = ["edge_tunnel_sources", "edge_tunnel_vips"],
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(steerage_tunnel::MAX_VNI))
+    )]
+    edge_tunnel_vni: Option<u32>,
+    /// Receive it on this UDP port, the edge hosts' --tunnel-port
+    #[arg(
+        long,
+        env = "STEERAGE_EDGE_TUNNEL_PORT",
+        value_name = "PORT",
+        default_value_t = steerage_tunnel::DEFAULT_PORT,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
+    edge_tunnel_port: u16,
+    /// Receive it from these networks alone: the addresses from which edge hosts reach this node. What others send to the port is dropped
+    #[arg(
+        long,
+        env = "STEERAGE_EDGE_TUNNEL_SOURCES",
+        value_name = "CIDR,…",
+        value_delimiter = ',',
+        requires = "edge_tunnel_vni",
+        value_parser = network
+    )]
+    edge_tunnel_sources: Vec<IpNet>,
+    /// Take packets to these addresses alone out of the tunnel: CIDRs, addresses or ranges first-last, as in the load balancer's pools.
+    /// Of these, what no Service proxy on this node translates is dropped
+    #[arg(
+        long,
+        env = "STEERAGE_EDGE_TUNNEL_VIPS",
+        value_name = "RANGE,…",
+        value_delimiter = ',',
+        requires = "edge_tunnel_vni"
+    )]
+    edge_tunnel_vips: Vec<AddressRange>,
     /// Serve the node's /healthz, /livez and /statement on these ports, of all addresses or of one [default: 10356, and 10256 with
     /// --kube-proxy-replacement]
     #[arg(long, env = "STEERAGE_HEALTHZ_PORT", value_name = "[IP:]PORT,…", value_delimiter = ',')]
@@ -205,7 +244,7 @@ struct AgentArgs {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Delete the agent's tables from this host's kernel, and its annotations from the Node
+    /// Delete the agent's tables and the devices of the edge's tunnel from this host's kernel, and the agent's annotations from the Node
     Cleanup {
         #[command(flatten)]
         client: ClientArgs,
@@ -373,6 +412,12 @@ fn elements(text: &str) -> Result<usize, String> {
     Ok(count)
 }
 
+/// A network, or an address.
+fn network(text: &str) -> Result<IpNet, String> {
+    let of_address = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| of_address()).map_err(|error| error.to_string())
+}
+
 /// The name of a network interface, or the beginning of one.
 fn interface(text: &str) -> Result<String, &'static str> {
     let fits = (1..16).contains(&text.len()) && !text.contains(|c: char| c == '/' || c.is_whitespace());
@@ -469,6 +514,24 @@ mod tests {
         let args = Args::parse_from(["steerage-agent", "--node-name=a", "--healthz-port=1,127.0.0.1:2"]);
         let local = HealthAddress { ip: Some(KUBE_PROXY_METRICS.ip()), port: 2 };
         assert_eq!(healthz_ports(args.agent.healthz_port, true), [all(1), local]);
+    }
+
+    #[test]
+    fn edge_tunnel_needs_its_sources_and_vips() {
+        let parse = |line: &str| {
+            let all = ["steerage-agent", "--node-name=a"].into_iter().chain(line.split_whitespace());
+            Args::try_parse_from(all).map(|args| args.agent)
+        };
+        let whole = "--edge-tunnel-vni=7 --edge-tunnel-sources=10.0.0.11,fd00::/64 --edge-tunnel-vips=10.0.200.1-10.0.200.2";
+        let agent = parse(whole).unwrap();
+        assert_eq!((agent.edge_tunnel_vni, agent.edge_tunnel_port), (Some(7), 10_361));
+        let nets = ["10.0.0.11/32", "fd00::/64"].map(|net| net.parse().unwrap());
+        assert_eq!(agent.edge_tunnel_sources, nets);
+        for part in whole.split_whitespace() {
+            assert!(parse(&whole.replace(part, "")).is_err(), "without {part}");
+        }
+        assert!(parse(&whole.replace("vni=7", "vni=0")).is_err());
+        assert!(parse("").unwrap().edge_tunnel_vni.is_none());
     }
 
     #[test]

@@ -204,6 +204,7 @@ impl HostFacts {
             }
         }
         found.extend(self.strict_reverse_path());
+        found.extend(self.edge_tunnel());
         if self.has_bridge && self.setting("net.bridge.bridge-nf-call-iptables") == Some(0) {
             found.push(Finding {
                 level: Level::Warning,
@@ -217,7 +218,8 @@ impl HostFacts {
 
     fn strict_reverse_path(&self) -> Option<Finding> {
         let of_all = self.setting("net.ipv4.conf.all.rp_filter").unwrap_or(0);
-        let is_strict = |interface: &&Interface| interface.rp_filter.max(of_all) == 1;
+        let is_strict =
+            |interface: &&Interface| interface.rp_filter.max(of_all) == 1 && !is_of_edge(interface);
         let strict: Vec<_> = self.interfaces.iter().filter(is_strict).collect();
         let (found, at, set) = match strict.as_slice() {
             _ if of_all == 1 => {
@@ -242,12 +244,26 @@ impl HostFacts {
         Some(Finding { level: Level::Warning, text })
     }
 
+    /// The agent sets it to 2, which holds whatever that of all interfaces is: the larger one decides.
+    fn edge_tunnel(&self) -> Option<Finding> {
+        let is_wrong = |interface: &&Interface| {
+            interface.name == steerage_tunnel::RECEIVERS[0] && interface.rp_filter != 2
+        };
+        let name = &self.interfaces.iter().find(is_wrong)?.name;
+        let text = format!(
+            "net.ipv4.conf.{name}.rp_filter is not 2 (loose): the node may drop what edge hosts send through the tunnel, since replies \
+             leave by another interface. Set it to 2 with sysctl"
+        );
+        Some(Finding { level: Level::Error, text })
+    }
+
     /// Pods believe the MTU of their own interface, which is that of the network's device on the host.
     fn mtu(&self) -> Option<Finding> {
         let uplinks = self.interfaces.iter().filter(|interface| interface.is_uplink);
         let (most, uplink) = uplinks.filter_map(|uplink| Some((uplink.mtu?, &uplink.name))).min()?;
-        let is_larger =
-            |interface: &&Interface| !interface.is_uplink && interface.mtu.is_some_and(|mtu| mtu > most);
+        let is_larger = |interface: &&Interface| {
+            !interface.is_uplink && interface.mtu.is_some_and(|mtu| mtu > most) && !is_of_edge(interface)
+        };
         let larger: Vec<_> = self.interfaces.iter().filter(is_larger).collect();
         let largest = larger.iter().filter_map(|interface| interface.mtu).max();
         Some(if larger.is_empty() {
@@ -299,6 +315,11 @@ impl HostFacts {
         }
         found
     }
+}
+
+/// No pod uses it, and the agent sets it up.
+fn is_of_edge(interface: &Interface) -> bool {
+    steerage_tunnel::RECEIVERS.contains(&interface.name.as_str()) || interface.name == steerage_tunnel::SENDER
 }
 
 /// The names of the first three interfaces, and how many more there are.
@@ -396,6 +417,11 @@ mod tests {
                 "net.ipv4.conf.vxlan0.rp_filter is 1 (strict): the node drops IPv4 packets that arrive at this interface",
             ),
             (
+                with(&[interface("steerage-vx4", 1500, 1)]),
+                Level::Error,
+                "net.ipv4.conf.steerage-vx4.rp_filter is not 2 (loose)",
+            ),
+            (
                 with(&["a", "b", "c", "d", "e"].map(|name| interface(name, 1500, 1))),
                 Level::Warning,
                 "rp_filter is 1 (strict) for the interfaces a, b, c and 2 more: the node drops IPv4 packets that arrive at one of them",
@@ -442,7 +468,9 @@ mod tests {
             .1 = 2;
         let unknown = with(&[Interface { mtu: None, ..interface("cni1", 0, 0) }]);
         let without_bridge = HostFacts { has_bridge: false, ..set("net.bridge.bridge-nf-call-iptables", 0) };
-        for facts in [loose, unknown, without_bridge] {
+        // On a host of jumbo frames that is an edge host: strict, because it receives nothing.
+        let tunnel = with(&[interface("steerage-vx4", 9000, 2), interface("steerage-vx", 1279, 1)]);
+        for facts in [loose, unknown, without_bridge, tunnel] {
             assert!(facts.findings().iter().all(|finding| finding.level == Level::Good), "{facts:?}");
         }
         assert!(

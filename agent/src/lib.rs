@@ -9,6 +9,7 @@ pub mod check;
 pub mod debug_request;
 pub mod debug_socket;
 pub mod dump;
+pub mod edge_tunnel;
 pub mod explain;
 pub mod foreign;
 mod hash;

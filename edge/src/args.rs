@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Clone, Copy, Debug)]
 pub(crate) enum Command {
-    /// Remove the eBPF programs, their maps, multicast groups and routes of VIPs from this host, so that it has no VIPs, and exit; stop steerage-edge
+    /// Remove the eBPF programs, their maps, multicast groups, routes of VIPs and the tunnel's device from this host, so that it has no VIPs, and exit; stop steerage-edge
     /// first, and give the same --bpf-dir before the subcommand
     Cleanup,
     /// Remove the routes of VIPs when steerage-edge no longer renews them; steerage-edge starts this itself
@@ -89,6 +89,8 @@ pub(crate) struct EdgeArgs {
     pub(crate) peers_key_file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) routes: RouteArgs,
+    #[command(flatten)]
+    pub(crate) tunnel: TunnelArgs,
     /// Run without a cluster: read EdgeLoadBalancer and EdgeNodeSet objects from the JSON files of this directory
     #[arg(long, env = "STEERAGE_OBJECTS_DIR", value_name = "DIRECTORY", requires = "status_dir")]
     pub(crate) objects_dir: Option<PathBuf>,
@@ -115,6 +117,24 @@ impl RouteArgs {
     pub(crate) fn withdraw_wait(self) -> Option<Duration> {
         (self.route_table != 0).then_some(self.route_withdraw_wait)
     }
+}
+
+/// The flags of the tunnel.
+#[derive(Flags, Clone, Copy, Debug)]
+pub(crate) struct TunnelArgs {
+    /// Reach nodes that are not on the link of --interface through VXLAN, with this number of the virtual network, up to 16777215; 0
+    /// disables, and such nodes are refused. The agents need the same number in --edge-tunnel-vni
+    #[arg(id = "tunnel_vni", long = "tunnel-vni", env = "STEERAGE_TUNNEL_VNI", value_name = "NUMBER", default_value_t = 0,
+          value_parser = clap::value_parser!(u32).range(..=i64::from(steerage_tunnel::MAX_VNI)))]
+    pub(crate) vni: u32,
+    /// Send the tunnel's packets to this UDP port of nodes, the agents' --edge-tunnel-port. No other VXLAN device of this host may have it
+    #[arg(id = "tunnel_port", long = "tunnel-port", env = "STEERAGE_TUNNEL_PORT", value_name = "PORT", default_value_t = steerage_tunnel::DEFAULT_PORT,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// Let packets in the tunnel have this length at most, from 1280; longer ones are answered by ICMP. 0: what the interface that leads
+    /// to the node has room for, less 50 bytes for IPv4 and 70 for IPv6. Set it where the network to the nodes has a smaller MTU
+    #[arg(id = "tunnel_mtu", long = "tunnel-mtu", env = "STEERAGE_TUNNEL_MTU", value_name = "BYTES", default_value_t = 0, value_parser = tunnel_mtu)]
+    pub(crate) mtu: u16,
 }
 
 /// A name that can be part of an object's name.
@@ -158,6 +178,13 @@ fn route_withdraw_wait(text: &str) -> Result<Duration, String> {
     if wait <= Duration::from_mins(1) { Ok(wait) } else { Err("must be at most 1m".to_owned()) }
 }
 
+fn tunnel_mtu(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(mtu) if mtu == 0 || mtu >= 1280 => Ok(mtu),
+        _ => Err("must be 0, or from 1280 to 65535".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +218,20 @@ mod tests {
         }
         assert!(parse(&["--route-withdraw-wait", "0s"]).is_ok());
         assert!(parse(&["--route-withdraw-wait", "61s"]).is_err());
+    }
+
+    #[test]
+    fn tunnel_is_off_by_default_and_takes_numbers_of_virtual_networks() {
+        let parse = |arguments: &[&str]| Args::try_parse_from([&["steerage-edge"], arguments].concat());
+        let TunnelArgs { vni, port, mtu } = parse(&[]).expect("no flag").edge.tunnel;
+        assert_eq!((vni, port, mtu), (0, 10_361, 0));
+        for (flag, good, bad) in [
+            ("--tunnel-vni", "16777215", "16777216"),
+            ("--tunnel-port", "4789", "0"),
+            ("--tunnel-mtu", "1280", "1279"),
+        ] {
+            assert!(parse(&[flag, good]).is_ok() && parse(&[flag, bad]).is_err(), "{flag}");
+        }
     }
 
     #[test]

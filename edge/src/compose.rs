@@ -17,7 +17,7 @@ use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
 
 use crate::api_contact::{self, ContactTiming};
-use crate::args::{EdgeArgs, RouteArgs, host_name};
+use crate::args::{EdgeArgs, RouteArgs, TunnelArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
 use crate::host::EdgePeer;
@@ -39,6 +39,7 @@ use crate::prober::Prober;
 use crate::routes::{self, RouteExporter, RouteInputs};
 use crate::source;
 use crate::status::{HostStatus, StatusSink, StatusWriter};
+use crate::tunnel::TunnelKeeper;
 use crate::vips::{LeaseRenewer, ServedVips, VipLeases, WITHHELD, lease_time};
 
 /// Events that may wait for the engine; then the watches wait.
@@ -50,7 +51,8 @@ const NEEDS_NET_RAW: &str = "cannot open a packet socket (it needs CAP_NET_RAW)"
 /// Errors of the removal of a directory that has to stay.
 const IS_LEFT: [ErrorKind; 3] = [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty, ErrorKind::ResourceBusy];
 
-/// Removes the eBPF programs and maps of all links, the multicast groups and the routes of VIPs; none of these is success.
+/// Removes the eBPF programs and maps of all links, the multicast groups, the routes of VIPs and the tunnel's device; none of these is
+/// success.
 pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     let mut netlink = Rtnetlink::open()?;
     for (index, address) in netlink.marked()? {
@@ -58,6 +60,7 @@ pub(crate) fn cleanup(bpf_dir: &Path) -> anyhow::Result<()> {
     }
     leftovers::remove(&mut netlink)?;
     routes::remove_all(&mut netlink)?;
+    steerage_tunnel::remove(steerage_tunnel::SENDER)?;
     let entries = match fs::read_dir(bpf_dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             println!("there is no {}: the edge has no program here", bpf_dir.display());
@@ -94,6 +97,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         peers_key_secret,
         peers_key_file,
         routes,
+        tunnel,
         objects_dir,
         status_dir,
     } = edge;
@@ -105,7 +109,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let gates = readiness_gates(&process);
     let mut netlink = Rtnetlink::open()?;
     let link = find_link(&mut netlink, interface)?;
-    let dataplane = load(&link, &bpf_dir)?;
+    let (dataplane, tunnel) = load(&link, &bpf_dir, tunnel)?;
     process.metrics().register("edge", |registry| register_traffic(registry, dataplane.counts().clone()));
 
     let (mac, mac_rx) = watch::channel(link.mac);
@@ -133,9 +137,8 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (secret_key, secret_key_rx) = watch::channel(None);
     let key = KeySource::choose(peers_key_file, has_cluster, secret_key_rx);
-    let options = PeerOptions { port: peers_port, key };
     let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, &metrics);
-    let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
+    let exchange = FlowExchange::start(PeerOptions { port: peers_port, key }, inputs, &dataplane, &process)?;
 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone());
@@ -185,7 +188,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims,
         shutdown: process.shutdown().clone(),
     };
-    let kernel = Kernel::new(dataplane, exchange, metrics.clone())?;
+    let kernel = Kernel::new(dataplane, exchange, tunnel, metrics.clone())?;
     let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
     process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
@@ -301,8 +304,12 @@ async fn watch_cluster(
     Ok(StatusSink::Api { client: Box::new(client), namespace })
 }
 
-/// Loads the program, and adopts what an earlier process has left for the link.
-fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
+/// Makes the tunnel's device, loads the program, and adopts what an earlier process has left for the link.
+fn load(
+    link: &Link,
+    bpf_dir: &Path,
+    tunnel: TunnelArgs,
+) -> anyhow::Result<(Dataplane, Option<TunnelKeeper>)> {
     if let Err(error) = fs::create_dir_all(bpf_dir)
         && error.kind() == ErrorKind::PermissionDenied
     {
@@ -320,16 +327,19 @@ fn load(link: &Link, bpf_dir: &Path) -> anyhow::Result<Dataplane> {
             bpf_dir.display()
         );
     }
+    // The program of an earlier process, which forwards by the same maps, is told the index as well.
+    let tunnel = TunnelKeeper::start(tunnel);
     let options = Options {
         interface: link.name.clone(),
         mac: link.mac,
-        tunnel: None,
+        tunnel: tunnel.as_ref().and_then(TunnelKeeper::index),
         pins: Some(bpf_dir.join(pin_names::folder(&link.name))),
         sizes: Sizes::default(),
         hook: None,
     };
-    Dataplane::load(options)
-        .context("cannot load the data plane (it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")
+    let dataplane = Dataplane::load(options)
+        .context("cannot load the data plane (it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN)")?;
+    Ok((dataplane, tunnel))
 }
 
 fn find_link(netlink: &mut Rtnetlink, interface: Option<String>) -> anyhow::Result<Link> {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::link::mac::Mac;
-use crate::link::route::Route;
+use crate::reach::{RouteTable, Tunnel};
 
 /// Another edge host on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,10 @@ pub(crate) struct HostNetwork {
     /// The host's own addresses on the interface, without what the edge has marked.
     pub(crate) addresses: Vec<IpNet>,
     /// The routes of the main table.
-    pub(crate) routes: Vec<Route>,
+    pub(crate) routes: RouteTable,
+    /// The MTUs of the interfaces that routes lead to, by index; none without a tunnel.
+    pub(crate) mtus: BTreeMap<u32, u32>,
+    pub(crate) tunnel: Tunnel,
     pub(crate) neighbours: BTreeMap<IpAddr, Mac>,
     pub(crate) peers: Vec<EdgePeer>,
     /// VIPs that another host on the link uses.
@@ -61,25 +64,6 @@ impl HostNetwork {
         default.filter_map(|route| self.neighbours.get(&route.next_hop?).copied()).collect()
     }
 
-    /// Why a target cannot be reached on the link; `None` when it can.
-    pub(crate) fn off_link(&self, target: IpAddr) -> Option<String> {
-        let best = self
-            .routes
-            .iter()
-            .filter(|route| route.net.contains(&target))
-            .max_by_key(|route| route.net.prefix_len());
-        let what = match best {
-            Some(route) if route.device == Some(self.index) && !route.gateway => return None,
-            Some(route) if route.gateway => "it is behind a gateway",
-            Some(_) => "it is on another interface",
-            None => "there is no route to it",
-        };
-        Some(format!(
-            "{target} is not on the link of {}: {what}. Nodes and edge hosts must share a link",
-            self.interface
-        ))
-    }
-
     /// The source address for probes of a target: one on its network, else any that is not link-local.
     pub(crate) fn source_for(&self, target: IpAddr) -> Option<IpAddr> {
         let is_link_local = |address: &IpAddr| match address {
@@ -99,42 +83,13 @@ mod tests {
     use super::*;
 
     fn host() -> HostNetwork {
-        let route = |net: &str, device, gateway| Route {
-            net: net.parse().expect("net"),
-            device,
-            gateway,
-            next_hop: None,
-        };
         HostNetwork {
             interface: "eth0".to_owned(),
             index: 3,
             addresses: ["fe80::1/64", "10.0.0.5/24", "fd00::5/64"]
                 .map(|net| net.parse().expect("net"))
                 .into(),
-            routes: vec![
-                route("0.0.0.0/0", Some(3), true),
-                route("10.0.0.0/24", Some(3), false),
-                route("10.0.0.128/25", Some(3), true),
-                route("10.9.0.0/24", Some(4), false),
-                route("fd00::/64", Some(3), false),
-            ],
             ..HostNetwork::default()
-        }
-    }
-
-    #[test]
-    fn only_connected_routes_of_the_interface_are_on_the_link() {
-        for (target, said) in [
-            ("10.0.0.7", None),
-            ("fd00::7", None),
-            ("10.0.0.200", Some("behind a gateway")),
-            ("192.0.2.1", Some("behind a gateway")),
-            ("10.9.0.1", Some("another interface")),
-            ("fd01::1", Some("no route")),
-        ] {
-            let reason = host().off_link(target.parse().expect("address"));
-            assert_eq!(reason.is_some(), said.is_some(), "{target}: {reason:?}");
-            assert!(reason.unwrap_or_default().contains(said.unwrap_or_default()), "{target}");
         }
     }
 

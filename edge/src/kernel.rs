@@ -2,7 +2,7 @@
 //! The kernel's side of the engine: writes the maps, keeps the program attached and the multicast groups joined, and knows what of it
 //! has failed. `engine` owns the one [`Kernel`] and decides what the maps should hold.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,10 +15,12 @@ use crate::host::HostNetwork;
 use crate::leftovers;
 use crate::link::groups::Groups;
 use crate::link::mac::Mac;
-use crate::link::route::{Addresses, Link, Rtnetlink};
+use crate::link::route::{Addresses, Link, Route, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::peers::FlowExchange;
 use crate::plan::Room;
+use crate::reach::Tunnel;
+use crate::tunnel::TunnelKeeper;
 
 const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
 
@@ -28,6 +30,8 @@ pub(crate) struct Kernel {
     dataplane: Dataplane,
     groups: Groups,
     exchange: FlowExchange,
+    /// `None` without a tunnel.
+    tunnel: Option<TunnelKeeper>,
     metrics: Metrics,
     /// The VIPs of the last plan.
     planned_vips: Option<BTreeSet<IpAddr>>,
@@ -48,6 +52,7 @@ impl Kernel {
     pub(crate) fn new(
         dataplane: Dataplane,
         exchange: FlowExchange,
+        tunnel: Option<TunnelKeeper>,
         metrics: Metrics,
     ) -> anyhow::Result<Self> {
         Ok(Self {
@@ -56,6 +61,7 @@ impl Kernel {
             dataplane,
             groups: Groups::default(),
             exchange,
+            tunnel,
             metrics,
             planned_vips: None,
             is_attached: false,
@@ -107,12 +113,34 @@ impl Kernel {
     pub(crate) fn network(&mut self, known: &HostNetwork) -> anyhow::Result<HostNetwork> {
         let Addresses { own, groups } = self.netlink.addresses(known.index)?;
         self.groups.observe(groups);
+        let routes = self.netlink.routes()?;
+        let mtus = if self.tunnel.is_some() { self.mtus(known.index, &routes)? } else { BTreeMap::new() };
         Ok(HostNetwork {
             addresses: own,
-            routes: self.netlink.routes()?,
+            routes: routes.into(),
+            mtus,
+            tunnel: self.keep_tunnel(),
             neighbours: self.netlink.neighbours(known.index)?.into_iter().collect(),
             ..known.clone()
         })
+    }
+
+    /// The MTUs of this interface and of those that routes lead to.
+    fn mtus(&mut self, own: u32, routes: &[Route]) -> anyhow::Result<BTreeMap<u32, u32>> {
+        let mut mtus: BTreeMap<_, _> = self.netlink.mtus()?.into_iter().collect();
+        let devices: BTreeSet<_> = routes.iter().filter_map(|route| route.device).chain([own]).collect();
+        mtus.retain(|index, _| devices.contains(index));
+        Ok(mtus)
+    }
+
+    /// Makes the tunnel's device again if it is missing, and tells the program another index.
+    fn keep_tunnel(&mut self) -> Tunnel {
+        let Some(keeper) = &mut self.tunnel else { return Tunnel::Off };
+        if keeper.keep() {
+            self.dataplane.set_tunnel(keeper.index());
+        }
+        self.metrics.tunnel.set(keeper.index().is_some().into());
+        keeper.state()
     }
 
     /// The number of packets that were forwarded to the target with this number.

@@ -27,6 +27,7 @@ mod plan_pace;
 mod port_set;
 mod probe_schedule;
 mod prober;
+mod reach;
 #[cfg(test)]
 mod reference;
 mod routes;
@@ -34,6 +35,7 @@ mod shards;
 mod source;
 mod status;
 mod timer;
+mod tunnel;
 mod vips;
 
 use std::process::ExitCode;

@@ -26,6 +26,7 @@ pub(crate) struct Metrics {
     pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
     pub(crate) routes: Gauge<i64, AtomicI64>,
+    pub(crate) tunnel: Gauge<i64, AtomicI64>,
     pub(crate) load_balancers: Gauge<i64, AtomicI64>,
     pub(crate) problems: Gauge<i64, AtomicI64>,
     pub(crate) probes: Gauge<i64, AtomicI64>,
@@ -72,6 +73,11 @@ impl Metrics {
                 "exported_routes",
                 "VIPs that have a route in the table of --route-table, for routing daemons to export",
                 &self.routes,
+            ),
+            (
+                "tunnel_ready",
+                "Whether the device of --tunnel-vni is there (1), through which nodes off the link are served; or not (0)",
+                &self.tunnel,
             ),
             (
                 "load_balancers",

@@ -81,7 +81,8 @@ impl TargetNumbers {
     /// All targets, also those that were removed lately, as this host reaches them.
     pub(crate) fn states(&self, host: &HostNetwork) -> BTreeMap<u32, TargetState> {
         let state = |address: &IpAddr| {
-            let path = if host.is_local(*address) { Path::Local } else { Path::Neighbour };
+            // A node that nothing leads to gets nothing either way; it may have left the link with its last connections.
+            let path = host.reach(*address).unwrap_or(Path::Neighbour);
             Some((self.numbers.get(address)?, TargetState { address: *address, path }))
         };
         self.unused_since.keys().filter_map(state).collect()

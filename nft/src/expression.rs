@@ -27,6 +27,8 @@ pub enum Expression {
     Ct(Ct),
     /// Type of an address of the packet in this host's routing tables (RTN_*, see [`Expression::LOCAL`]).
     FibType(FibAddress),
+    /// Index of the interface by which the packet came, if packets to its source leave by it; otherwise 0. In prerouting only.
+    ReversePath,
     /// A random number.
     Random {
         /// Number of values.
@@ -168,6 +170,7 @@ impl Expression {
             Self::Meta(key) => key.length(),
             Self::Ct(key) => key.wire().2,
             Self::FibType(_)
+            | Self::ReversePath
             | Self::Random { .. }
             | Self::Increment { .. }
             | Self::Jhash { .. }

@@ -29,6 +29,8 @@ pub enum Meta {
     IifName = 6,
     /// Name of the output interface: 16 bytes, padded with zeros.
     OifName = 7,
+    /// User of the socket that sends the packet: 4 bytes in host order. The rule does not match what the kernel itself sends.
+    SkUid = 10,
     /// NFPROTO_*: 1 byte.
     NfProto = 15,
     /// IPPROTO_*: 1 byte.
@@ -43,7 +45,7 @@ impl Meta {
     pub(crate) fn length(self) -> u32 {
         match self {
             Self::Protocol => 2,
-            Self::Mark | Self::Iif | Self::Oif | Self::Cpu => 4,
+            Self::Mark | Self::Iif | Self::Oif | Self::SkUid | Self::Cpu => 4,
             Self::IifName | Self::OifName => 16,
             Self::NfProto | Self::L4Proto | Self::PktType => 1,
         }

@@ -42,6 +42,12 @@ impl Expression {
                 e.attr_u32(2, 3);
                 e.attr_u32(3, *address as u32);
             }),
+            // NFT_FIB_RESULT_OIF of NFTA_FIB_F_SADDR and NFTA_FIB_F_IIF.
+            Self::ReversePath => write_expression(out, "fib", |e| {
+                e.attr_u32(1, at.wire());
+                e.attr_u32(2, 1);
+                e.attr_u32(3, 1 | 8);
+            }),
             Self::Random { modulus, offset } => numgen(out, at, *modulus, 1, *offset),
             Self::Increment { modulus, offset } => numgen(out, at, *modulus, 0, *offset),
             Self::Jhash { of, modulus, seed, offset } => {

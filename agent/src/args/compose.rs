@@ -13,13 +13,15 @@ use kube::Client;
 use kube::api::{Api, ListParams};
 use steerage_agent::agent::Agent;
 use steerage_agent::debug_socket::DebugSocket;
+use steerage_agent::edge_tunnel::EdgeTunnelSettings;
 use steerage_agent::health::{
     HealthCheckPorts, Listeners, NodeHealth, ProxyHealth, allow_many_connections, serve_node_health,
     server_runtime,
 };
 use steerage_agent::input::Input;
 use steerage_agent::kernel::{
-    AddressWatch, Dataplane, FlowCleaner, KernelFeatures, NextHops, Noticed, kernel_features,
+    AddressWatch, Dataplane, EdgeTunnelKeeper, FlowCleaner, KernelFeatures, NextHops, Noticed,
+    kernel_features, remove_edge_tunnel,
 };
 use steerage_agent::metrics::{Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
@@ -28,6 +30,7 @@ use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Feature, Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
 use steerage_model::{Node, Service};
+use steerage_nft::Nft;
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
 use steerage_watch::events::Recorder;
@@ -57,6 +60,7 @@ impl Args {
         process.end_on_panic();
         allow_many_connections();
         let mut settings = settings(agent.clone(), &client_args)?;
+        let tunnel = edge_tunnel(&agent);
         let AgentArgs { healthz_port, metrics_bind_address, max_watch_silence, .. } = agent;
         let AgentSettings { node, kube_proxy_replacement, .. } = settings.clone();
         let Component { name, version, .. } = process.component();
@@ -88,6 +92,7 @@ impl Args {
             noticed => others.send(Input::Foreign(noticed)).is_ok(),
         });
         watch_host(&settings, &inputs, &metrics)?;
+        keep_edge_tunnel(tunnel, &metrics)?;
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
@@ -164,6 +169,10 @@ fn settings(flags: AgentArgs, client: &ClientArgs) -> anyhow::Result<AgentSettin
         max_namespace_elements,
         forward_without_local_endpoints,
         forward_tunnel_devices,
+        edge_tunnel_vni: _,
+        edge_tunnel_port: _,
+        edge_tunnel_sources: _,
+        edge_tunnel_vips: _,
         healthz_port: _,
         metrics_bind_address: _,
         max_watch_silence: _,
@@ -186,6 +195,28 @@ fn settings(flags: AgentArgs, client: &ClientArgs) -> anyhow::Result<AgentSettin
             .then_some(ForwardToPeers { tunnel_devices: forward_tunnel_devices }),
         api_server: client.api_server.as_ref().and_then(|server| server.to_string().parse().ok()),
     })
+}
+
+/// What the flags say of the edge's tunnel, if there is one.
+fn edge_tunnel(flags: &AgentArgs) -> Option<EdgeTunnelSettings> {
+    Some(EdgeTunnelSettings {
+        vni: flags.edge_tunnel_vni?,
+        port: flags.edge_tunnel_port,
+        sources: flags.edge_tunnel_sources.clone(),
+        vips: flags.edge_tunnel_vips.iter().flat_map(|range| range.0.iter().copied()).collect(),
+    })
+}
+
+/// Starts to keep the end of the edge's tunnel, or removes that of an earlier process.
+fn keep_edge_tunnel(settings: Option<EdgeTunnelSettings>, metrics: &Metrics) -> anyhow::Result<()> {
+    match settings {
+        Some(settings) => {
+            let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
+            tokio::spawn(keeper.run(metrics.host.edge_tunnel.clone()));
+        }
+        None => remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?),
+    }
+    Ok(())
 }
 
 /// Serves at kube-proxy's address what it serves there, too.

@@ -4,6 +4,7 @@
 use steerage_nft::{ChainInfo, Error, Family, Nft, Table};
 
 use super::FAMILIES;
+use crate::edge_tunnel;
 use crate::foreign::{ForeignChain, KUBE_SERVICES};
 use crate::instance_lock;
 use crate::rules::TABLE;
@@ -18,7 +19,8 @@ pub(super) fn foreign_chains(nft: &mut Nft) -> Result<Vec<ForeignChain>, Error> 
         };
         for ChainInfo { table, name, base } in chains {
             let is_asked = base.is_some() || name == KUBE_SERVICES;
-            if table == TABLE || table == instance_lock::NAME || !is_asked {
+            let own = [TABLE, instance_lock::NAME, edge_tunnel::TABLE];
+            if own.contains(&table.as_str()) || !is_asked {
                 continue;
             }
             let table = Table::new(family, table);

@@ -5,6 +5,7 @@ mod addresses;
 mod bridges;
 mod chain_scan;
 mod dataplane;
+mod edge_tunnel;
 mod family;
 mod features;
 mod flow_schedule;
@@ -25,6 +26,7 @@ mod unread_lists;
 
 pub use addresses::{AddressWatch, host_addresses};
 pub use dataplane::{Dataplane, FamilyWrite, Written, WrittenRules};
+pub use edge_tunnel::{EdgeTunnelKeeper, remove_edge_tunnel};
 pub use family::{FamilyTable, Synchronised};
 pub use features::{KernelFeatures, kernel_features};
 pub use flows::{FamilyWalk, FlowCleaner, FlowWalk};
@@ -46,8 +48,9 @@ use crate::rules::TABLE;
 pub(crate) const FAMILIES: [(Family, steerage_nft::Family); 2] =
     [(Family::V4, steerage_nft::Family::Ip), (Family::V6, steerage_nft::Family::Ip6)];
 
-/// Deletes the agent's tables, and no others.
+/// Deletes the agent's tables, and no others, and the devices of the edge's tunnel.
 pub fn clean_up() -> Result<(), Error> {
+    remove_edge_tunnel(&mut Nft::open()?);
     for (_, family) in FAMILIES {
         let mut nft = Nft::open()?;
         let table = Table::new(family, TABLE);

@@ -13,6 +13,8 @@ use crate::rules::{Feature, Features};
 pub struct HostMetrics {
     features: Family<[(&'static str, &'static str); 1], Gauge>,
     watch_restarts: Family<[(&'static str, &'static str); 1], Counter>,
+    /// Whether the edge's tunnel ends here.
+    pub edge_tunnel: Gauge,
 }
 
 impl HostMetrics {
@@ -32,6 +34,11 @@ impl HostMetrics {
     pub fn register(self, registry: &mut Registry) {
         let help = "Whether the kernel has what the rules use, as found out at start";
         registry.register("kernel_feature", help, self.features);
+        registry.register(
+            "edge_tunnel_ready",
+            "Whether this node receives what edge hosts off its link send (1): devices and tables of --edge-tunnel-vni are there; or not (0)",
+            self.edge_tunnel,
+        );
         registry.register(
             "host_watch_restarts",
             "Failures of watches of the host's `addresses` or `routes`, after which they are opened anew; only where the agent has such a watch",

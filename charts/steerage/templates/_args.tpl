@@ -137,6 +137,13 @@
 {{- with $edge.interface }}
 - --interface={{ . }}
 {{- end }}
+{{- with .Values.edge.tunnel }}
+{{- if .vni }}
+- --tunnel-vni={{ int .vni }}
+- --tunnel-port={{ int .port }}
+- --tunnel-mtu={{ int .mtu }}
+{{- end }}
+{{- end }}
 {{- with $edge.extraArgs }}
 {{ toYaml . }}
 {{- end }}
@@ -168,6 +175,14 @@
 {{- end }}
 {{- with $agent.apiServer }}
 - --api-server={{ . }}
+{{- end }}
+{{- if and .Values.edge.tunnel.vni (eq .Values.controller.provider "edge") }}
+- --edge-tunnel-vni={{ int .Values.edge.tunnel.vni }}
+- --edge-tunnel-port={{ int .Values.edge.tunnel.port }}
+- --edge-tunnel-sources={{ join "," .Values.edge.tunnel.sources }}
+{{- range .Values.edge.addressPools }}
+- --edge-tunnel-vips={{ join "," .addresses }}
+{{- end }}
 {{- end }}
 {{- if and $agent.dropUnassignedVips (eq .Values.controller.provider "edge") }}
 {{- range .Values.edge.addressPools }}

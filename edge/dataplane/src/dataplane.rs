@@ -255,8 +255,18 @@ impl Dataplane {
     /// Tells the program the link's own address.
     pub fn set_mac(&mut self, mac: MacAddress) {
         self.options.mac = mac;
-        let tunnel = self.options.tunnel.unwrap_or(0);
-        self.maps.config.set(0, &Config { layout: LAYOUT, mac, pad: 0, tunnel });
+        self.configure();
+    }
+
+    /// Tells the program the index of the tunnel's device.
+    pub fn set_tunnel(&mut self, tunnel: Option<u32>) {
+        self.options.tunnel = tunnel;
+        self.configure();
+    }
+
+    fn configure(&self) {
+        let Options { mac, tunnel, .. } = self.options;
+        self.maps.config.set(0, &Config { layout: LAYOUT, mac, pad: 0, tunnel: tunnel.unwrap_or(0) });
     }
 
     /// The leases of VIPs. Until [`Dataplane::attach`] they are also those of maps of another layout, by

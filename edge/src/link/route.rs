@@ -134,6 +134,18 @@ impl Rtnetlink {
         Ok(found)
     }
 
+    /// The MTU of each interface, by its index.
+    pub(crate) fn mtus(&mut self) -> Result<Vec<(u32, u32)>, RouteError> {
+        let mut mtus = Vec::new();
+        self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
+            if kind == NEWLINK {
+                let mtu = Attributes(body.get(16..).unwrap_or_default()).find(4);
+                mtus.extend(u32_at(body, 4).zip(mtu.and_then(|mtu| u32_at(mtu, 0))));
+            }
+        })?;
+        Ok(mtus)
+    }
+
     fn name(&mut self, index: u32) -> Result<Option<String>, RouteError> {
         let mut found = None;
         self.dump(GETLINK, &[0; 16], "list the interfaces", |_, body| {
@@ -407,6 +419,8 @@ mod tests {
             assert_eq!(netlink.link("none").expect("list"), None);
             let link = netlink.link("eth7").expect("list").expect("link");
             assert_eq!((link.mac, link.up, link.has_carrier), ([2, 0, 0, 0, 0, 7], true, true));
+            ip("link set eth7 mtu 1400");
+            assert!(netlink.mtus().expect("list").contains(&(link.index, 1400)));
             ip("link set other down");
             let disconnected = netlink.link("eth7").expect("list").expect("link");
             assert!(!disconnected.has_carrier);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_edge_api::{EdgeTarget, TargetState, TargetStatus, TargetUse};
+use steerage_edge_dataplane::Path;
 
 use super::targets::Targets;
 use crate::hash;
@@ -60,25 +61,27 @@ impl ReachableTargets {
         for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
             let mut of_family = target.addresses.iter().filter(|address| address.is_ipv6() == v6);
             let Some(address) = of_family.next().copied() else { continue };
-            let is_local = host.is_local(address);
-            if let Some(reason) = host.off_link(address).filter(|_| !is_local) {
-                reachable.refused.push(TargetStatus {
-                    node: target.node.clone(),
-                    address,
-                    state: TargetState::Refused,
-                    reason,
-                    weight: 0,
-                    usage: Some(TargetUse::Inactive),
-                    use_reason: "refused".to_owned(),
-                });
-                continue;
-            }
+            let path = match host.reach(address) {
+                Ok(path) => path,
+                Err(reason) => {
+                    reachable.refused.push(TargetStatus {
+                        node: target.node.clone(),
+                        address,
+                        state: TargetState::Refused,
+                        reason,
+                        weight: 0,
+                        usage: Some(TargetUse::Inactive),
+                        use_reason: "refused".to_owned(),
+                    });
+                    continue;
+                }
+            };
             // Two nodes with one address are one target.
             let position = reachable.targets.len();
             if *reachable.positions.entry(address).or_insert(position) != position {
                 continue;
             }
-            reachable.has_own_host |= is_local;
+            reachable.has_own_host |= path == Path::Local;
             if !health.is_stating(address) {
                 reachable.without_statement.push(position);
             }

@@ -6,6 +6,7 @@ use crate::health::{Probe, TargetHealth};
 use crate::host::{EdgePeer, PeerLiveness};
 use crate::index::{IndexChange, IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
+use crate::reach::Tunnel;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -80,7 +81,7 @@ fn host() -> HostNetwork {
         interface: "eth0".to_owned(),
         index: 2,
         addresses: vec!["10.0.0.5/24".parse().expect("net"), "fd00::5/64".parse().expect("net")],
-        routes: vec![route("10.0.0.0/24"), route("fd00::/64")],
+        routes: vec![route("10.0.0.0/24"), route("fd00::/64")].into(),
         neighbours: [(ip("10.0.0.1"), [2, 0, 0, 0, 0, 1])].into(),
         ..HostNetwork::default()
     }
@@ -271,7 +272,7 @@ fn router_of_this_host_is_no_edge_host() {
         next_hop: Some(ip("10.0.0.9")),
         ..default.clone()
     };
-    host.routes.extend([default, pods]);
+    host.routes = host.routes.iter().cloned().chain([default, pods]).collect::<Vec<_>>().into();
     host.neighbours.extend([(ip("10.0.0.254"), router), (ip("10.0.0.9"), [2, 0, 0, 0, 0, 9])]);
     for targets in [&[target(2, 1)][..], &[target(5, 1)]] {
         let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
@@ -339,6 +340,52 @@ fn load_balancers_of_one_node_set_share_a_table() {
     let has_affinity = |vip| listener(&plan, vip, 6, 80).0.has_affinity;
     assert_eq!([has_affinity("10.0.0.100"), has_affinity("10.0.0.101")], [false, true]);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
+}
+
+/// Also under a change of the routes, or of the tunnel, all connections stay with their targets' numbers.
+#[test]
+fn targets_off_the_link_are_tunnelled_if_there_is_a_tunnel() {
+    let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
+    let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), far, target(5, 1)])];
+    let default =
+        Route { net: "0.0.0.0/0".parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
+    let routes: Vec<_> = host().routes.iter().cloned().chain([default]).collect();
+    let tunnel = Tunnel::Ready { vni: 7, mtu: None };
+    let host = HostNetwork { routes: routes.into(), tunnel, mtus: [(2, 1500)].into(), ..host() };
+    let now = Instant::now();
+    let next = |host: &HostNetwork, previous: &Assignments| {
+        plan_next(&index(&load_balancers), host, &HealthByProbe::default(), now, previous)
+    };
+    let paths = |plan: &Plan| -> BTreeMap<IpAddr, (u32, Path)> {
+        let targets = plan.state.targets.iter();
+        targets.map(|(number, target)| (target.address, (*number, target.path))).collect()
+    };
+    let first = next(&host, &Assignments::default());
+    let far_path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1450, vni: 7 };
+    let found = paths(&first);
+    for (address, path) in [("10.0.0.1", Path::Neighbour), ("192.0.2.1", far_path), ("10.0.0.5", Path::Local)]
+    {
+        assert_eq!(found[&ip(address)].1, path, "{address}");
+    }
+    assert!(first.checks.probes().keys().any(|probe| probe.address == ip("192.0.2.1")), "it is probed");
+    assert!(
+        first.state.senders.values().all(|sender| !matches!(sender, Sender::Own(nets)
+        if nets.contains(&"192.0.2.1/32".parse().expect("net")))),
+        "its frames are a router's"
+    );
+
+    let smaller = HostNetwork { mtus: [(2, 1400)].into(), ..host.clone() };
+    let number = found[&ip("192.0.2.1")].0;
+    let path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1350, vni: 7 };
+    assert_eq!(paths(&next(&smaller, &first.assignments))[&ip("192.0.2.1")], (number, path));
+
+    let failed = HostNetwork { tunnel: Tunnel::Failed("no device".to_owned()), ..host };
+    let plan = next(&failed, &first.assignments);
+    let status = &plan.statuses["a"].targets[0].targets;
+    let refused = status.iter().find(|target| target.address == ip("192.0.2.1")).expect("a status");
+    assert_eq!(refused.state, TargetState::Refused);
+    assert!(refused.reason.ends_with("the tunnel does not work: no device"), "{}", refused.reason);
+    assert_eq!(paths(&plan)[&ip("10.0.0.1")], found[&ip("10.0.0.1")]);
 }
 
 #[test]

@@ -13,3 +13,4 @@ mod several_hosts;
 mod statements;
 mod takeover;
 mod testbed;
+mod tunnel;

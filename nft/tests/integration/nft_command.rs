@@ -62,6 +62,11 @@ fn load(family: Family, address: Field, here: DataType) {
             "prerouting",
             Rule::new().equals(&Expression::FibType(FibAddress::Destination), Expression::LOCAL).counter(),
         ),
+        ("prerouting", Rule::new().equals(&Expression::ReversePath, Field::Number(0)).drop()),
+        (
+            "postrouting",
+            Rule::new().not_equals(&Expression::Meta(Meta::SkUid), Field::Number(4711)).counter(),
+        ),
         (
             "services",
             Rule::new().map("ep3", &with(Expression::Random { modulus: 3, offset: 0 })).dnat(family),
@@ -130,6 +135,8 @@ fn nft_command_lists_loaded_tables() {
             "jhash",
             "masquerade fully-random",
             "fib daddr type local",
+            "fib saddr . iif oif",
+            "meta skuid != 4711",
             "comment \"gate\"",
         ] {
             assert!(text.contains(wanted), "no {wanted} in\n{text}");

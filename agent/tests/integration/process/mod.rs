@@ -5,6 +5,7 @@
 
 mod alone;
 mod budgets;
+mod edge_tunnel;
 mod external_ips;
 mod faults;
 mod firewalls;

@@ -96,7 +96,9 @@ fn measure_plans_of_many_nodes() {
         let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
         apply(&mut index, IndexEvent::NodeSet(Event::Apply(set)));
         let mut host = host();
-        host.routes[0].net = "10.0.0.0/8".parse().expect("net");
+        let mut routes: Vec<_> = host.routes.iter().cloned().collect();
+        routes[0].net = "10.0.0.0/8".parse().expect("net");
+        host.routes = routes.into();
         let begun = Instant::now();
         let mut health = HealthByProbe::default();
         let first = plan_next(&index, &host, &health, begun, &Assignments::default());

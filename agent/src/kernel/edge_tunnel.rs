@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps what [`crate::edge_tunnel`] says: first the tables, then the devices, so that nothing comes by the tunnel that no rule has
+//! judged. The agent's composition root asks [`EdgeTunnelKeeper::keep`] again each second. At the end of the process all stays.
+
+use std::time::Duration;
+
+use steerage_model::chain;
+use steerage_nft::{Batch, Error, Family, Nft, RuleInfo, Table};
+use steerage_process::prometheus_client::metrics::gauge::Gauge;
+use steerage_tunnel::{
+    Device, Ensured, RECEIVERS, SENDER, TunnelError, ensure, ensure_anew, is_up, receivers, remove,
+};
+
+use super::FAMILIES;
+use super::addresses::has_ipv6;
+use crate::edge_tunnel::{EdgeTunnelSettings, TABLE};
+
+/// How often all is looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Keeps the tunnel's tables and devices.
+#[derive(Debug)]
+pub struct EdgeTunnelKeeper {
+    settings: EdgeTunnelSettings,
+    nft: Nft,
+    /// The families that the kernel has.
+    families: Vec<Family>,
+    devices: Vec<Device>,
+    /// What the tables hold since the last write.
+    written: Vec<RuleInfo>,
+    /// The generation at which they were seen to hold it.
+    seen: Option<u32>,
+    has_begun: bool,
+    /// Why something is not as it should be.
+    error: Option<String>,
+}
+
+impl EdgeTunnelKeeper {
+    /// Opens a socket, and changes nothing.
+    pub fn open(settings: EdgeTunnelSettings) -> Result<Self, Error> {
+        let mut nft = Nft::open()?;
+        let mut families = Vec::new();
+        for (_, family) in FAMILIES {
+            match nft.tables(family) {
+                Ok(_) => families.push(family),
+                Err(error) if error.is_unsupported() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let [v4, v6] = receivers(settings.vni, settings.port);
+        let devices = if has_ipv6() { vec![v4, v6] } else { vec![v4] };
+        Ok(Self {
+            settings,
+            nft,
+            families,
+            devices,
+            written: Vec::new(),
+            seen: None,
+            has_begun: false,
+            error: None,
+        })
+    }
+
+    /// Keeps all until the process ends; `ready` shows whether all is as it should be.
+    pub async fn run(mut self, ready: Gauge) {
+        let mut ticks = tokio::time::interval(INTERVAL);
+        loop {
+            ticks.tick().await;
+            ready.set(self.keep().into());
+        }
+    }
+
+    /// Repairs what is not as it should be. Whether the tunnel receives.
+    pub fn keep(&mut self) -> bool {
+        let result = self.keep_tables().map_err(|error| {
+            // Nothing may come that the tables do not judge.
+            remove_devices();
+            chain(&error)
+        });
+        let result = result.and_then(|()| self.keep_devices());
+        let is_ready = result == Ok(true);
+        let error = result.err();
+        if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
+            tracing::error!(
+                error,
+                "the edge's tunnel does not end here; edge hosts off the link do not reach this node; retrying"
+            );
+        }
+        self.error = error;
+        is_ready
+    }
+
+    fn keep_tables(&mut self) -> Result<(), Error> {
+        let generation = self.nft.generation()?;
+        if self.seen == Some(generation) {
+            return Ok(());
+        }
+        // Empty only before the first write.
+        if self.written.is_empty() || self.listed()? != self.written {
+            if self.has_begun {
+                tracing::warn!(
+                    table = TABLE,
+                    "another program has changed the tables of the edge's tunnel; writing them anew"
+                );
+            }
+            let mut batch = Batch::new();
+            for family in &self.families {
+                self.settings.write_table(*family, &mut batch);
+            }
+            self.nft.commit(batch)?;
+            self.written = self.listed()?;
+        }
+        // What another program commits meanwhile is seen the next time.
+        self.seen = Some(generation);
+        Ok(())
+    }
+
+    fn listed(&mut self) -> Result<Vec<RuleInfo>, Error> {
+        let mut found = Vec::new();
+        for family in &self.families {
+            let table = Table::new(*family, TABLE);
+            match self.nft.table(&table)? {
+                Some(info) if !info.is_dormant => found.extend(self.nft.rules(&table)?),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    fn keep_devices(&mut self) -> Result<bool, String> {
+        let ensure = if self.has_begun { ensure } else { ensure_anew };
+        for device in &self.devices {
+            match ensure(device) {
+                Ok(Ensured { is_new: true, .. }) => {
+                    tracing::info!(device = device.name(), "the edge's tunnel ends here");
+                }
+                Ok(_) => {}
+                Err(TunnelError::PortInUse { .. }) if is_up(SENDER).unwrap_or(false) => {
+                    // Other edge hosts are on one link with it, and so is this node.
+                    if !self.has_begun {
+                        tracing::info!("this node is an edge host, and needs no end of the tunnel");
+                    }
+                    self.has_begun = true;
+                    return Ok(false);
+                }
+                Err(error) => return Err(chain(&error)),
+            }
+        }
+        self.has_begun = true;
+        Ok(true)
+    }
+}
+
+/// Removes the devices, and then the tables; none of either is success.
+pub fn remove_edge_tunnel(nft: &mut Nft) {
+    remove_devices();
+    for (_, family) in FAMILIES {
+        let table = Table::new(family, TABLE);
+        let result = match nft.table(&table) {
+            Ok(Some(_)) => {
+                let mut batch = Batch::new();
+                batch.delete_table(&table);
+                nft.commit(batch)
+            }
+            Err(error) if !error.is_unsupported() => Err(error),
+            _ => continue,
+        };
+        match result {
+            Ok(()) => tracing::info!(%table, "table deleted"),
+            Err(error) => tracing::warn!(%table, error = chain(&error), "table not deleted"),
+        }
+    }
+}
+
+fn remove_devices() {
+    for name in RECEIVERS {
+        match remove(name) {
+            Ok(true) => tracing::info!(device = name, "device of the edge's tunnel removed"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(error = chain(&error), "device of the edge's tunnel not removed"),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The node's end of the edge's tunnel. The client is an edge host as well: it sends what it asks through a VXLAN device of its own.
+
+use std::net::UdpSocket;
+
+use serde_json::json;
+use steerage_model::Protocol;
+use steerage_requirements::requires;
+
+use crate::process::scene::{FRONT, Scene, eventually};
+use crate::world::{Answer, At, Lost, PORT};
+
+const VIP: &str = "192.0.2.10";
+/// In the range of VIPs, and no Service has it.
+const UNASSIGNED: &str = "192.0.2.11";
+const FLAGS: [&str; 3] =
+    ["--edge-tunnel-vni=7", "--edge-tunnel-sources=10.1.0.2,fd01::2", "--edge-tunnel-vips=192.0.2.0/24"];
+/// As [`FLAGS`], where the node is an edge host itself.
+const ON_AN_EDGE_HOST: [&str; 3] =
+    ["--edge-tunnel-vni=7", "--edge-tunnel-sources=10.1.0.1,10.1.0.2", "--edge-tunnel-vips=192.0.2.0/24"];
+
+/// Sends what goes to these addresses through a tunnel.
+fn send_through_tunnel(scene: &Scene, from: At, vni: u32, remote: &str, addresses: &[&str]) {
+    let device = format!("sender{vni}");
+    let world = &scene.world;
+    world.sh_at(
+        from,
+        &format!(
+            "ip link add {device} type vxlan id {vni} dstport 10361 remote {remote} nolearning; ip link set {device} up"
+        ),
+    );
+    let own = from.addr(steerage_model::Family::V4);
+    for address in addresses {
+        world.sh_at(from, &format!("ip route replace {address} dev {device} src {own}"));
+        world.sh_at(from, &format!("ip neigh replace {address} lladdr 02:53:54:00:00:07 dev {device}"));
+    }
+}
+
+fn drops(scene: &Scene, reason: &str) -> u64 {
+    let text = scene.nft(&format!("list counter ip steerage-edge-tunnel {reason}"));
+    let (_, rest) = text.split_once("packets ").expect("a counter");
+    rest.split(' ').next().and_then(|count| count.parse().ok()).expect("a number")
+}
+
+fn devices(scene: &Scene) -> String {
+    scene.world.sh_at(At::Node, "ip -o link show type vxlan")
+}
+
+fn ask(scene: &Scene, from: At, address: &str, port: u16, protocol: Protocol) -> Answer {
+    scene.world.ask(from, format!("{address}:{port}").parse().unwrap(), protocol)
+}
+
+#[test]
+fn edge_hosts_reach_vips_through_the_tunnel_and_nobody_anything_else() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), Program("setpriv"), KubeApiserver);
+    let scene = Scene::new("edge-tunnel");
+    // The client itself is neither on the link nor behind it: replies go to it by the node's own routes.
+    scene.service("web", VIP.parse().unwrap(), &json!({ "externalTrafficPolicy": "Local" }));
+    scene.endpoints("web", "node", &[At::Pod1]);
+    let agent = scene.started_with("node", &FLAGS);
+    send_through_tunnel(&scene, At::Client, 7, "10.1.0.1", &[VIP, UNASSIGNED, "10.244.0.12"]);
+    let served = |answer: Answer| {
+        answer.is_ok_and(|(pod, client)| {
+            pod == "pod1" && client.ip() == At::Client.addr(steerage_model::Family::V4)
+        })
+    };
+    eventually("the tunnel is ready", || agent.metric("steerage_agent_edge_tunnel_ready") == 1);
+    for rp_filter in [0, 1, 2] {
+        scene.world.sh_at(At::Node, &format!("sysctl -qw net.ipv4.conf.all.rp_filter={rp_filter}"));
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let answer = ask(&scene, At::Client, VIP, FRONT, protocol);
+            assert!(served(answer.clone()), "rp_filter {rp_filter}: {answer:?}");
+        }
+    }
+    scene.world.sh_at(At::Node, "sysctl -qw net.ipv4.conf.all.rp_filter=0");
+    let (status, text) = scene.command(&["check"]);
+    assert!(status.success() && !text.contains("steerage-vx"), "{text}");
+
+    // A pod behind the load balancer's back, an address of no Service, and other ports of the VIP.
+    for (address, port, reason) in [
+        ("10.244.0.12", PORT, "no-vip"),
+        (UNASSIGNED, FRONT, "not-translated"),
+        (VIP, FRONT + 1, "not-translated"),
+    ] {
+        let before = drops(&scene, reason);
+        assert_eq!(
+            ask(&scene, At::Client, address, port, Protocol::Udp),
+            Err(Lost::Silence),
+            "{address}:{port}"
+        );
+        assert!(drops(&scene, reason) > before, "{address}:{port}");
+    }
+
+    // No edge host, and a pod with the address of one.
+    send_through_tunnel(&scene, At::Far, 7, "10.1.0.1", &[VIP]);
+    let before = drops(&scene, "no-edge-host");
+    assert_eq!(ask(&scene, At::Far, VIP, FRONT, Protocol::Udp), Err(Lost::Silence));
+    let after = drops(&scene, "no-edge-host");
+    assert!(after > before);
+    scene.world.own(At::Pod2, &["10.1.0.2"]);
+    scene.world.run(At::Pod2, || {
+        UdpSocket::bind("10.1.0.2:0").unwrap().send_to(&[0; 100], "10.1.0.1:10361").unwrap();
+    });
+    eventually("the forged packet is dropped", || drops(&scene, "no-edge-host") > after);
+
+    // Both are made again, and another agent adopts them.
+    let made = devices(&scene);
+    assert_eq!(made.lines().count(), 2, "{made}");
+    drop(agent);
+    assert!(served(ask(&scene, At::Client, VIP, FRONT, Protocol::Tcp)), "without an agent, too");
+    let agent = scene.started_with("node", &FLAGS);
+    eventually("the tunnel is ready", || agent.metric("steerage_agent_edge_tunnel_ready") == 1);
+    assert_eq!(devices(&scene), made);
+    scene.nft("delete table ip steerage-edge-tunnel");
+    scene.world.sh_at(At::Node, "ip link delete steerage-vx4");
+    eventually("the device is made again", || devices(&scene).lines().count() == 2);
+    eventually("the table is written again", || {
+        scene.nft("list tables").lines().any(|table| table == "table ip steerage-edge-tunnel")
+    });
+    assert!(served(ask(&scene, At::Client, VIP, FRONT, Protocol::Tcp)));
+    drop(agent);
+
+    let agent = scene.started("node");
+    assert_eq!(devices(&scene), "", "the flags are gone");
+    assert!(!scene.nft("list tables").contains("tunnel"));
+    assert_eq!(agent.metric("steerage_agent_edge_tunnel_ready"), 0);
+}
+
+/// Otherwise pods of that node could speak for it to all other nodes.
+#[test]
+fn pods_and_processes_of_an_edge_host_cannot_send_as_it() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), Program("setpriv"), KubeApiserver);
+    let scene = Scene::new("edge-tunnel-host");
+    let agent = scene.started_with("node", &ON_AN_EDGE_HOST);
+    eventually("the tunnel is ready", || agent.metric("steerage_agent_edge_tunnel_ready") == 1);
+    // As a network plug-in does it.
+    scene.nft(
+        "add table ip cni; add chain ip cni post { type nat hook postrouting priority srcnat; }; \
+         add rule ip cni post ip saddr 10.244.0.0/24 masquerade",
+    );
+    let arrived = scene.world.run(At::Client, || UdpSocket::bind("10.1.0.2:10361").unwrap());
+    arrived.set_nonblocking(true).unwrap();
+    for (number, from) in [(1, At::Pod1), (2, At::Node)] {
+        scene.world.run(from, || {
+            // A process's datagram that a rule drops is an error of its own.
+            let _ = UdpSocket::bind("0.0.0.0:0").unwrap().send_to(&[0; 100], "10.1.0.2:10361");
+        });
+        eventually("it is dropped", || drops(&scene, "forged") == number);
+    }
+    assert!(arrived.recv(&mut [0; 200]).is_err());
+    // What the kernel's own tunnel sends is the edge's.
+    send_through_tunnel(&scene, At::Node, 8, "10.1.0.2", &[UNASSIGNED]);
+    scene.world.run(At::Node, || {
+        UdpSocket::bind("0.0.0.0:0").unwrap().send_to(&[0; 100], "192.0.2.11:80").unwrap();
+    });
+    eventually("the tunnel's packet arrives", || arrived.recv(&mut [0; 200]).is_ok());
+    drop(agent);
+    let (status, text) = scene.command(&["cleanup"]);
+    assert!(status.success(), "{text}");
+    assert!(!devices(&scene).contains("steerage-vx") && !scene.nft("list tables").contains("steerage"));
+}
