@@ -31,6 +31,19 @@ struct Drain {
     /// What was counted last, and since when it has not changed; `None` before.
     counted: Option<(u64, Instant)>,
     forwards: bool,
+    /// Why they could not be counted the last time.
+    problem: Option<String>,
+}
+
+impl Drain {
+    fn new(targets: DrainingTargets) -> Self {
+        Self { targets, counted: None, forwards: true, problem: None }
+    }
+
+    /// Returns whether this is news, so that it is logged once.
+    fn set_problem(&mut self, problem: Option<String>) -> bool {
+        std::mem::replace(&mut self.problem, problem) != self.problem
+    }
 }
 
 impl Drains {
@@ -40,8 +53,7 @@ impl Drains {
         for (node, drain) in &mut self.0 {
             drain.targets = nodes.remove(node).unwrap_or_default();
         }
-        let new = |targets| Drain { targets, counted: None, forwards: true };
-        self.0.extend(nodes.into_iter().map(|(node, targets)| (node, new(targets))));
+        self.0.extend(nodes.into_iter().map(|(node, targets)| (node, Drain::new(targets))));
     }
 
     /// Reads how many packets were ever forwarded to each target, and returns what this host reports. A node whose packets cannot be
@@ -51,19 +63,28 @@ impl Drains {
         packets: impl Fn(IpAddr) -> Result<u64, E>,
         now: Instant,
     ) -> Vec<DrainingNode> {
-        for (node, Drain { targets, counted, forwards }) in &mut self.0 {
-            match targets.addresses.iter().map(|address| packets(*address)).sum::<Result<u64, E>>() {
-                // A target that was added anew counts from zero.
-                Ok(sum) if counted.is_none_or(|(before, _)| before != sum) => *counted = Some((sum, now)),
-                Ok(_) => {}
+        for (node, drain) in &mut self.0 {
+            let addresses = drain.targets.addresses.iter();
+            match addresses.map(|address| packets(*address)).sum::<Result<u64, E>>() {
+                Ok(sum) => {
+                    if drain.set_problem(None) {
+                        tracing::info!(node, "packets to a draining node counted again");
+                    }
+                    // A target that was added anew counts from zero.
+                    if drain.counted.is_none_or(|(before, _)| before != sum) {
+                        drain.counted = Some((sum, now));
+                    }
+                }
                 Err(error) => {
                     let error = chain(&error);
-                    tracing::warn!(node, error, "packets to a draining node not counted; retrying");
-                    *counted = None;
+                    if drain.set_problem(Some(error.clone())) {
+                        tracing::warn!(node, error, "packets to a draining node not counted; retrying");
+                    }
+                    drain.counted = None;
                 }
             }
             let is_recent = |(_, at): (u64, Instant)| now.duration_since(at) < QUIET_AFTER;
-            *forwards = targets.is_used || counted.is_none_or(is_recent);
+            drain.forwards = drain.targets.is_used || drain.counted.is_none_or(is_recent);
         }
         self.report()
     }
@@ -82,6 +103,14 @@ mod tests {
 
     /// Counted packets of a node with one address for each number; `None`: they cannot be read.
     type Counted<'a> = (&'a str, Option<[u64; 2]>);
+
+    #[test]
+    fn problem_is_news_once() {
+        let mut drain = Drain::new(DrainingTargets::default());
+        let mut is_news = |problem: Option<&str>| drain.set_problem(problem.map(str::to_owned));
+        let problems = [None, Some("one"), Some("one"), Some("two"), None, None, Some("two")];
+        assert_eq!(problems.map(&mut is_news), [false, true, false, true, true, false, true]);
+    }
 
     #[test]
     fn node_is_quiet_a_minute_after_its_last_packet() {

@@ -7,6 +7,7 @@ mod exchange;
 mod fence;
 mod forwarding;
 mod fused;
+mod routed_flows;
 mod routes;
 mod several_hosts;
 mod statements;
