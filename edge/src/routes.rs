@@ -180,7 +180,7 @@ impl RouteExporter {
         let guarded = self.guard(role, has_standby);
         // Routes that are not guarded are better than none, or than those of VIPs that are gone.
         let is_taken = matches!(guarded, Err(FenceError::Taken));
-        let written = if is_taken { Ok(()) } else { self.sync(role) };
+        let written = if is_taken { Ok(()) } else { self.sync(role, has_standby) };
         let failed = match (guarded, written) {
             (Ok(()), Ok(())) => None,
             (_, Err(error)) => Some((chain(&error), NOT_WRITTEN)),
@@ -234,7 +234,7 @@ impl RouteExporter {
         Ok(())
     }
 
-    fn sync(&mut self, role: ExportRole) -> Result<(), RouteError> {
+    fn sync(&mut self, role: ExportRole, has_standby: bool) -> Result<(), RouteError> {
         let now = Instant::now();
         if self.reads.is_due(now) {
             let own = self.netlink.exported()?.into_iter().filter(|(table, _)| *table == self.table);
@@ -249,7 +249,8 @@ impl RouteExporter {
         let vips = self.inputs.vips.borrow_and_update().clone();
         let wanted = role.wanted(lasts, self.is_known, &vips, &self.present);
         // New routes draw flows from other hosts.
-        let wanted = if self.learning.is_over() { wanted } else { &wanted & &self.present };
+        let may_add = self.learning.may_add(has_standby);
+        let wanted = if may_add { wanted } else { &wanted & &self.present };
         let (is_changed, result) = write(&mut self.netlink, self.table, &wanted, &mut self.present);
         if is_changed {
             tracing::info!(

@@ -97,8 +97,9 @@ impl Learning {
         self.is_over |= !lacks_flows || now.saturating_duration_since(since) >= LEARNING_LIMIT;
     }
 
-    pub(super) fn is_over(self) -> bool {
-        self.is_over
+    /// Whether routes are added. `has_standby`: whether another host can serve; otherwise there is none to draw flows from.
+    pub(super) fn may_add(self, has_standby: bool) -> bool {
+        self.is_over || !has_standby
     }
 }
 
@@ -180,7 +181,8 @@ mod tests {
             lacks.iter().position(|lacks| {
                 learning.update(*lacks, at);
                 at += second(1);
-                learning.is_over()
+                assert!(learning.may_add(false), "no other host can serve");
+                learning.may_add(true)
             })
         };
         assert_eq!(ends(&[false]), Some(0));
@@ -189,7 +191,7 @@ mod tests {
         let mut learning = Learning::default();
         learning.update(false, start);
         learning.update(true, start);
-        assert!(learning.is_over(), "another host has come");
+        assert!(learning.may_add(true), "another host has come");
     }
 
     #[test]
