@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use steerage_edge_api::DrainingNode;
 use steerage_model::chain;
 
+use crate::logged_problem::LoggedProblem;
+
 /// Without a packet for so long, a node counts as one that this host does not forward to. Connections that are idle for longer are not
 /// seen: they end when their node does.
 const QUIET_AFTER: Duration = Duration::from_mins(1);
@@ -32,17 +34,12 @@ struct Drain {
     counted: Option<(u64, Instant)>,
     forwards: bool,
     /// Why they could not be counted the last time.
-    problem: Option<String>,
+    problem: LoggedProblem,
 }
 
 impl Drain {
     fn new(targets: DrainingTargets) -> Self {
-        Self { targets, counted: None, forwards: true, problem: None }
-    }
-
-    /// Returns whether this is news, so that it is logged once.
-    fn set_problem(&mut self, problem: Option<String>) -> bool {
-        std::mem::replace(&mut self.problem, problem) != self.problem
+        Self { targets, counted: None, forwards: true, problem: LoggedProblem::default() }
     }
 }
 
@@ -67,7 +64,7 @@ impl Drains {
             let addresses = drain.targets.addresses.iter();
             match addresses.map(|address| packets(*address)).sum::<Result<u64, E>>() {
                 Ok(sum) => {
-                    if drain.set_problem(None) {
+                    if drain.problem.set(None) {
                         tracing::info!(node, "packets to a draining node counted again");
                     }
                     // A target that was added anew counts from zero.
@@ -77,7 +74,7 @@ impl Drains {
                 }
                 Err(error) => {
                     let error = chain(&error);
-                    if drain.set_problem(Some(error.clone())) {
+                    if drain.problem.set(Some(error.clone())) {
                         tracing::warn!(node, error, "packets to a draining node not counted; retrying");
                     }
                     drain.counted = None;
@@ -103,14 +100,6 @@ mod tests {
 
     /// Counted packets of a node with one address for each number; `None`: they cannot be read.
     type Counted<'a> = (&'a str, Option<[u64; 2]>);
-
-    #[test]
-    fn problem_is_news_once() {
-        let mut drain = Drain::new(DrainingTargets::default());
-        let mut is_news = |problem: Option<&str>| drain.set_problem(problem.map(str::to_owned));
-        let problems = [None, Some("one"), Some("one"), Some("two"), None, None, Some("two")];
-        assert_eq!(problems.map(&mut is_news), [false, true, false, true, true, false, true]);
-    }
 
     #[test]
     fn node_is_quiet_a_minute_after_its_last_packet() {

@@ -59,7 +59,7 @@ fn moved_slots(has_exchange: bool) -> (TestBed, [Bird; 3], Load) {
 fn leave_in_turn(testbed: &mut TestBed, mut leave: impl FnMut(&mut TestBed, usize)) {
     for edge in [1, 0] {
         leave(testbed, edge);
-        let other = if edge == 0 { 1 } else { 0 };
+        let other = u8::from(edge == 0);
         eventually("the router uses the other host", || is_spread_over(testbed, &[other]));
         std::thread::sleep(Duration::from_secs(3));
         testbed.start_ready(edge);
