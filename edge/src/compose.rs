@@ -183,8 +183,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         shutdown: process.shutdown().clone(),
     };
     let kernel = Kernel::new(dataplane, exchange, metrics.clone())?;
-    let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
-    process.spawn("engine", engine.run(inputs));
+    process.spawn("engine", Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
 }

@@ -223,12 +223,12 @@ fn host_that_was_paused_while_it_listened_listens_on() {
     let mut host = Election::new("edge".to_owned(), [2; 6], 1, TIMING, begin);
     host.evaluate(begin + TIMING.interval);
     assert!(!host.has_listened());
-    let resumed = begin + Duration::from_secs(60);
+    let resumed = begin + Duration::from_mins(1);
     host.evaluate(resumed);
     assert!(!host.has_listened(), "it has heard nothing meanwhile");
     host.evaluate(resumed + TIMING.interval);
     assert!(host.has_listened());
-    host.evaluate(resumed + Duration::from_secs(60));
+    host.evaluate(resumed + Duration::from_mins(1));
     assert!(host.has_listened(), "it knows the others");
 }
 

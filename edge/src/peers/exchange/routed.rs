@@ -82,11 +82,7 @@ impl Exchange {
         let mut others = Vec::new();
         for (key, own) in used {
             match self.flows.get(&key, now) {
-                Ok(Some(pinned)) => {
-                    if self.sent.note(key, &pinned) {
-                        others.push((key, pinned));
-                    }
-                }
+                Ok(Some(pinned)) if self.sent.note(key, &pinned) => others.push((key, pinned)),
                 // By its slot, as after a new connection from the same port: others have another target.
                 Ok(None) if own.is_alive(key.protocol, now) => others.push((key, own)),
                 _ => {}
