@@ -139,18 +139,27 @@ impl Checks {
                 }
             }
         }
+        // Addresses share most lists of large sets.
+        let mut lens = HashMap::<Vec<*const CheckSet>, usize>::new();
+        for sets in checks.by_address.values() {
+            let list = sets.iter().map(Arc::as_ptr).collect();
+            checks.len += *lens.entry(list).or_insert_with(|| distinct(sets));
+        }
         for (address, of_address) in own {
-            checks.add(address, Arc::new(of_address.into_iter().collect()));
+            let large = checks.by_address.entry(address).or_default();
+            let set: CheckSet = of_address.into_iter().collect();
+            let is_new = |check: &&HealthCheck| urgency(large, check).is_none();
+            checks.len += set.urgency.keys().filter(is_new).count();
+            large.push(Arc::new(set));
         }
         checks
     }
 
     fn add(&mut self, address: IpAddr, set: Arc<CheckSet>) {
-        self.len += set.len();
         self.by_address.entry(address).or_default().push(set);
     }
 
-    /// The number of checks of all addresses. One that is in two large sets of an address counts twice.
+    /// The number of checks of all addresses.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -164,6 +173,15 @@ impl Checks {
     pub(crate) fn of(&self, address: IpAddr) -> &[Arc<CheckSet>] {
         self.by_address.get(&address).map_or(&[], Vec::as_slice)
     }
+}
+
+/// The number of checks in these sets together.
+fn distinct(sets: &[Arc<CheckSet>]) -> usize {
+    let in_none_before = |(index, set): (usize, &Arc<CheckSet>)| {
+        let before = sets.get(..index).unwrap_or_default();
+        set.urgency.keys().filter(|check| urgency(before, check).is_none()).count()
+    };
+    sets.iter().enumerate().map(in_none_before).sum()
 }
 
 /// Whether the check is urgent in one of the sets of an address; `None` if it is in none.
@@ -243,5 +261,16 @@ mod tests {
         let of = |number| urgency(checks.of(address(number)), &http());
         assert_eq!([of(1), of(2), of(3)], [Some(false), Some(true), None]);
         assert_eq!(checks.len(), 2, "small sets of an address are one");
+    }
+
+    #[test]
+    fn check_of_several_sets_of_an_address_counts_once() {
+        let address = |number: u8| IpAddr::from([10, 0, 0, number]);
+        let of = |ports: std::ops::Range<u16>| -> CheckSet {
+            ports.map(|port| (check(port, HealthCheckProtocol::Http), false)).collect()
+        };
+        let both = || vec![address(1), address(2)];
+        let sets = [(both(), of(1..101)), (both(), of(51..151)), (vec![address(2)], of(149..153))];
+        assert_eq!(Checks::new(sets).len(), 150 + 152);
     }
 }

@@ -117,6 +117,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (leaving, leaving_rx) = watch::channel(false);
     let (abilities, abilities_rx) = watch::channel(AbilityReport::new(std::time::Instant::now()));
     let (informed, informed_rx) = watch::channel(BTreeSet::new());
+    let (heard, heard_rx) = watch::channel(BTreeSet::new());
     let has_cluster = objects_dir.is_none();
     let (cluster, cluster_rx) = watch::channel(if has_cluster { Cluster::Unread } else { Cluster::None });
     let (lost_contact, lost_contact_rx) = watch::channel(false);
@@ -137,8 +138,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (secret_key, secret_key_rx) = watch::channel(None);
     let key = KeySource::choose(peers_key_file, has_cluster, secret_key_rx);
-    let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, &metrics);
-    let exchange = FlowExchange::start(PeerOptions { port: peers_port, key }, inputs, &dataplane, &process)?;
+    let options = PeerOptions { port: peers_port, key, has_routes: routes.route_table != 0 };
+    let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, heard, &metrics);
+    let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone());
@@ -174,7 +176,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         abilities: abilities.subscribe(),
     };
     process.spawn("lease", keeper.run());
-    let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving);
+    let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving, heard_rx);
     export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;
     let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);
     let outputs =

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use steerage_edge_api::DrainingNode;
 use steerage_model::chain;
 
+use crate::logged_problem::LoggedProblem;
+
 /// Without a packet for so long, a node counts as one that this host does not forward to. Connections that are idle for longer are not
 /// seen: they end when their node does.
 const QUIET_AFTER: Duration = Duration::from_mins(1);
@@ -31,6 +33,14 @@ struct Drain {
     /// What was counted last, and since when it has not changed; `None` before.
     counted: Option<(u64, Instant)>,
     forwards: bool,
+    /// Why they could not be counted the last time.
+    problem: LoggedProblem,
+}
+
+impl Drain {
+    fn new(targets: DrainingTargets) -> Self {
+        Self { targets, counted: None, forwards: true, problem: LoggedProblem::default() }
+    }
 }
 
 impl Drains {
@@ -40,8 +50,7 @@ impl Drains {
         for (node, drain) in &mut self.0 {
             drain.targets = nodes.remove(node).unwrap_or_default();
         }
-        let new = |targets| Drain { targets, counted: None, forwards: true };
-        self.0.extend(nodes.into_iter().map(|(node, targets)| (node, new(targets))));
+        self.0.extend(nodes.into_iter().map(|(node, targets)| (node, Drain::new(targets))));
     }
 
     /// Reads how many packets were ever forwarded to each target, and returns what this host reports. A node whose packets cannot be
@@ -51,19 +60,28 @@ impl Drains {
         packets: impl Fn(IpAddr) -> Result<u64, E>,
         now: Instant,
     ) -> Vec<DrainingNode> {
-        for (node, Drain { targets, counted, forwards }) in &mut self.0 {
-            match targets.addresses.iter().map(|address| packets(*address)).sum::<Result<u64, E>>() {
-                // A target that was added anew counts from zero.
-                Ok(sum) if counted.is_none_or(|(before, _)| before != sum) => *counted = Some((sum, now)),
-                Ok(_) => {}
+        for (node, drain) in &mut self.0 {
+            let addresses = drain.targets.addresses.iter();
+            match addresses.map(|address| packets(*address)).sum::<Result<u64, E>>() {
+                Ok(sum) => {
+                    if drain.problem.set(None) {
+                        tracing::info!(node, "packets to a draining node counted again");
+                    }
+                    // A target that was added anew counts from zero.
+                    if drain.counted.is_none_or(|(before, _)| before != sum) {
+                        drain.counted = Some((sum, now));
+                    }
+                }
                 Err(error) => {
                     let error = chain(&error);
-                    tracing::warn!(node, error, "packets to a draining node not counted; retrying");
-                    *counted = None;
+                    if drain.problem.set(Some(error.clone())) {
+                        tracing::warn!(node, error, "packets to a draining node not counted; retrying");
+                    }
+                    drain.counted = None;
                 }
             }
             let is_recent = |(_, at): (u64, Instant)| now.duration_since(at) < QUIET_AFTER;
-            *forwards = targets.is_used || counted.is_none_or(is_recent);
+            drain.forwards = drain.targets.is_used || drain.counted.is_none_or(is_recent);
         }
         self.report()
     }

@@ -16,6 +16,7 @@ use crate::leftovers;
 use crate::link::groups::Groups;
 use crate::link::mac::Mac;
 use crate::link::route::{Addresses, Link, Route, Rtnetlink};
+use crate::logged_problem::LoggedProblem;
 use crate::metrics::Metrics;
 use crate::peers::FlowExchange;
 use crate::plan::Room;
@@ -43,6 +44,7 @@ pub(crate) struct Kernel {
     is_programmed: bool,
     /// Rules and addresses of an earlier version may be there.
     has_leftovers: bool,
+    leftovers_problem: LoggedProblem,
     /// Why not, if a write has failed.
     error: Option<String>,
 }
@@ -67,6 +69,7 @@ impl Kernel {
             is_attached: false,
             is_programmed: false,
             has_leftovers: true,
+            leftovers_problem: LoggedProblem::default(),
             error: None,
         })
     }
@@ -258,10 +261,12 @@ impl Kernel {
             Ok(()) => self.has_leftovers = false,
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::warn!(
-                    error,
-                    "the nftables table and VIP addresses of an earlier version are not removed; retrying"
-                );
+                if self.leftovers_problem.set(Some(error.clone())) {
+                    tracing::warn!(
+                        error,
+                        "the nftables table and VIP addresses of an earlier version are not removed; retrying"
+                    );
+                }
             }
         }
     }

@@ -18,6 +18,7 @@ mod index;
 mod kernel;
 mod leftovers;
 mod link;
+mod logged_problem;
 mod metrics;
 mod numbers;
 mod peers;

@@ -8,11 +8,13 @@
 mod client;
 mod confirmed;
 mod exchange;
+mod heard;
 mod items;
 mod key;
 mod message;
 mod missed;
 mod pace;
+mod routed;
 mod sent_exceptions;
 mod server;
 mod session;
@@ -54,6 +56,8 @@ pub(crate) struct PeerOptions {
     pub(crate) port: u16,
     /// None without a cluster and a file.
     pub(crate) key: Option<KeySource>,
+    /// Whether this host exports routes, so that routers send it packets of all VIPs.
+    pub(crate) has_routes: bool,
 }
 
 /// What the exchange needs of the rest.
@@ -67,6 +71,8 @@ pub(crate) struct PeerInputs {
     membership: watch::Receiver<Membership>,
     /// Gets the hosts that have this host's complete list.
     informed: watch::Sender<BTreeSet<Mac>>,
+    /// Gets the hosts whose complete list this host has.
+    heard: watch::Sender<BTreeSet<Mac>>,
     metrics: FlowMetrics,
 }
 
@@ -76,6 +82,7 @@ impl PeerInputs {
         addresses: watch::Receiver<Vec<IpAddr>>,
         membership: &watch::Receiver<Membership>,
         informed: watch::Sender<BTreeSet<Mac>>,
+        heard: watch::Sender<BTreeSet<Mac>>,
         metrics: &Metrics,
     ) -> Self {
         Self {
@@ -84,6 +91,7 @@ impl PeerInputs {
             addresses,
             membership: membership.clone(),
             informed,
+            heard,
             metrics: metrics.flows.clone(),
         }
     }
@@ -157,8 +165,8 @@ impl FlowExchange {
         dataplane: &Dataplane,
         process: &Process,
     ) -> anyhow::Result<Self> {
-        let PeerOptions { port, key } = options;
-        let PeerInputs { interface, index, addresses, membership, informed, metrics } = inputs;
+        let PeerOptions { port, key, has_routes } = options;
+        let PeerInputs { interface, index, addresses, membership, informed, heard, metrics } = inputs;
         let Some(key_source) = key.filter(|_| port != 0) else {
             let reason = if port == 0 { "--peers-port is 0" } else { "no cluster and no --peers-key-file" };
             tracing::warn!(
@@ -167,7 +175,8 @@ impl FlowExchange {
             );
             return Ok(Self(None));
         };
-        let exchange = Exchange::new(dataplane.flow_table(), dataplane.leases(), metrics.clone())?;
+        let (flows, leases) = (dataplane.flow_table(), dataplane.leases());
+        let exchange = Exchange::new(flows, leases, metrics.clone(), has_routes, heard)?;
         let (commands, received) = std_mpsc::channel();
         std::thread::Builder::new()
             .name("flow-exchange".to_owned())

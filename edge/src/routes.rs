@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::link::ability::AbilityReport;
+use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 use crate::metrics::Metrics;
@@ -24,7 +25,7 @@ mod fence;
 mod fence_process;
 mod reads;
 
-use export::ExportRole;
+use export::{ExportRole, Learning, lacks_flows};
 use fence::Expiry;
 #[cfg(test)]
 pub(crate) use fence::TAKEN as EXIT_TABLE_TAKEN;
@@ -48,6 +49,8 @@ pub(crate) struct RouteInputs {
     pub(crate) abilities: watch::Receiver<AbilityReport>,
     /// Of the engine.
     pub(crate) leaving: watch::Receiver<bool>,
+    /// The hosts whose flow exceptions this host has. Without an exchange its sender is gone.
+    pub(crate) heard: watch::Receiver<BTreeSet<Mac>>,
 }
 
 #[derive(Debug)]
@@ -66,6 +69,7 @@ pub(crate) struct RouteExporter {
     standby_at: Option<Instant>,
     /// Whether the VIPs are those of a plan of this process.
     is_known: bool,
+    learning: Learning,
     /// The VIPs that have a route.
     present: BTreeSet<IpAddr>,
     reads: TableReads,
@@ -79,12 +83,14 @@ impl RouteInputs {
         membership: &watch::Receiver<Membership>,
         abilities: &watch::Sender<AbilityReport>,
         leaving: &watch::Sender<bool>,
+        heard: watch::Receiver<BTreeSet<Mac>>,
     ) -> Self {
         Self {
             vips: vips.subscribe(),
             membership: membership.clone(),
             abilities: abilities.subscribe(),
             leaving: leaving.subscribe(),
+            heard,
         }
     }
 }
@@ -111,6 +117,7 @@ impl RouteExporter {
             expiry: boot_time() + lifetime,
             standby_at: None,
             is_known: false,
+            learning: Learning::default(),
             present: BTreeSet::new(),
             reads: TableReads::default(),
             problem: None,
@@ -132,6 +139,7 @@ impl RouteExporter {
                 },
                 Ok(()) = self.inputs.vips.changed() => {}
                 Ok(()) = self.inputs.membership.changed() => {}
+                Ok(()) = self.inputs.heard.changed() => {}
                 _ = ticks.tick() => {}
             }
             let had_routes = !self.present.is_empty();
@@ -155,9 +163,16 @@ impl RouteExporter {
         let report = *self.inputs.abilities.borrow();
         let can_serve = report.ability(Instant::now()).can_serve;
         self.is_known |= report.is_programmed;
+        let has_exchange = self.inputs.heard.has_changed().is_ok();
         let (role, has_standby) = {
             let membership = self.inputs.membership.borrow_and_update();
-            (ExportRole::new(&membership, can_serve, is_leaving), membership.has_standby)
+            let heard = self.inputs.heard.borrow_and_update();
+            let lacks_flows = has_exchange && lacks_flows(&membership, &heard);
+            let role = ExportRole::new(&membership, can_serve, is_leaving);
+            if role == ExportRole::Serving && self.is_known {
+                self.learning.update(lacks_flows, Instant::now());
+            }
+            (role, membership.has_standby)
         };
         if has_standby {
             self.standby_at = Some(Instant::now());
@@ -165,7 +180,7 @@ impl RouteExporter {
         let guarded = self.guard(role, has_standby);
         // Routes that are not guarded are better than none, or than those of VIPs that are gone.
         let is_taken = matches!(guarded, Err(FenceError::Taken));
-        let written = if is_taken { Ok(()) } else { self.sync(role) };
+        let written = if is_taken { Ok(()) } else { self.sync(role, has_standby) };
         let failed = match (guarded, written) {
             (Ok(()), Ok(())) => None,
             (_, Err(error)) => Some((chain(&error), NOT_WRITTEN)),
@@ -219,7 +234,7 @@ impl RouteExporter {
         Ok(())
     }
 
-    fn sync(&mut self, role: ExportRole) -> Result<(), RouteError> {
+    fn sync(&mut self, role: ExportRole, has_standby: bool) -> Result<(), RouteError> {
         let now = Instant::now();
         if self.reads.is_due(now) {
             let own = self.netlink.exported()?.into_iter().filter(|(table, _)| *table == self.table);
@@ -231,7 +246,11 @@ impl RouteExporter {
             }
         }
         let lasts = self.expiry > boot_time();
-        let wanted = role.wanted(lasts, self.is_known, &self.inputs.vips.borrow_and_update(), &self.present);
+        let vips = self.inputs.vips.borrow_and_update().clone();
+        let wanted = role.wanted(lasts, self.is_known, &vips, &self.present);
+        // New routes draw flows from other hosts.
+        let may_add = self.learning.may_add(has_standby);
+        let wanted = if may_add { wanted } else { &wanted & &self.present };
         let (is_changed, result) = write(&mut self.netlink, self.table, &wanted, &mut self.present);
         if is_changed {
             tracing::info!(

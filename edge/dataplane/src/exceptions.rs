@@ -53,6 +53,11 @@ impl Pinned {
     pub fn is_closing(&self) -> bool {
         self.seen & CLOSING != 0
     }
+
+    /// Whether a flow of this protocol still has its target.
+    pub fn is_alive(&self, protocol: u32, now: u32) -> bool {
+        Flow { seen: self.seen, ..Flow::default() }.is_alive(protocol, now)
+    }
 }
 
 /// Why an exception of another host was not inserted.
@@ -174,17 +179,18 @@ impl FlowTable {
         })
     }
 
-    /// [`Flow::seen`] of a flow, also of one of which one packet was seen.
+    /// What the kernel remembers of a flow, whether it is an exception or not, and also where one packet
+    /// was seen.
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub fn seen(&self, key: &FlowKey<V6>) -> Result<Option<u32>, Error> {
+    pub fn known(&self, key: &FlowKey<V6>) -> Result<Option<Pinned>, Error> {
         let maps = &*self.maps;
         let flow = match v4(key) {
             Some(key) => known(&maps.recent4, &maps.flows4, &key),
             None => known(&maps.recent6, &maps.flows6, key),
         };
-        Ok(flow?.map(|(flow, _)| flow.seen))
+        Ok(flow?.map(|(Flow { target, seen, .. }, is_established)| Pinned { target, seen, is_established }))
     }
 
     /// Deletes flows, also those of which one packet was seen.
@@ -213,7 +219,12 @@ impl FlowTable {
 
     /// Whether this host has a target with this address.
     pub fn has_target(&self, address: IpAddr) -> bool {
-        self.number_of(address).is_some()
+        self.target_number(address).is_some()
+    }
+
+    /// The number of the target with this address.
+    pub fn target_number(&self, address: IpAddr) -> Option<u32> {
+        self.number_of(address).map(|(number, _)| number)
     }
 
     /// Rises with each write after which a flow may have another slot, target or lease than before.
@@ -231,9 +242,9 @@ impl FlowTable {
     }
 
     /// Lets the program keep these flows on their targets, if this host has listener and target. The
-    /// next packet of each is checked as one of a flow that something has changed for. `answers`:
-    /// whether this host answers for the VIP; then it knows better of all flows that it remembers.
-    /// `is_used`: whether it knows better of another flow, by the key and [`Flow::seen`].
+    /// next packet of each is checked as one of a flow that something has changed for. `is_new`: whether
+    /// the flow is written only if the program remembers nothing of it. `is_used`: whether this host
+    /// knows better of another flow, by the key and [`Flow::seen`].
     ///
     /// # Errors
     /// If the kernel refuses a write.
@@ -241,7 +252,7 @@ impl FlowTable {
         &self,
         exceptions: &[Exception],
         now: u32,
-        answers: impl Fn(V6) -> bool,
+        is_new: impl Fn(&FlowKey<V6>) -> bool,
         is_used: impl Fn(&FlowKey<V6>, u32) -> bool,
     ) -> Result<Vec<Result<(), Refusal>>, Error> {
         let mut services = HashMap::new();
@@ -257,7 +268,7 @@ impl FlowTable {
                 }
             };
             let maps = &*self.maps;
-            let is_inserted = match (answers(key.vip), v4(key)) {
+            let is_inserted = match (is_new(key), v4(key)) {
                 (true, Some(key)) => insert_new(&maps.recent4, &maps.flows4, &key, &flow, now)?,
                 (true, None) => insert_new(&maps.recent6, &maps.flows6, key, &flow, now)?,
                 (false, of_v4) => {

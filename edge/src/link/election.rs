@@ -278,6 +278,11 @@ impl Election {
         before != (self.active, self.offers.current())
     }
 
+    /// Whether this host has listened for long enough to hear all others. Time in which the process did not run does not count.
+    pub(crate) fn has_listened(&self) -> bool {
+        self.evaluated >= self.started + self.timing.timeout()
+    }
+
     /// A process that did not run, for want of a processor or because it was stopped, has received no heartbeat: that says nothing of
     /// the others, whose heartbeats may still be in the socket's queue. So this time counts for no silence.
     fn skip_pause(&mut self, now: Instant) {

@@ -95,7 +95,6 @@ pub(crate) struct HeartbeatLoop {
     informed: watch::Receiver<BTreeSet<Mac>>,
     metrics: Metrics,
     membership: watch::Sender<Membership>,
-    started: Instant,
     /// Why this host cannot serve.
     problem: Option<&'static str>,
     /// Other hosts with this host's name.
@@ -141,7 +140,6 @@ impl HeartbeatLoop {
             informed,
             metrics,
             membership,
-            started,
             problem: None,
             duplicate_names: BTreeSet::new(),
             same_mac: BTreeSet::new(),
@@ -264,7 +262,7 @@ impl HeartbeatLoop {
         let report = *self.abilities.borrow();
         let problem = report.problem(now);
         // The listening at the start is no time in which a host serves.
-        if problem != self.problem && self.is_settled(now) {
+        if problem != self.problem && self.election.has_listened() {
             if let Some(problem) = problem {
                 tracing::warn!(
                     problem,
@@ -281,10 +279,6 @@ impl HeartbeatLoop {
         }
         self.metrics.able.set(ability.can_serve.into());
         self.election.set_ability(ability);
-    }
-
-    fn is_settled(&self, now: Instant) -> bool {
-        now >= self.started + self.local.timing.interval * self.local.timing.misses
     }
 
     fn update(&mut self) {
@@ -307,7 +301,7 @@ impl HeartbeatLoop {
             active: self.election.active(),
             others_active,
             has_standby: self.election.other_can_serve(now),
-            settled: self.is_settled(now) && !self.election.is_in_doubt(now),
+            settled: self.election.has_listened() && !self.election.is_in_doubt(now),
             departures,
             live: self.election.live(now),
             peers,

@@ -51,8 +51,8 @@ impl FlowMetrics {
         );
         registry.register(
             "flow_exceptions",
-            "Flows of VIPs that this host answers for, which stay on another target than that of their slot, while another host is \
-             connected",
+            "Flows that stay on another target than that of their slot and that this host tells, while another host is connected: of \
+             VIPs that it answers for, and with --route-table all of which it sees packets",
             self.exceptions.clone(),
         );
         registry.register(

@@ -15,6 +15,8 @@ use steerage_process::prometheus_client::metrics::MetricType;
 use steerage_process::prometheus_client::metrics::counter::ConstCounter;
 use steerage_process::prometheus_client::registry::Registry;
 
+use crate::logged_problem::LoggedProblem;
+
 /// What was counted.
 #[derive(Clone, Debug, Default)]
 struct Traffic {
@@ -85,11 +87,12 @@ fn sample() -> Traffic {
 }
 
 fn register(registry: &mut Registry, read: Read) {
-    registry.register_collector(Box::new(TrafficCollector { read }));
+    registry.register_collector(Box::new(TrafficCollector { read, problem: Mutex::default() }));
 }
 
 struct TrafficCollector {
     read: Read,
+    problem: Mutex<LoggedProblem>,
 }
 
 impl fmt::Debug for TrafficCollector {
@@ -100,11 +103,13 @@ impl fmt::Debug for TrafficCollector {
 
 impl Collector for TrafficCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let traffic = (self.read)().unwrap_or_else(|error| {
-            let error = steerage_model::chain(&error);
+        let result = (self.read)();
+        let problem = result.as_ref().err().map(|error| steerage_model::chain(error));
+        let is_news = self.problem.lock().unwrap_or_else(PoisonError::into_inner).set(problem.clone());
+        if let Some(error) = problem.filter(|_| is_news) {
             tracing::warn!(error, "counters of packets not read; leaving them out of the metrics");
-            Traffic::default()
-        });
+        }
+        let traffic = result.unwrap_or_default();
         encode_counters(&mut encoder, "vip", "to the VIP", &traffic.vips)?;
         encode_counters(&mut encoder, "target", "to the target", &traffic.targets)?;
         let (dropped, answered): (Vec<_>, Vec<_>) =

@@ -24,10 +24,9 @@ const SETTLED: Duration = Duration::from_secs(13);
 /// A session with another host.
 pub(crate) type SessionId = u64;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ConfirmedFlows {
     flows: HashMap<FlowKey<V6>, Confirmed>,
-    limit: usize,
     /// The VIPs for which another host answers, by its last complete list.
     claims: HashMap<V6, Claim>,
     /// The number of the last list of any host.
@@ -47,6 +46,8 @@ struct Confirmed {
 #[derive(Debug)]
 struct Claim {
     session: SessionId,
+    /// Whether routers send that host packets.
+    has_routes: bool,
     /// When other hosts began to answer, in the units of flows. Stays when another one of them takes over.
     since: u32,
     /// The same time.
@@ -71,7 +72,7 @@ pub(crate) struct Now {
 }
 
 /// Whether the first of two times of flows is later.
-fn is_later(seen: u32, than: u32) -> bool {
+pub(crate) fn is_later(seen: u32, than: u32) -> bool {
     let later = seen.wrapping_sub(than) & !CLOSING;
     later != 0 && later < CLOSING / 2
 }
@@ -80,17 +81,13 @@ fn is_later(seen: u32, than: u32) -> bool {
 struct List {
     number: u64,
     is_open: bool,
+    has_routes: bool,
     vips: HashSet<V6>,
 }
 
 impl ConfirmedFlows {
-    pub(crate) fn new(limit: usize) -> Self {
-        Self { flows: HashMap::new(), limit, claims: HashMap::new(), last_list: 0, lists: HashMap::new() }
-    }
-
-    /// Whether there is room for this flow.
-    pub(crate) fn has_room(&self, key: &FlowKey<V6>) -> bool {
-        self.flows.len() < self.limit || self.flows.contains_key(key)
+    pub(crate) fn len(&self) -> usize {
+        self.flows.len()
     }
 
     pub(crate) fn contains(&self, key: &FlowKey<V6>) -> bool {
@@ -105,6 +102,16 @@ impl ConfirmedFlows {
     /// Whether the host that answers for a VIP is connected.
     pub(crate) fn is_claim_live(&self, vip: V6) -> bool {
         self.claims.get(&vip).is_some_and(|claim| self.lists.contains_key(&claim.session))
+    }
+
+    /// Whether another host with routes answers for a VIP.
+    pub(crate) fn is_claim_of_routes(&self, vip: V6) -> bool {
+        self.claims.get(&vip).is_some_and(|claim| claim.has_routes)
+    }
+
+    /// Whether the host of this session has routes, as its last list says.
+    pub(crate) fn has_routes(&self, session: SessionId) -> bool {
+        self.lists.get(&session).is_some_and(|list| list.has_routes)
     }
 
     /// Whether packets of a flow come to this host, by the flow's time, which may also be one that another host has told.
@@ -129,8 +136,15 @@ impl ConfirmedFlows {
     /// A complete list begins.
     pub(crate) fn begin(&mut self, session: SessionId) {
         self.last_list += 1;
-        let list = List { number: self.last_list, is_open: true, vips: HashSet::new() };
+        let list = List { number: self.last_list, is_open: true, has_routes: false, vips: HashSet::new() };
         self.lists.insert(session, list);
+    }
+
+    /// The host that sends the list has routes.
+    pub(crate) fn set_routes(&mut self, session: SessionId) {
+        if let Some(list) = self.lists.get_mut(&session).filter(|list| list.is_open) {
+            list.has_routes = true;
+        }
     }
 
     /// VIPs of the list.
@@ -173,17 +187,19 @@ impl ConfirmedFlows {
             return (Vec::new(), false);
         };
         list.is_open = false;
-        let (number, vips) = (list.number, std::mem::take(&mut list.vips));
+        let (number, has_routes, vips) = (list.number, list.has_routes, std::mem::take(&mut list.vips));
         // It may have left some to this or another host.
         self.claims.retain(|vip, claim| claim.session != session || vips.contains(vip));
         let mut has_new = false;
         for vip in vips.iter().filter(|vip| !answers(**vip)) {
             match self.claims.entry(*vip) {
                 Entry::Occupied(mut entry) => {
-                    has_new |= std::mem::replace(&mut entry.get_mut().session, session) != session;
+                    let claim = entry.get_mut();
+                    claim.has_routes = has_routes;
+                    has_new |= std::mem::replace(&mut claim.session, session) != session;
                 }
                 Entry::Vacant(entry) => {
-                    entry.insert(Claim { session, since: now.seen, began: now.instant });
+                    entry.insert(Claim { session, has_routes, since: now.seen, began: now.instant });
                     has_new = true;
                 }
             }
@@ -267,7 +283,7 @@ mod tests {
 
     #[test]
     fn complete_list_ends_what_it_does_not_confirm() {
-        let mut confirmed = ConfirmedFlows::new(10);
+        let mut confirmed = ConfirmedFlows::default();
         let (one, two, other) = (key(1, 1), key(1, 2), key(2, 1));
         assert_eq!(list(&mut confirmed, 7, &[1, 2], &[one, two, other]), (vec![], true));
         assert!(confirmed.is_claimed(vip(1)) && confirmed.is_claimed(vip(2)));
@@ -281,7 +297,7 @@ mod tests {
 
     #[test]
     fn list_that_was_cut_off_ends_nothing() {
-        let mut confirmed = ConfirmedFlows::new(10);
+        let mut confirmed = ConfirmedFlows::default();
         list(&mut confirmed, 7, &[1], &[key(1, 1)]);
         confirmed.begin(7);
         confirmed.add_vips(7, [vip(1)]);
@@ -295,7 +311,7 @@ mod tests {
 
     #[test]
     fn host_that_answers_believes_no_other_one() {
-        let mut confirmed = ConfirmedFlows::new(10);
+        let mut confirmed = ConfirmedFlows::default();
         list(&mut confirmed, 7, &[1, 2], &[key(1, 1), key(2, 1)]);
         confirmed.take_over(|found| found == vip(1));
         assert!(!confirmed.is_claimed(vip(1)) && !confirmed.contains(&key(1, 1)));
@@ -309,7 +325,7 @@ mod tests {
     #[test]
     fn packets_after_a_claim_and_after_what_was_told_are_of_this_host() {
         use LocalUse::{Seen, Unknown, Unseen};
-        let mut confirmed = ConfirmedFlows::new(10);
+        let mut confirmed = ConfirmedFlows::default();
         let (flow, began) = (key(1, 1), Instant::now());
         assert_eq!(confirmed.local_use(&flow, SEEN, began), Unknown, "no claim");
         list(&mut confirmed, 7, &[1], &[]);
@@ -335,23 +351,12 @@ mod tests {
 
     #[test]
     fn claim_is_live_while_its_host_is_connected() {
-        let mut confirmed = ConfirmedFlows::new(10);
+        let mut confirmed = ConfirmedFlows::default();
         list(&mut confirmed, 7, &[1], &[]);
         assert!(confirmed.is_claim_live(vip(1)) && !confirmed.is_claim_live(vip(2)));
         confirmed.end_session(7);
         assert!(confirmed.is_claimed(vip(1)) && !confirmed.is_claim_live(vip(1)));
         list(&mut confirmed, 8, &[1], &[]);
         assert!(confirmed.is_claim_live(vip(1)));
-    }
-
-    #[test]
-    fn flows_beyond_the_limit_have_no_room() {
-        let mut confirmed = ConfirmedFlows::new(2);
-        confirmed.confirm(1, key(1, 1), SEEN);
-        assert!(confirmed.has_room(&key(1, 2)));
-        confirmed.confirm(1, key(1, 2), SEEN);
-        assert!(!confirmed.has_room(&key(1, 3)) && confirmed.has_room(&key(1, 2)));
-        assert!(confirmed.remove(&key(1, 1)) && !confirmed.remove(&key(1, 1)));
-        assert!(confirmed.has_room(&key(1, 3)));
     }
 }

@@ -7,6 +7,8 @@
 //! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle. What it has not confirmed by
 //! the next scan is forgotten. Flows whose packets come to this host nevertheless are its own: they are not offered, and no other host
 //! changes or ends them.
+//!
+//! Between hosts with routes the last packet of a flow decides instead (`routed`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -16,17 +18,21 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use steerage_edge_dataplane::packet::V6;
 use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, seconds};
-use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned, Refusal};
+use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned};
 use steerage_model::chain;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::watch;
 
 use super::confirmed::{ConfirmedFlows, LocalUse, Now, SessionId};
+use super::heard::HeardHosts;
 use super::items::{Changes, Command, CompleteList, Item};
 use super::message::Message;
 use super::missed::MissedParts;
 use super::pace::{ScanPace, rest};
+use super::routed::RoutedFlows;
 use super::sent_exceptions::{Rechecked, SentExceptions};
+use crate::link::mac::Mac;
 use crate::metrics::{FULL, FlowMetrics, reason};
 
 /// How often the leases are looked at.
@@ -53,7 +59,14 @@ pub(crate) struct Exchange {
     metrics: FlowMetrics,
     sent: SentExceptions,
     confirmed: ConfirmedFlows,
+    /// Whether routers send this host packets.
+    has_routes: bool,
+    routed: RoutedFlows,
+    /// Flows of other hosts.
+    limit: usize,
     missed: MissedParts,
+    /// The hosts whose flows this host has.
+    heard: HeardHosts,
     /// What has been offered, and was not confirmed when the last scan looked.
     offered: HashSet<FlowKey<V6>>,
     followers: HashMap<SessionId, Follower>,
@@ -89,13 +102,24 @@ fn answers(vips: &HashMap<V6, u32>, lasting: &BTreeSet<u32>, vip: V6) -> bool {
 }
 
 impl Exchange {
-    pub(crate) fn new(flows: FlowTable, leases: Leases, metrics: FlowMetrics) -> Result<Self, Error> {
+    /// `has_routes`: whether this host exports routes, so that routers send it packets; `heard` gets the hosts whose flows it has.
+    pub(crate) fn new(
+        flows: FlowTable,
+        leases: Leases,
+        metrics: FlowMetrics,
+        has_routes: bool,
+        heard: watch::Sender<BTreeSet<Mac>>,
+    ) -> Result<Self, Error> {
         // Half of the map: what others tell must not take the places of this host's own flows.
         let limit = usize::try_from(flows.size()? / 2).unwrap_or(0);
         let mut exchange = Self {
             sent: SentExceptions::new(limit),
-            confirmed: ConfirmedFlows::new(limit),
+            confirmed: ConfirmedFlows::default(),
+            has_routes,
+            routed: RoutedFlows::new(LIST_INTERVAL),
+            limit,
             missed: MissedParts::default(),
+            heard: HeardHosts::new(heard),
             offered: HashSet::new(),
             flows,
             leases,
@@ -158,9 +182,15 @@ impl Exchange {
                     follower.listed = None;
                 }
             }
+            Command::Began(session, host) => {
+                self.routed.begin_session(session, host);
+                self.heard.begin_session(session, host);
+            }
             Command::Ended(session) => {
                 self.confirmed.end_session(session);
+                self.routed.end_session(session);
                 self.missed.end_session(session);
+                self.heard.end_session(session);
             }
             Command::Flush(done) => self.flush(&done),
         }
@@ -175,7 +205,10 @@ impl Exchange {
         self.look_at_changes();
         if self.pace.due().is_some_and(|due| due <= now) {
             self.scan();
-        } else if self.is_scanned && !self.sent.is_empty() && self.recheck_at.is_none_or(|at| at <= now) {
+        } else if self.is_scanned
+            && (!self.sent.is_empty() || self.routed.len() > 0)
+            && self.recheck_at.is_none_or(|at| at <= now)
+        {
             self.recheck();
         }
         self.send_lists(now);
@@ -244,6 +277,7 @@ impl Exchange {
     fn forget_own(&mut self) {
         let (vips, lasting) = (&self.vips, &self.lasting);
         self.confirmed.take_over(|vip| !vips.contains_key(&vip) || answers(vips, lasting, vip));
+        self.routed.remove_vips(|vip| !vips.contains_key(&vip));
     }
 
     /// Finds the exceptions. Tells those of the VIPs for which this host answers; offers and forgets the others that no host has
@@ -256,18 +290,23 @@ impl Exchange {
         let now = flow_time();
         let (vips, lasting) = (&self.vips, &self.lasting);
         let is_own = |vip| answers(vips, lasting, vip);
-        let (sent, confirmed, offered) = (&mut self.sent, &self.confirmed, &self.offered);
+        let (sent, confirmed, routed) = (&mut self.sent, &self.confirmed, &self.routed);
+        let (offered, has_routes) = (&self.offered, self.has_routes);
         let tells = !self.followers.is_empty();
         let (mut news, mut offers) = (Vec::new(), Vec::new());
         let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
         sent.begin_scan();
         let scanned = self.flows.scan(now, |key, pinned| {
-            if is_own(key.vip) {
-                if tells && pinned.is_established && sent.note(key, &pinned) {
+            let local_use = confirmed.local_use(&key, pinned.seen, began);
+            // Other hosts with routes say which of this host's flows are outdated.
+            let is_routed = has_routes && confirmed.is_claim_of_routes(key.vip);
+            if is_own(key.vip) || is_routed || has_routes && local_use == LocalUse::Seen {
+                let is_told = tells && pinned.is_established && !routed.is_told_by_other(&key, pinned.seen);
+                if is_told && sent.note(key, &pinned) {
                     news.push((key, pinned));
                 }
-            } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) {
-                match (offered.contains(&key), confirmed.local_use(&key, pinned.seen, began)) {
+            } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) && !routed.contains(&key) {
+                match (offered.contains(&key), local_use) {
                     (_, LocalUse::Seen) => {}
                     (true, LocalUse::Unseen) => unconfirmed.push(key),
                     // A scan follows when it is known.
@@ -287,10 +326,17 @@ impl Exchange {
             }
         };
         let flows = &self.flows;
-        let is_exception = |key: &FlowKey<V6>| flows.get(key, now).is_ok_and(|found| found.is_some());
-        let gone = sent.end_scan(is_own, is_exception);
-        let changes =
-            Changes { gone, exceptions: self.exceptions(&news, now), offers: self.exceptions(&offers, now) };
+        let is_exception = |key: &FlowKey<V6>| {
+            let found = flows.get(key, now).ok().flatten();
+            found.is_some_and(|pinned| !routed.is_told_by_other(key, pinned.seen))
+        };
+        let gone = sent.end_scan(|vip| is_own(vip) || has_routes, is_exception);
+        news.extend(self.with_other_targets(&gone, now));
+        let changes = Changes {
+            gone: gone.into_iter().map(|(key, _)| key).collect(),
+            exceptions: self.exceptions(&news, now),
+            offers: self.exceptions(&offers, now),
+        };
         let has_offers = !offers.is_empty();
         let deleted = self.flows.delete(&unconfirmed);
         self.is_scanned = true;
@@ -325,10 +371,18 @@ impl Exchange {
     /// Looks at the told exceptions alone: a connection may have ended, and another one have begun from the same port.
     pub(crate) fn recheck(&mut self) {
         let (began, now) = (Instant::now(), flow_time());
-        let flows = &self.flows;
-        let Rechecked { changed, gone } = self.sent.recheck(|key| flows.get(key, now).ok().flatten());
+        let (flows, routed) = (&self.flows, &self.routed);
+        let Rechecked { mut changed, gone } = self.sent.recheck(|key| {
+            let found = flows.get(key, now).ok().flatten();
+            found.filter(|pinned| !routed.is_told_by_other(key, pinned.seen))
+        });
+        changed.extend(self.with_other_targets(&gone, now));
         let exceptions = self.exceptions(&changed, now);
+        let gone = gone.into_iter().map(|(key, _)| key).collect();
         self.send(Changes { gone, exceptions, offers: Vec::new() });
+        if self.has_routes {
+            self.recheck_routed(now);
+        }
         self.recheck_at = Some(Instant::now() + rest(began.elapsed(), RECHECK));
     }
 
@@ -379,6 +433,7 @@ impl Exchange {
         let time = flow_time();
         let own = |vip: &V6| answers(&self.vips, &self.lasting, *vip);
         let list = CompleteList {
+            has_routes: self.has_routes,
             vips: self.vips.keys().copied().filter(own).collect(),
             exceptions: self
                 .sent
@@ -417,6 +472,10 @@ impl Exchange {
                 self.confirmed.begin(session);
                 Ok(())
             }
+            Message::Routes => {
+                self.confirmed.set_routes(session);
+                Ok(())
+            }
             Message::Vips(vips) => {
                 // Others would only take memory.
                 let (known, unknown): (Vec<_>, Vec<_>) =
@@ -426,6 +485,9 @@ impl Exchange {
                 }
                 self.confirmed.add_vips(session, known);
                 Ok(())
+            }
+            Message::Exceptions(exceptions) if self.is_routed(session) => {
+                self.insert_routed(session, exceptions)
             }
             Message::Exceptions(exceptions) => self.insert(session, exceptions),
             Message::Offers(mut offers) => {
@@ -444,6 +506,7 @@ impl Exchange {
                 if has_new {
                     self.pace.on_change(Instant::now());
                 }
+                self.heard.on_list(session, !self.missed.has_any(session));
                 self.end_confirmed(unconfirmed)
             }
             Message::Ping => Ok(()),
@@ -460,8 +523,8 @@ impl Exchange {
         keys.retain(|key| confirmed.contains(key));
         let mut unseen = Vec::new();
         for key in keys {
-            let seen = flows.seen(&key)?;
-            if seen.is_some_and(|seen| confirmed.local_use(&key, seen, now) == LocalUse::Unseen) {
+            let known = flows.known(&key)?;
+            if known.is_some_and(|known| confirmed.local_use(&key, known.seen, now) == LocalUse::Unseen) {
                 unseen.push(key);
             }
             confirmed.remove(&key);
@@ -473,7 +536,8 @@ impl Exchange {
         let (vips, lasting) = (&self.vips, &self.lasting);
         let is_own = |vip| answers(vips, lasting, vip);
         exceptions.retain(|exception| {
-            let has_room = is_own(exception.key.vip) || self.confirmed.has_room(&exception.key);
+            let is_full = self.routed.len() + self.confirmed.len() >= self.limit;
+            let has_room = is_own(exception.key.vip) || !is_full || self.confirmed.contains(&exception.key);
             if !has_room {
                 self.metrics.count_refused(FULL);
             }
@@ -482,7 +546,7 @@ impl Exchange {
         let (now, instant) = (flow_time(), Instant::now());
         let confirmed = &self.confirmed;
         let is_used = |key: &FlowKey<V6>, seen| confirmed.local_use(key, seen, instant) == LocalUse::Seen;
-        let results = self.flows.insert(&exceptions, now, is_own, is_used)?;
+        let results = self.flows.insert(&exceptions, now, |key| is_own(key.vip), is_used)?;
         for (exception, result) in exceptions.iter().zip(results) {
             match result {
                 Ok(()) => {
@@ -494,13 +558,7 @@ impl Exchange {
                 }
                 Err(refusal) => {
                     self.metrics.count_refused(reason(refusal));
-                    match refusal {
-                        Refusal::UnknownListener => {
-                            self.missed.note_listener(session, exception.key.listener());
-                        }
-                        Refusal::UnknownTarget => self.missed.note_target(session, exception.target),
-                        Refusal::Expired | Refusal::Known => {}
-                    }
+                    self.missed.note_refusal(session, exception, refusal);
                 }
             }
         }
@@ -531,5 +589,6 @@ impl Follower {
     }
 }
 
+mod routed;
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::confirmed::SessionId;
 use super::message::{MOST_ELEMENTS, Message};
+use crate::link::mac::Mac;
 
 /// What the thread is told.
 #[derive(Debug)]
@@ -22,6 +23,8 @@ pub(crate) enum Command {
     Disconnected(SessionId),
     /// A host that was told asks for a complete list.
     WantsList(SessionId),
+    /// A host that sends has connected.
+    Began(SessionId, Mac),
     /// A host has sent a message; told when it is applied, and whether this host wants a complete list.
     Received(SessionId, Message, oneshot::Sender<bool>),
     /// The session of a host that sends has ended.
@@ -39,9 +42,11 @@ pub(crate) enum Item {
     Barrier(Sender<()>),
 }
 
-/// All exceptions of the VIPs for which this host answers.
+/// All exceptions of the VIPs for which this host answers, and with routes of all others of which it sees packets.
 #[derive(Debug, Default)]
 pub(crate) struct CompleteList {
+    /// Whether routers send this host packets.
+    pub(crate) has_routes: bool,
     pub(crate) vips: Vec<V6>,
     pub(crate) exceptions: Vec<Exception>,
 }
@@ -68,7 +73,8 @@ impl Item {
                 let vips = list.vips.chunks(MOST_ELEMENTS).map(|vips| Message::Vips(vips.to_vec()));
                 let exceptions = list.exceptions.chunks(MOST_ELEMENTS);
                 let exceptions = exceptions.map(|exceptions| Message::Exceptions(exceptions.to_vec()));
-                Box::new([Message::Begin].into_iter().chain(vips).chain(exceptions).chain([Message::End]))
+                let begin = [Message::Begin].into_iter().chain(list.has_routes.then_some(Message::Routes));
+                Box::new(begin.chain(vips).chain(exceptions).chain([Message::End]))
             }
             Self::Changes(changes) => {
                 let gone = changes.gone.chunks(MOST_ELEMENTS).map(|keys| Message::Gone(keys.to_vec()));

@@ -41,6 +41,9 @@ pub(crate) enum Message {
     End,
     /// Asks whether all messages before it have been applied.
     Ping,
+    /// In a list, after [`Begin`](Self::Begin): routers send the sender packets of all VIPs, so that it also tells exceptions of VIPs for
+    /// which it does not answer.
+    Routes,
 }
 
 /// A message that no host of this protocol sends.
@@ -58,6 +61,7 @@ impl Message {
             Self::Offers(_) => 5,
             Self::End => 6,
             Self::Ping => 7,
+            Self::Routes => 8,
         }
     }
 
@@ -65,7 +69,7 @@ impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind()];
         match self {
-            Self::Begin | Self::End | Self::Ping => {}
+            Self::Begin | Self::End | Self::Ping | Self::Routes => {}
             Self::Vips(vips) => vips.iter().take(MOST_ELEMENTS).for_each(|vip| put_address(&mut bytes, *vip)),
             Self::Gone(keys) => keys.iter().take(MOST_ELEMENTS).for_each(|key| put_key(&mut bytes, key)),
             Self::Exceptions(exceptions) | Self::Offers(exceptions) => {
@@ -91,9 +95,11 @@ impl Message {
             5 => Self::Offers(elements(rest, EXCEPTION, exception)?),
             6 => Self::End,
             7 => Self::Ping,
+            8 => Self::Routes,
             _ => return Ok(None),
         };
-        let has_rest = matches!(message, Self::Begin | Self::End | Self::Ping) && !rest.is_empty();
+        let is_bare = matches!(message, Self::Begin | Self::End | Self::Ping | Self::Routes);
+        let has_rest = is_bare && !rest.is_empty();
         if has_rest { Err(Malformed) } else { Ok(Some(message)) }
     }
 }
@@ -190,6 +196,7 @@ pub(crate) mod tests {
             Just(Message::Begin),
             Just(Message::End),
             Just(Message::Ping),
+            Just(Message::Routes),
             prop::collection::vec(address().prop_map(V6::from), list.clone()).prop_map(Message::Vips),
             prop::collection::vec(any_exception(), list.clone()).prop_map(Message::Exceptions),
             prop::collection::vec(any_exception(), list.clone()).prop_map(Message::Offers),
@@ -204,7 +211,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..9_u8) {
+        fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..10_u8) {
             let _ = Message::decode(&bytes);
             let _ = Message::decode(&[&[kind], &bytes[..]].concat());
         }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use steerage_edge_dataplane::packet::V6;
 use steerage_edge_dataplane::packet::maps::ListenerKey;
+use steerage_edge_dataplane::{Exception, Refusal};
 
 use super::confirmed::SessionId;
 
@@ -36,12 +37,15 @@ impl MissedParts {
         note(&mut self.0.entry(session).or_default().vips, vip);
     }
 
-    pub(crate) fn note_listener(&mut self, session: SessionId, listener: ListenerKey) {
-        note(&mut self.0.entry(session).or_default().listeners, listener);
-    }
-
-    pub(crate) fn note_target(&mut self, session: SessionId, target: IpAddr) {
-        note(&mut self.0.entry(session).or_default().targets, target);
+    /// An exception was not inserted.
+    pub(crate) fn note_refusal(&mut self, session: SessionId, exception: &Exception, refusal: Refusal) {
+        match refusal {
+            Refusal::UnknownListener => {
+                note(&mut self.0.entry(session).or_default().listeners, exception.key.listener());
+            }
+            Refusal::UnknownTarget => note(&mut self.0.entry(session).or_default().targets, exception.target),
+            Refusal::Expired | Refusal::Known => {}
+        }
     }
 
     /// This host has others than before.
@@ -61,6 +65,14 @@ impl MissedParts {
         }
     }
 
+    /// Whether this host lacks anything for what the host of this session has told.
+    pub(crate) fn has_any(&self, session: SessionId) -> bool {
+        self.0.get(&session).is_some_and(|missed| {
+            let Missed { vips, listeners, targets, wants_list } = missed;
+            *wants_list || !(vips.is_empty() && listeners.is_empty() && targets.is_empty())
+        })
+    }
+
     /// Whether the host of this session should send a complete list. True once.
     pub(crate) fn take_wish(&mut self, session: SessionId) -> bool {
         self.0.get_mut(&session).is_some_and(|missed| std::mem::take(&mut missed.wants_list))
@@ -73,26 +85,33 @@ impl MissedParts {
 
 #[cfg(test)]
 mod tests {
+    use steerage_edge_dataplane::packet::maps::FlowKey;
+
     use super::*;
 
     #[test]
     fn list_is_wanted_once_a_missed_part_is_there() {
         let (vip, target) = (V6([1, 2, 3, 4]), IpAddr::from([10, 0, 0, 1]));
-        let listener = ListenerKey::new(target, 6, 80);
+        let key = FlowKey { vip: target.into(), ports: 80, protocol: 6, ..FlowKey::default() };
+        let listener = key.listener();
+        let exception = Exception { key, target, idle: 0, is_closing: false };
         let no = |missed: &mut MissedParts| missed.update(|_| false, |_| false, |_| false);
         for part in 0..3 {
             let mut missed = MissedParts::default();
             match part {
                 0 => missed.note_vip(1, vip),
-                1 => missed.note_listener(1, listener),
-                _ => missed.note_target(1, target),
+                1 => missed.note_refusal(1, &exception, Refusal::UnknownListener),
+                _ => missed.note_refusal(1, &exception, Refusal::UnknownTarget),
             }
             no(&mut missed);
             assert!(!missed.take_wish(1));
+            assert!(missed.has_any(1) && !missed.has_any(2));
             missed.update(|found| *found == vip, |found| *found == listener, |found| *found == target);
             assert!(!missed.take_wish(2), "of another session");
+            assert!(missed.has_any(1), "until the list comes");
             assert!(missed.take_wish(1));
             assert!(!missed.take_wish(1), "once");
+            assert!(!missed.has_any(1));
             missed.update(|_| true, |_| true, |_| true);
             assert!(!missed.take_wish(1), "nothing is missed any more");
         }

@@ -13,6 +13,8 @@ struct Sent {
     target: u32,
     /// What the others know.
     seen: u32,
+    /// What was found last.
+    latest: u32,
     /// Of the last scan that found it.
     scan: u32,
 }
@@ -21,7 +23,8 @@ struct Sent {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rechecked {
     pub(crate) changed: Vec<(FlowKey<V6>, Pinned)>,
-    pub(crate) gone: Vec<FlowKey<V6>>,
+    /// With the numbers of the targets that the others know.
+    pub(crate) gone: Vec<(FlowKey<V6>, u32)>,
 }
 
 #[derive(Debug)]
@@ -78,7 +81,7 @@ impl SentExceptions {
         match self.flows.entry(key) {
             Entry::Occupied(mut entry) => {
                 let sent = entry.get_mut();
-                sent.scan = self.scan;
+                (sent.scan, sent.latest) = (self.scan, seen);
                 let is_news = sent.target != target || is_old(&key, sent.seen, seen);
                 if is_news {
                     (sent.target, sent.seen) = (target, seen);
@@ -90,25 +93,25 @@ impl SentExceptions {
                 false
             }
             Entry::Vacant(entry) => {
-                entry.insert(Sent { target, seen, scan: self.scan });
+                entry.insert(Sent { target, seen, latest: seen, scan: self.scan });
                 true
             }
         }
     }
 
     /// The scan has ended. Removes what it has not found and `is_exception` no longer is, and returns what of it the others have to be
-    /// sent, which are flows of VIPs for which this host `answers`: who answers for others sends them.
+    /// sent, which are flows of VIPs for which this host `tells`: other hosts tell those of others. With the numbers of the targets that
+    /// the others know.
     pub(crate) fn end_scan(
         &mut self,
-        answers: impl Fn(V6) -> bool,
+        tells: impl Fn(V6) -> bool,
         is_exception: impl Fn(&FlowKey<V6>) -> bool,
-    ) -> Vec<FlowKey<V6>> {
+    ) -> Vec<(FlowKey<V6>, u32)> {
         let scan = self.scan;
-        let is_gone = |key: &FlowKey<V6>, sent: &mut Sent| {
-            sent.scan != scan && !(answers(key.vip) && is_exception(key))
-        };
-        let gone = self.flows.extract_if(is_gone).map(|(key, _)| key);
-        let gone = gone.filter(|key| answers(key.vip)).collect();
+        let is_gone =
+            |key: &FlowKey<V6>, sent: &mut Sent| sent.scan != scan && !(tells(key.vip) && is_exception(key));
+        let gone = self.flows.extract_if(is_gone).map(|(key, sent)| (key, sent.target));
+        let gone = gone.filter(|(key, _)| tells(key.vip)).collect();
         // Slots have moved back: the memory of many is not needed any more.
         if self.flows.len() < self.flows.capacity() / 8 {
             self.flows.shrink_to_fit();
@@ -121,9 +124,10 @@ impl SentExceptions {
         let (mut changed, mut gone) = (Vec::new(), Vec::new());
         self.flows.retain(|key, sent| {
             let Some(pinned) = look(key) else {
-                gone.push(*key);
+                gone.push((*key, sent.target));
                 return false;
             };
+            sent.latest = pinned.seen;
             if sent.target != pinned.target || is_old(key, sent.seen, pinned.seen) {
                 (sent.target, sent.seen) = (pinned.target, pinned.seen);
                 changed.push((*key, pinned));
@@ -133,11 +137,11 @@ impl SentExceptions {
         Rechecked { changed, gone }
     }
 
-    /// All, as the others know them.
+    /// All, with the times that were found last.
     pub(crate) fn all(&self) -> impl Iterator<Item = (FlowKey<V6>, Pinned)> {
-        self.flows
-            .iter()
-            .map(|(key, sent)| (*key, Pinned { target: sent.target, seen: sent.seen, is_established: true }))
+        self.flows.iter().map(|(key, sent)| {
+            (*key, Pinned { target: sent.target, seen: sent.latest, is_established: true })
+        })
     }
 }
 
@@ -171,7 +175,7 @@ mod tests {
         assert!(sent.note(datagrams, &pinned(1, 100 + UDP_IDLE / 4)));
         assert_eq!(sent.end_scan(|_| true, |_| false), []);
         let rechecked = sent.recheck(|key| (key.protocol == 17).then(|| pinned(3, 200)));
-        let (changed, gone) = (vec![(datagrams, pinned(3, 200))], vec![key(1)]);
+        let (changed, gone) = (vec![(datagrams, pinned(3, 200))], vec![(key(1), 2)]);
         assert_eq!(rechecked, Rechecked { changed, gone });
     }
 
@@ -199,8 +203,8 @@ mod tests {
                         Some(pinned(*scan.get(&u16::try_from(key.ports).ok()?)?, 1))
                     });
                     follower.extend(changed.iter().map(|(key, pinned)| (*key, pinned.target)));
-                    for key in gone {
-                        prop_assert!(follower.remove(&key).is_some());
+                    for (key, target) in gone {
+                        prop_assert_eq!(follower.remove(&key), Some(target));
                     }
                 }
                 sent.begin_scan();
@@ -209,8 +213,8 @@ mod tests {
                         follower.insert(key(*port), *target);
                     }
                 }
-                for key in sent.end_scan(|_| true, |_| false) {
-                    prop_assert!(follower.remove(&key).is_some());
+                for (key, target) in sent.end_scan(|_| true, |_| false) {
+                    prop_assert_eq!(follower.remove(&key), Some(target));
                 }
                 let wanted: BTreeMap<_, _> = scan.iter().map(|(port, target)| (key(*port), *target)).collect();
                 prop_assert_eq!(&follower, &wanted);

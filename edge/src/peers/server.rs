@@ -18,6 +18,7 @@ use super::message::{Message, WANTS_LIST};
 use super::session::Session;
 use super::unproven::{UnprovenConnection, UnprovenConnections};
 use super::{MOST_PEERS, Shared, TOO_MANY_HOSTS};
+use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 
 /// An address on which the kernel does not listen yet is tried again.
@@ -118,13 +119,13 @@ async fn listen(
         is_failing = false;
         while let Ok((stream, from)) = listener.accept().await {
             while tasks.try_join_next().is_some() {}
-            if !is_peer(&membership.borrow(), from) {
+            let Some(host) = peer(&membership.borrow(), from) else {
                 tracing::debug!(%from, "a host that sends no heartbeats has connected; closing");
                 continue;
-            }
+            };
             let (shared, all) = (shared.clone(), Arc::clone(&sessions));
             sessions.unproven.spawn(&mut tasks, from.ip().to_canonical(), |unproven| async move {
-                if let Err(error) = receive_from(&shared, &all, stream, unproven).await {
+                if let Err(error) = receive_from(&shared, &all, stream, host, unproven).await {
                     shared.on_end(from.ip(), &error, || all.may_warn());
                 }
             });
@@ -133,9 +134,10 @@ async fn listen(
     }
 }
 
-fn is_peer(membership: &Membership, from: SocketAddr) -> bool {
+/// The host that has an address.
+fn peer(membership: &Membership, from: SocketAddr) -> Option<Mac> {
     let from = from.ip().to_canonical();
-    membership.peers.iter().any(|peer| peer.addresses.contains(&from))
+    membership.peers.iter().find(|peer| peer.addresses.contains(&from)).map(|peer| peer.mac)
 }
 
 fn bind(shared: &Shared, address: IpAddr) -> io::Result<TcpListener> {
@@ -151,6 +153,7 @@ async fn receive_from(
     shared: &Shared,
     sessions: &Sessions,
     stream: TcpStream,
+    host: Mac,
     unproven: UnprovenConnection,
 ) -> io::Result<()> {
     // A key that cannot be read is logged elsewhere.
@@ -168,6 +171,7 @@ async fn receive_from(
         return Ok(());
     };
     let receiver = ReceiverSession { shared, id: shared.new_session() };
+    let _ = shared.commands.send(Command::Began(receiver.id, host));
     loop {
         let message =
             Message::decode(&bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -280,7 +284,7 @@ mod tests {
         let unproven = unproven.await.expect("unproven");
         let serving = async {
             let stream = listener.accept().await.expect("accept").0;
-            receive_from(&shared, &sessions, stream, unproven).await
+            receive_from(&shared, &sessions, stream, [2; 6], unproven).await
         };
         let (heard, answer) = tokio::join!(serving, client);
         assert!(answer.is_err(), "{answer:?}");

@@ -10,7 +10,7 @@ use steerage_edge_api::{EdgeLoadBalancerSpec, TargetState, TargetUse};
 
 /// How long the targets that were healthy last are used while none is. The last endpoint of a Service may be terminating and still
 /// serve: it does so for 30 s unless its pod says otherwise.
-pub(super) const HOLD: Duration = Duration::from_mins(1);
+pub(super) const LAST_GOOD_FOR: Duration = Duration::from_mins(1);
 /// What failed no earlier than this before the last one failed together with it: hosts hear of it in different orders.
 const TOGETHER: Duration = Duration::from_secs(1);
 /// The parts of a whole weight. A slow start has one step less, and each is a table.
@@ -112,7 +112,7 @@ impl Memory {
         }
         let none_since = healthy.is_empty().then(|| self.none_since.unwrap_or(now));
         if none_since.is_none() {
-            failed.retain(|_, at| *at + HOLD > now);
+            failed.retain(|_, at| *at + LAST_GOOD_FOR > now);
         }
         let is_known = untried == 0 && known.iter().all(|target| target.state != TargetState::Initial);
         let was_known = self.was_known || is_known;
@@ -122,7 +122,7 @@ impl Memory {
     /// Whether the target is one of those that were healthy last. One that has failed, and says nothing of its endpoints, counts as
     /// long as it could have been used: where all checks fail one after the other, the last target must not get all connections.
     fn is_last_good(&self, target: &Known<'_>, none_since: Instant) -> bool {
-        let time = if target.lacks_endpoint { TOGETHER } else { HOLD };
+        let time = if target.lacks_endpoint { TOGETHER } else { LAST_GOOD_FOR };
         self.failed.get(&target.address).is_some_and(|at| *at + time >= none_since)
     }
 }
@@ -180,7 +180,7 @@ pub(super) fn decide(
     let mut memory = before.next(known, untried, now);
     let basis = basis(known, rules, &memory, now);
     memory.filling = filling(known, rules, before, now);
-    let hold_ends = memory.none_since.filter(|_| basis == Basis::LastGood).map(|since| since + HOLD);
+    let hold_ends = memory.none_since.filter(|_| basis == Basis::LastGood).map(|since| since + LAST_GOOD_FOR);
     let steps = memory.filling.values().map(|since| next_step(*since, rules.slow_start, now));
     let next_change = steps.chain(hold_ends).min();
     let has_endpoints = known.iter().any(|target| !target.lacks_endpoint);
@@ -212,7 +212,8 @@ fn basis(known: &[Known<'_>], rules: UseRules, memory: &Memory, now: Instant) ->
     match memory.none_since {
         None => Basis::Draining,
         Some(since)
-            if now < since + HOLD && known.iter().any(|target| memory.is_last_good(target, since)) =>
+            if now < since + LAST_GOOD_FOR
+                && known.iter().any(|target| memory.is_last_good(target, since)) =>
         {
             Basis::LastGood
         }

@@ -36,8 +36,8 @@ pub(super) struct Node {
     sent_ports: Option<Arc<PortSet>>,
     /// Runs while a statement may decide a check.
     task: Option<StatementTask>,
-    /// Ports with a weight that changed too soon after the last change.
-    held_back: HashSet<u16>,
+    /// Ports whose weight changed too soon after its last change; it follows later.
+    delayed_weights: HashSet<u16>,
 }
 
 /// What decides the health of a target with one check.
@@ -66,7 +66,7 @@ impl Node {
             statement: NodeStatement::default(),
             sent_ports: None,
             task: None,
-            held_back: HashSet::new(),
+            delayed_weights: HashSet::new(),
         }
     }
 
@@ -201,10 +201,10 @@ impl Node {
         if !dropped.is_empty() {
             self.send_ports(context.tasks);
         }
-        let held_back = std::mem::take(&mut self.held_back);
+        let delayed_weights = std::mem::take(&mut self.delayed_weights);
         let ports: BTreeSet<u16> = match affected {
             AffectedPorts::All => self.judged.keys().copied().chain(self.undecided_ports()).collect(),
-            AffectedPorts::These(ports) => held_back.into_iter().chain(ports).collect(),
+            AffectedPorts::These(ports) => delayed_weights.into_iter().chain(ports).collect(),
         };
         for port in ports {
             self.judge(port, context);
@@ -269,7 +269,7 @@ impl Node {
                     };
                     let tracker = obeying(&probe, before, result, context);
                     if weight.is_some_and(|weight| !tracker.has_weight(weight)) {
-                        self.held_back.insert(port);
+                        self.delayed_weights.insert(port);
                     }
                     Some(Judge::Statements(tracker))
                 }

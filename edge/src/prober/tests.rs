@@ -227,7 +227,7 @@ async fn probe_that_ended_late_does_not_overrule_a_statement() {
 }
 
 #[tokio::test]
-async fn held_back_weight_follows_without_another_change() {
+async fn delayed_weight_follows_without_another_change() {
     let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
     let probe = probe_of(to, HealthCheckProtocol::Http);
     let mut engine = Engine::stating(&agent, &probe, 3).await;

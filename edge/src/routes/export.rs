@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::host::PeerLiveness;
+use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::vips::AFTER_STANDBY;
 
@@ -72,6 +74,35 @@ impl ExportRole {
     }
 }
 
+/// A host that lacks flows of others adds no routes for so long: it asks others for what it lacks every 3 s.
+const LEARNING_LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether this host does not have the flow exceptions of all hosts that are alive.
+pub(super) fn lacks_flows(membership: &Membership, heard: &BTreeSet<Mac>) -> bool {
+    let live = membership.peers.iter().filter(|peer| peer.liveness == PeerLiveness::Live);
+    live.into_iter().any(|peer| !heard.contains(&peer.mac))
+}
+
+/// The time in which a process that has just started learns the flows that routers may move to it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Learning {
+    since: Option<Instant>,
+    is_over: bool,
+}
+
+impl Learning {
+    /// This host could export.
+    pub(super) fn update(&mut self, lacks_flows: bool, now: Instant) {
+        let since = *self.since.get_or_insert(now);
+        self.is_over |= !lacks_flows || now.saturating_duration_since(since) >= LEARNING_LIMIT;
+    }
+
+    /// Whether routes are added. `has_standby`: whether another host can serve; otherwise there is none to draw flows from.
+    pub(super) fn may_add(self, has_standby: bool) -> bool {
+        self.is_over || !has_standby
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::ExportRole::{Remaining, Serving, Undecided, Withdrawing, Yielding};
@@ -126,6 +157,41 @@ mod tests {
                 "{role:?}, {before:?}, {since_standby:?}"
             );
         }
+    }
+
+    #[test]
+    fn host_that_starts_learns_the_flows_of_others_first() {
+        let second = Duration::from_secs;
+        let peer = |number: u8, liveness| crate::host::EdgePeer {
+            mac: [number; 6],
+            addresses: Vec::new(),
+            liveness,
+        };
+        let peers =
+            vec![peer(1, PeerLiveness::Live), peer(2, PeerLiveness::Live), peer(3, PeerLiveness::Dead)];
+        let membership = Membership { peers, ..Membership::default() };
+        let lacks =
+            |heard: &[u8]| lacks_flows(&membership, &heard.iter().map(|number| [*number; 6]).collect());
+        assert!(lacks(&[]) && lacks(&[1, 3]) && !lacks(&[1, 2]));
+        assert!(!lacks_flows(&Membership::default(), &BTreeSet::new()), "alone");
+        let start = Instant::now();
+        let ends = |lacks: &[bool]| {
+            let mut learning = Learning::default();
+            let mut at = start;
+            lacks.iter().position(|lacks| {
+                learning.update(*lacks, at);
+                at += second(1);
+                assert!(learning.may_add(false), "no other host can serve");
+                learning.may_add(true)
+            })
+        };
+        assert_eq!(ends(&[false]), Some(0));
+        assert_eq!(ends(&[true, true, false]), Some(2));
+        assert_eq!(ends(&[true; 20]), Some(10));
+        let mut learning = Learning::default();
+        learning.update(false, start);
+        learning.update(true, start);
+        assert!(learning.may_add(true), "another host has come");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod fence;
 mod forwarding;
 mod fused;
 mod left_behind;
+mod routed_flows;
 mod routes;
 mod several_hosts;
 mod statements;

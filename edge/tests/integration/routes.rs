@@ -19,9 +19,15 @@ const FLAGS: [&str; 4] = ["--route-table", "83", "--route-withdraw-wait", "1s"];
 const LIFETIME: Duration = Duration::from_millis(6_200);
 
 fn routed(edges: u8) -> TestBed {
-    let mut testbed = TestBed::new(edges, 3);
+    routed_with(edges, 3)
+}
+
+/// With so many nodes.
+pub(crate) fn routed_with(edges: u8, nodes: u8) -> TestBed {
+    let mut testbed = TestBed::new(edges, nodes);
     testbed.flags = FLAGS.to_vec();
-    testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+    let nodes: Vec<_> = (0..nodes.into()).collect();
+    testbed.apply_load_balancer(&nodes, |_| {});
     testbed
 }
 
@@ -42,7 +48,7 @@ fn has_routes(testbed: &TestBed, edge: usize) -> bool {
 }
 
 /// Whether the router spreads both VIPs over exactly these edge hosts.
-fn is_spread_over(testbed: &TestBed, edges: &[u8]) -> bool {
+pub(crate) fn is_spread_over(testbed: &TestBed, edges: &[u8]) -> bool {
     let router = testbed.netns("router");
     let shown = [
         (sh(&format!("ip -n {router} route show {VIP4} proto bird")), "10.0.0."),
@@ -55,13 +61,16 @@ fn is_spread_over(testbed: &TestBed, edges: &[u8]) -> bool {
 
 /// Two hosts that the router uses, and the routing daemons.
 fn two_hosts(has_bfd: bool) -> (TestBed, [Bird; 3]) {
-    let mut testbed = routed(2);
+    two_hosts_of(routed(2), &[0, 1, 2], has_bfd)
+}
+
+pub(crate) fn two_hosts_of(mut testbed: TestBed, nodes: &[usize], has_bfd: bool) -> (TestBed, [Bird; 3]) {
     let on_edge = |edge| Bird::on_edge(&testbed, edge, TABLE, has_bfd);
     let birds = [Bird::on_router(&testbed, 2, has_bfd), on_edge(0), on_edge(1)];
     testbed.start_ready(0);
     testbed.start_ready(1);
     eventually("the router uses both hosts", || is_spread_over(&testbed, &[0, 1]));
-    testbed.wait_until_served_by(&[0, 1, 2]);
+    testbed.wait_until_served_by(nodes);
     (testbed, birds)
 }
 

@@ -256,7 +256,7 @@ fn only_what_this_host_has_and_does_not_know_better_is_inserted() {
         let told_again = Exception { idle: 1000, ..fine };
         let results = flows.insert(&[told_again], now(), |_| false, |_, _| false).expect("insert");
         assert_eq!(results, [Ok(())]);
-        let seen = |key| flows.seen(&key).expect("seen");
+        let seen = |key| flows.known(&key).expect("seen").map(|known| known.seen);
         assert!(seen(fine.key).is_some_and(|seen| now() - seen < 100));
         assert_eq!(seen(old.key), None);
     }

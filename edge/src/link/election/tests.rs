@@ -218,6 +218,21 @@ fn host_that_did_not_run_takes_nothing_over_before_it_has_listened() {
 }
 
 #[test]
+fn host_that_was_paused_while_it_listened_listens_on() {
+    let begin = Instant::now();
+    let mut host = Election::new("edge".to_owned(), [2; 6], 1, TIMING, begin);
+    host.evaluate(begin + TIMING.interval);
+    assert!(!host.has_listened());
+    let resumed = begin + Duration::from_mins(1);
+    host.evaluate(resumed);
+    assert!(!host.has_listened(), "it has heard nothing meanwhile");
+    host.evaluate(resumed + TIMING.interval);
+    assert!(host.has_listened());
+    host.evaluate(resumed + Duration::from_mins(1));
+    assert!(host.has_listened(), "it knows the others");
+}
+
+#[test]
 fn host_without_news_of_the_cluster_yields_to_one_that_has_them() {
     let mut link = Link::new(3);
     link.beats(20);

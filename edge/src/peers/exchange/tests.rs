@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::*;
 use crate::peers::message::tests::any_message;
 
+mod routed;
 mod used_flows;
 
 const SYN: u8 = 2;
@@ -72,6 +73,15 @@ impl Host {
 
     /// With room for so many flows.
     fn with(offset: u32, flows: u32) -> Self {
+        Self::make(offset, flows, false)
+    }
+
+    /// Routers send it packets.
+    fn with_routes(offset: u32) -> Self {
+        Self::make(offset, 4096, true)
+    }
+
+    fn make(offset: u32, flows: u32, has_routes: bool) -> Self {
         let sizes = Sizes {
             services: 64,
             slots: 1 << 16,
@@ -97,8 +107,11 @@ impl Host {
         }
         state.tables.insert(1, Arc::default());
         dataplane.write(state.clone()).expect("write");
-        let exchange = Exchange::new(dataplane.flow_table(), dataplane.leases(), FlowMetrics::default());
-        let exchange = exchange.expect("exchange");
+        let (table, leases) = (dataplane.flow_table(), dataplane.leases());
+        let heard = watch::channel(BTreeSet::new()).0;
+        let exchange = Exchange::new(table, leases, FlowMetrics::default(), has_routes, heard);
+        let mut exchange = exchange.expect("exchange");
+        exchange.handle(Command::Began(1, [2, 0, 0, 0, 0, 2]));
         let mut host = Self { dataplane, exchange, state, offset, items: None };
         host.set_nodes(8);
         host
