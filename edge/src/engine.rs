@@ -6,10 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steerage_edge_dataplane::State;
+use steerage_edge_dataplane::{State, StateChange};
 use steerage_process::Pending;
 use tokio::time::MissedTickBehavior;
 
@@ -27,13 +26,13 @@ use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
 use crate::plan::{
-    Assignments, Changed, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted,
+    Assignments, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted,
     Room, plan,
 };
 use crate::plan_pace::PlanPace;
 use crate::probe_schedule::EXPECTED_FOR;
 use crate::prober::{HealthChange, Prober};
-use crate::status::HostStatus;
+use crate::status::{HostStatus, Statuses};
 use crate::timer::sleep_until;
 use crate::vips::{ServedVips, VipRoles, WITHHELD};
 
@@ -368,11 +367,8 @@ impl Engine {
                 self.index.load_balancer(name).map(|load_balancer| (name, load_balancer.generation))
             });
             self.outputs.status.send_modify(|status| {
-                let statuses = Arc::make_mut(&mut status.load_balancers);
                 for (name, generation) in generations {
-                    if let Some(status) = statuses.get_mut(name) {
-                        status.generation = generation;
-                    }
+                    status.load_balancers.change(name, |status| status.generation = generation);
                 }
             });
         }
@@ -413,7 +409,8 @@ impl Engine {
             self.prober.set_urgent(probe, *is_urgent);
         }
         self.healthy_vips = groups.healthy_vips();
-        self.kernel.write_tables(tables);
+        let tables = tables.into_iter().map(|(number, table)| (number, Some(table))).collect();
+        self.kernel.write_change(StateChange { tables, ..StateChange::default() });
         if self.kernel.error().is_some() {
             // The next plan repeats it, and its statuses say why.
             return false;
@@ -421,12 +418,12 @@ impl Engine {
         self.metrics.healthy.set(number(self.health.healthy()));
         if !statuses.is_empty() {
             self.outputs.status.send_modify(|status| {
-                let load_balancers = Arc::make_mut(&mut status.load_balancers);
-                for changed in statuses {
-                    let lists = load_balancers.get_mut(&changed.load_balancer);
-                    if let Some(list) = lists.and_then(|status| status.targets.get_mut(changed.position)) {
-                        *list = changed.targets;
-                    }
+                for ChangedStatus { load_balancer, position, targets } in statuses {
+                    status.load_balancers.change(&load_balancer, |status| {
+                        if let Some(list) = status.targets.get_mut(position) {
+                            *list = targets;
+                        }
+                    });
                 }
             });
         }
@@ -523,10 +520,6 @@ impl Engine {
     }
 
     fn publish(&self, mut statuses: BTreeMap<String, LoadBalancerStatus>) {
-        let with_problem = statuses.values().filter(|status| !status.problem.is_empty()).count();
-        self.metrics.load_balancers.set(number(statuses.len()));
-        self.metrics.problems.set(number(with_problem));
-        self.metrics.healthy.set(number(self.health.healthy()));
         if let Some(error) = self.kernel.error() {
             for status in statuses.values_mut() {
                 status.problem = format!(
@@ -534,12 +527,16 @@ impl Engine {
                 );
             }
         }
+        let load_balancers: Statuses = statuses.into_iter().collect();
+        self.metrics.load_balancers.set(number(load_balancers.len()));
+        self.metrics.problems.set(number(load_balancers.with_problem()));
+        self.metrics.healthy.set(number(self.health.healthy()));
         self.outputs.status.send_replace(HostStatus {
             interface: self.link.name.clone(),
             addresses: self.host.own_addresses(),
             active: self.membership.active,
             draining: self.drains.report(),
-            load_balancers: Arc::new(statuses),
+            load_balancers,
         });
     }
 

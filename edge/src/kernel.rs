@@ -4,11 +4,10 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use steerage_edge_dataplane::{Dataplane, Error, State, Table};
+use steerage_edge_dataplane::{Dataplane, Error, State, StateChange};
 use steerage_model::chain;
 
 use crate::host::HostNetwork;
@@ -176,12 +175,12 @@ impl Kernel {
         self.is_programmed
     }
 
-    /// Writes these tables alone, by number. A failure shows in [`Kernel::error`], and then all is to be written again.
-    pub(crate) fn write_tables(&mut self, tables: Vec<(u32, Arc<Table>)>) {
-        let written = self.change(|dataplane| {
-            tables.into_iter().try_for_each(|(number, table)| dataplane.write_table(number, table))
-        });
-        if let Err(error) = written {
+    /// Writes this alone. A failure shows in [`Kernel::error`], and then all is to be written again.
+    pub(crate) fn write_change(&mut self, change: StateChange) {
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = self.change(|dataplane| dataplane.write_change(change)) {
             self.on_error(&error, NOT_WRITTEN);
         }
     }

@@ -37,7 +37,7 @@ use reachable::{ReachableTargets, distinct};
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
 pub(crate) use report::{TrackedTarget, UntrackedCounts};
-pub(crate) use retarget::{Changed, HealthInputs, PlannedGroups, Retargeted};
+pub(crate) use retarget::{Changed, ChangedStatus, HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;
 use select::{Frontend, Selection, select};
