@@ -17,12 +17,11 @@ use crate::health::Probe;
 use crate::port_set::PortSet;
 
 /// From so many checks on, a set has a bitmap of their ports, and its addresses share it.
-const MIN_FOR_BITMAP: usize = 64;
+pub(crate) const MIN_FOR_BITMAP: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checks {
     by_address: HashMap<IpAddr, Vec<Arc<CheckSet>>>,
-    len: usize,
 }
 
 /// The checks of some addresses.
@@ -120,43 +119,15 @@ impl CheckSet {
     }
 }
 
+impl FromIterator<(IpAddr, Vec<Arc<CheckSet>>)> for Checks {
+    fn from_iter<I: IntoIterator<Item = (IpAddr, Vec<Arc<CheckSet>>)>>(sets: I) -> Self {
+        Self { by_address: sets.into_iter().collect() }
+    }
+}
+
 impl Checks {
-    /// All checks of these sets. Addresses share large sets, and each has one set of all checks of small ones: load balancers with
-    /// targets of their own are many, and each address would have as many sets.
-    pub(crate) fn new<A: IntoIterator<Item = IpAddr>>(sets: impl IntoIterator<Item = (A, CheckSet)>) -> Self {
-        let mut checks = Self::default();
-        let mut own = HashMap::<IpAddr, Vec<(HealthCheck, bool)>>::new();
-        for (addresses, set) in sets {
-            if set.len() < MIN_FOR_BITMAP {
-                for address in addresses {
-                    let of_set = set.urgency.iter().map(|(check, is_urgent)| (check.clone(), *is_urgent));
-                    own.entry(address).or_default().extend(of_set);
-                }
-            } else {
-                let set = Arc::new(set);
-                for address in addresses {
-                    checks.add(address, Arc::clone(&set));
-                }
-            }
-        }
-        for (address, of_address) in own {
-            checks.add(address, Arc::new(of_address.into_iter().collect()));
-        }
-        checks
-    }
-
-    fn add(&mut self, address: IpAddr, set: Arc<CheckSet>) {
-        self.len += set.len();
-        self.by_address.entry(address).or_default().push(set);
-    }
-
-    /// The number of checks of all addresses. One that is in two large sets of an address counts twice.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// All addresses, and the sets of each.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &[Arc<CheckSet>])> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &[Arc<CheckSet>])> + Clone {
         self.by_address.iter().map(|(address, sets)| (*address, sets.as_slice()))
     }
 
@@ -180,11 +151,8 @@ impl Checks {
             let check = (probe.check.clone(), urgent.contains(probe));
             of_addresses.entry(probe.address).or_default().push(check);
         }
-        Self::new(
-            of_addresses
-                .into_iter()
-                .map(|(address, checks)| ([address], checks.into_iter().collect::<CheckSet>())),
-        )
+        let set = |(address, checks): (_, Vec<_>)| (address, vec![Arc::new(checks.into_iter().collect())]);
+        of_addresses.into_iter().map(set).collect()
     }
 
     /// Every probe, and whether it is urgent.
@@ -237,11 +205,12 @@ mod tests {
     #[test]
     fn check_of_two_sets_is_urgent_if_one_says_so() {
         let http = || check(1, HealthCheckProtocol::Http);
-        let set = |is_urgent| [(http(), is_urgent), (http(), false)].into_iter().collect::<CheckSet>();
+        let set =
+            |is_urgent| Arc::new([(http(), is_urgent), (http(), false)].into_iter().collect::<CheckSet>());
         let address = |number: u8| IpAddr::from([10, 0, 0, number]);
-        let checks = Checks::new([(vec![address(1), address(2)], set(false)), (vec![address(2)], set(true))]);
+        let sets = [(address(1), vec![set(false)]), (address(2), vec![set(false), set(true)])];
+        let checks: Checks = sets.into_iter().collect();
         let of = |number| urgency(checks.of(address(number)), &http());
         assert_eq!([of(1), of(2), of(3)], [Some(false), Some(true), None]);
-        assert_eq!(checks.len(), 2, "small sets of an address are one");
     }
 }

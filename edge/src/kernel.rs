@@ -2,7 +2,7 @@
 //! The kernel's side of the engine: writes the maps, keeps the program attached and the multicast groups joined, and knows what of it
 //! has failed. `engine` owns the one [`Kernel`] and decides what the maps should hold.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::link::route::{Addresses, Link, Rtnetlink};
 use crate::metrics::Metrics;
 use crate::peers::FlowExchange;
 use crate::plan::Room;
+use crate::vips::change_set;
 
 const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
 
@@ -123,6 +124,14 @@ impl Kernel {
     pub(crate) fn set_planned_vips(&mut self, link: &Link, vips: BTreeSet<IpAddr>) {
         if self.planned_vips.as_ref() != Some(&vips) {
             self.planned_vips = Some(vips);
+            self.sync_groups(link);
+        }
+    }
+
+    /// The same where these alone have changed.
+    pub(crate) fn change_planned_vips(&mut self, link: &Link, changed: &BTreeMap<IpAddr, bool>) {
+        let has_changed = self.planned_vips.as_mut().is_some_and(|planned| change_set(planned, changed));
+        if has_changed && changed.keys().any(IpAddr::is_ipv6) {
             self.sync_groups(link);
         }
     }

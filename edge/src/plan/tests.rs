@@ -9,14 +9,15 @@ use crate::link::route::Route;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
 use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, TargetState};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::{Path, Table};
+use steerage_edge_dataplane::{Path, Sender, Table};
 use steerage_watch::Event;
 
+mod amending;
 mod fused;
 mod kept_targets;
 mod last_good;

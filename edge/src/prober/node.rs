@@ -174,6 +174,10 @@ impl Node {
         }
     }
 
+    pub(super) fn checks(&self) -> usize {
+        self.sets.iter().map(|set| set.len()).sum()
+    }
+
     /// Whether it has this check.
     pub(super) fn has(&self, probe: &Probe) -> bool {
         urgency(&self.sets, &probe.check).is_some()
@@ -193,7 +197,7 @@ impl Node {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
             return false;
         }
-        let has_many = self.sets.iter().map(|set| set.len()).sum::<usize>() > MANY_CHECKS;
+        let has_many = self.checks() > MANY_CHECKS;
         let patience = if has_many { PATIENCE_WITH_MANY } else { 1 };
         let affected = self.statement.record(&report.result, report.begun, patience);
         self.statement.share(|ports| shared.share(ports));
