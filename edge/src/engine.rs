@@ -25,9 +25,7 @@ use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
-use crate::plan::{
-    Assignments, Changed, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Room, plan,
-};
+use crate::plan::{Assignments, Changed, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Room, plan};
 use crate::plan_pace::PlanPace;
 use crate::probe_schedule::EXPECTED_FOR;
 use crate::prober::{HealthChange, Prober};

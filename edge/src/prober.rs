@@ -75,7 +75,16 @@ impl Prober {
         let tasks = ProbeTasks::new(changes, metrics);
         let statements_port = Some(statements_port).filter(|port| *port != 0);
         let (turns, shared) = (Arc::new(Semaphore::new(COMPLETE_AT_ONCE)), PortSetPool::default());
-        Self { nodes: HashMap::new(), checks: 0, statements_port, last_task: 0, reports, tasks, turns, shared }
+        Self {
+            nodes: HashMap::new(),
+            checks: 0,
+            statements_port,
+            last_task: 0,
+            reports,
+            tasks,
+            turns,
+            shared,
+        }
     }
 
     /// Follows exactly these, each from the source address that `source` returns. New ones begin with the health that is known.

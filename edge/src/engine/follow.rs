@@ -11,7 +11,9 @@ use steerage_edge_dataplane::StateChange;
 
 use super::{Engine, number};
 use crate::index::IndexChange;
-use crate::plan::{Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, PlanInputs, Retargeted};
+use crate::plan::{
+    Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, PlanInputs, Retargeted,
+};
 use crate::status::Statuses;
 use crate::vips::{WITHHELD, change_set};
 

@@ -125,13 +125,7 @@ pub(super) fn select<'a>(
     of_targets: &mut ReachableByTargets,
 ) -> Selection<'a> {
     let last = &previous.in_use;
-    let mut groups = Groups {
-        inputs,
-        previous,
-        list: Vec::new(),
-        positions: HashMap::new(),
-        of_targets,
-    };
+    let mut groups = Groups { inputs, previous, list: Vec::new(), positions: HashMap::new(), of_targets };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {

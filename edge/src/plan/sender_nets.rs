@@ -79,12 +79,8 @@ impl SenderNets {
         if own.is_none() && of_peer.is_none() {
             return None;
         }
-        let nets: Vec<IpNet> = own
-            .into_iter()
-            .flat_map(HashMap::keys)
-            .chain(of_peer.into_iter().flatten())
-            .copied()
-            .collect();
+        let nets: Vec<IpNet> =
+            own.into_iter().flat_map(HashMap::keys).chain(of_peer.into_iter().flatten()).copied().collect();
         Some(Sender::Own(Arc::new(IpNet::aggregate(&nets).into_iter().collect())))
     }
 }

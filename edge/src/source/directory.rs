@@ -207,7 +207,8 @@ impl Files {
         let gone = before.iter().filter(|identity| !now.contains(identity));
         let mut events: Vec<_> = gone.map(deletion).collect();
         let now: HashSet<_> = now.into_iter().collect();
-        let changed = self.contents.values().filter(|event| identity(event).is_some_and(|one| now.contains(&one)));
+        let changed =
+            self.contents.values().filter(|event| identity(event).is_some_and(|one| now.contains(&one)));
         events.extend(changed.filter_map(change));
         Some(events)
     }
@@ -398,7 +399,9 @@ mod tests {
         let watch = tokio::spawn(watch_directory(directory.0.clone(), events, shutdown.clone()));
         let mut index = Index::default();
         let mut wait_for = async |one: bool, two: bool| {
-            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two] || !index.has_synced() {
+            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
+                || !index.has_synced()
+            {
                 index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
             }
         };

@@ -411,8 +411,10 @@ fn object_has_a_limit_at_any_number_of_targets() {
         };
         let mut status = load_balancer(1, &of_family(IpFamily::V4));
         status.targets.push(of_family(IpFamily::V6));
-        let status =
-            HostStatus { load_balancers: [("lb".to_owned(), status)].into_iter().collect(), ..host_status(0, 0) };
+        let status = HostStatus {
+            load_balancers: [("lb".to_owned(), status)].into_iter().collect(),
+            ..host_status(0, 0)
+        };
         let wanted = objects(&status);
         let object = wanted[&ObjectKey::LoadBalancer("lb".to_owned())].target_health(HOST).expect("a report");
         let size = serde_json::to_vec(&object).expect("JSON").len();

@@ -103,7 +103,8 @@ impl Wanted {
                 add(&mut self.groups, group);
             }
         }
-        let has_turned = |(name, was_shared): (&String, &bool)| match self.groups.get(name).map(Vec::as_slice) {
+        let has_turned = |(name, was_shared): (&String, &bool)| match self.groups.get(name).map(Vec::as_slice)
+        {
             None => *was_shared,
             Some([(_, users)]) => (*users > 1) != *was_shared,
             // Which of them is shared depends on the others.

@@ -31,16 +31,19 @@ impl Form {
         let mut object = load_balancer(name, "", if self.is_of_node_set { &[] } else { &targets });
         let spec = &mut object["spec"];
         spec["addresses"] = self.vips.iter().map(|vip| VIPS[*vip]).collect();
-        spec["listeners"] =
-            self.ports.iter().map(|port| json!({"protocol": "TCP", "port": port})).collect();
-        spec["sourceRanges"] =
-            self.ranges.iter().map(|range| ["10.1.0.0/16", "10.2.0.0/16", "nonsense", "fd01::/16"][*range]).collect();
+        spec["listeners"] = self.ports.iter().map(|port| json!({"protocol": "TCP", "port": port})).collect();
+        spec["sourceRanges"] = self
+            .ranges
+            .iter()
+            .map(|range| ["10.1.0.0/16", "10.2.0.0/16", "nonsense", "fd01::/16"][*range])
+            .collect();
         if self.is_of_node_set {
             spec["nodeSet"] = json!("eligible");
         } else {
             spec["draining"] = self.draining.iter().map(|number| target(*number, 1)).collect();
         }
-        let listed = |numbers: &Vec<u8>| numbers.iter().map(|number| format!("node{number}")).collect::<Vec<_>>();
+        let listed =
+            |numbers: &Vec<u8>| numbers.iter().map(|number| format!("node{number}")).collect::<Vec<_>>();
         spec["endpointNodes"] = self.listed.as_ref().map(listed).into();
         match self.check {
             0 => {}
@@ -171,7 +174,8 @@ impl Follower {
         let inputs = HealthInputs { health, endpoints, room: ROOM, now };
         let mut urgent: HashSet<Probe> =
             self.checks.iter().filter(|(_, is_urgent)| **is_urgent).map(|(probe, _)| probe.clone()).collect();
-        let is_followed = follow_all(&mut self.plan, &mut urgent, inputs, Changed { probes, ports, lists: &[] });
+        let is_followed =
+            follow_all(&mut self.plan, &mut urgent, inputs, Changed { probes, ports, lists: &[] });
         for (probe, is_urgent) in &mut self.checks {
             *is_urgent = urgent.contains(probe);
         }
@@ -238,7 +242,8 @@ impl Follower {
         let mut changed = Vec::new();
         for (at, state) in changes.iter().filter(|_| !probes.is_empty()) {
             let probe = probes[at % probes.len()].clone();
-            let of = [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy, TargetState::Unhealthy];
+            let of =
+                [TargetState::Healthy, TargetState::Unhealthy, TargetState::Healthy, TargetState::Unhealthy];
             let health = TargetHealth {
                 state: of[usize::from(*state)],
                 reason: String::new(),
@@ -274,7 +279,12 @@ fn meaning(state: &State) -> impl PartialEq + std::fmt::Debug {
         (*key, (listener.has_affinity, listener.ranges.clone(), slots))
     };
     let listeners: BTreeMap<_, _> = state.listeners.iter().map(listener).collect();
-    let targets: BTreeMap<_, _> = state.targets.values().map(|target| (target.address, target.path)).map(|(address, path)| (address, format!("{path:?}"))).collect();
+    let targets: BTreeMap<_, _> = state
+        .targets
+        .values()
+        .map(|target| (target.address, target.path))
+        .map(|(address, path)| (address, format!("{path:?}")))
+        .collect();
     (listeners, targets, state.vips.clone(), state.senders.clone(), state.tables.len())
 }
 
@@ -352,8 +362,7 @@ fn usual_changes_need_no_plan() {
 fn what_needs_more_than_there_is_room_for_needs_a_plan() {
     let mut follower = Follower::new(&[plain("a", VIPS[0], &[1, 2])]);
     let mut large = plain("b", VIPS[1], &[1]);
-    large["spec"]["listeners"] =
-        (1..=40_000).map(|port| json!({"protocol": "TCP", "port": port})).collect();
+    large["spec"]["listeners"] = (1..=40_000).map(|port| json!({"protocol": "TCP", "port": port})).collect();
     follower.change(&[("b", Some(large.clone()))]);
     assert_eq!(follower.amended, 1);
     large["spec"]["addresses"] = json!([VIPS[1], VIPS[2]]);
