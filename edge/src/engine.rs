@@ -188,7 +188,10 @@ impl Engine {
                     self.update_membership(next);
                 }
                 Ok(()) = inputs.conflicts.changed() => {
-                    self.conflicts = inputs.conflicts.borrow_and_update().clone();
+                    let next = inputs.conflicts.borrow_and_update().clone();
+                    if tokio::task::block_in_place(|| self.follow_conflicts(next)) {
+                        continue;
+                    }
                 }
                 Some((vip, mac)) = inputs.claims.recv() => {
                     self.vips.defend(self.roles(), vip, mac, Instant::now());

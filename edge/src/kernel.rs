@@ -128,7 +128,12 @@ impl Kernel {
         }
     }
 
-    /// The same where these alone have changed.
+    /// Whether the last plan has this VIP.
+    pub(crate) fn is_planned(&self, vip: IpAddr) -> bool {
+        self.planned_vips.as_ref().is_some_and(|planned| planned.contains(&vip))
+    }
+
+    /// As [`set_planned_vips`](Self::set_planned_vips) where these alone have changed.
     pub(crate) fn change_planned_vips(&mut self, link: &Link, changed: &BTreeMap<IpAddr, bool>) {
         let has_changed = self.planned_vips.as_mut().is_some_and(|planned| change_set(planned, changed));
         if has_changed && changed.keys().any(IpAddr::is_ipv6) {

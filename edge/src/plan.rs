@@ -15,8 +15,6 @@ use crate::endpoint_nodes::EndpointNodes;
 use crate::health::HealthByProbe;
 use crate::host::HostNetwork;
 use crate::index::Index;
-use crate::shards::Shard;
-use crate::vips::WITHHELD;
 
 mod accept;
 mod amend;
@@ -136,8 +134,7 @@ fn serve(
     let (mut vips, mut listeners) = (BTreeMap::new(), BTreeMap::new());
     for Frontend { load_balancer, vip, group, .. } in frontends {
         let Some(table) = table(*group) else { continue };
-        let lease = if host.conflicts.contains_key(vip) { WITHHELD } else { Shard::of(*vip).lease() };
-        vips.insert(*vip, lease);
+        vips.insert(*vip, host.lease(*vip));
         let spec = &load_balancer.object.spec;
         let ranges = (!spec.source_ranges.is_empty()).then(|| {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));

@@ -11,6 +11,7 @@ use steerage_edge_dataplane::StateChange;
 
 use super::{Engine, number};
 use crate::index::IndexChange;
+use crate::link::conflicts::AddressConflicts;
 use crate::plan::{
     Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, PlanInputs, Retargeted,
 };
@@ -25,6 +26,25 @@ impl Engine {
             && self.kernel.is_programmed()
             && self.follow_endpoints(&change.endpoints)
             && (change.load_balancers.is_empty() || self.amend(&change.load_balancers))
+    }
+
+    /// Lets this host answer for VIPs that are found to be free. Returns false where only a plan can tell what follows.
+    pub(super) fn follow_conflicts(&mut self, next: AddressConflicts) -> bool {
+        let before = std::mem::replace(&mut self.conflicts, next);
+        if before.taken != self.conflicts.taken || self.groups.is_none() || !self.kernel.is_programmed() {
+            return false;
+        }
+        let changed = before.free.symmetric_difference(&self.conflicts.free);
+        let planned = changed.copied().filter(|vip| self.kernel.is_planned(*vip));
+        let leases: BTreeMap<IpAddr, u32> =
+            planned.map(|vip| (vip, self.lease(vip, self.host.lease(vip)))).collect();
+        let vips = leases.iter().map(|(vip, lease)| (*vip, Some(*lease))).collect();
+        if !self.write_change(StateChange { vips, ..StateChange::default() }) {
+            return false;
+        }
+        let held = leases.into_iter().map(|(vip, lease)| (vip, lease != WITHHELD)).collect();
+        self.vips.change_held(self.roles(), &held, &self.conflicts.taken);
+        true
     }
 
     /// Lets the kernel follow these load balancers. Returns false where only a plan can tell what follows.

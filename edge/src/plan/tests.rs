@@ -6,6 +6,8 @@ use crate::health::{Probe, TargetHealth};
 use crate::host::{EdgePeer, PeerLiveness};
 use crate::index::{IndexChange, IndexEvent, LoadBalancer, NodeSet};
 use crate::link::route::Route;
+use crate::shards::Shard;
+use crate::vips::WITHHELD;
 use kube::ResourceExt as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
