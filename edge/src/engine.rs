@@ -424,7 +424,7 @@ impl Engine {
         if !self.kernel.write(&self.link, state) {
             return false;
         }
-        self.vips.set_held(self.roles(), held, &taken);
+        self.vips.set_held(self.roles(), &held, &taken);
         done(&mut self.gates.programmed);
         if !was_programmed {
             self.vips.announce_pending();

@@ -130,11 +130,11 @@ impl ServedVips {
     pub(crate) fn set_held(
         &mut self,
         roles: VipRoles,
-        held: BTreeSet<IpAddr>,
+        held: &BTreeSet<IpAddr>,
         taken: &BTreeMap<IpAddr, Mac>,
     ) {
         let added = held.difference(&self.held).map(|vip| (*vip, true));
-        let removed = self.held.difference(&held).map(|vip| (*vip, false));
+        let removed = self.held.difference(held).map(|vip| (*vip, false));
         let changed = added.chain(removed).collect();
         self.change_held(roles, &changed, taken);
     }

@@ -97,7 +97,9 @@ impl PlannedGroups {
         for name in names {
             self.take_out(name, &mut touched, &mut old);
         }
-        accepted.iter().for_each(|accepted| self.ledger.enter(accepted));
+        for accepted in accepted {
+            self.ledger.enter(accepted);
+        }
         let positions: Vec<usize> =
             groups.into_iter().map(|group| self.put_in(group, &mut touched)).collect();
         let mut places = BTreeMap::<&str, usize>::new();
@@ -111,7 +113,7 @@ impl PlannedGroups {
         let was_node = assignments.is_node(inputs.host, &self.ledger);
         let mut has_draining = false;
         for (position, before) in touched {
-            has_draining |= self.settle(position, before, names, assignments, &mut amended);
+            has_draining |= self.settle(position, before.as_ref(), names, assignments, &mut amended);
         }
         if has_draining {
             self.collect_draining();
@@ -176,7 +178,7 @@ impl PlannedGroups {
     fn settle(
         &mut self,
         position: usize,
-        before: Option<Before>,
+        before: Option<&Before>,
         names: &BTreeSet<String>,
         assignments: &mut Assignments,
         amended: &mut Amended,
@@ -190,11 +192,11 @@ impl PlannedGroups {
             amended.state.tables.extend(table.map(|(number, table)| (number, Some(table))));
             self.next_change = self.next_change.into_iter().chain(group.next_change).min();
             let others = planned.reported.iter().filter(|(name, _)| !names.contains(name));
-            if before.as_ref().is_some_and(|before| before.group.report != group.report) {
+            if before.is_some_and(|before| before.group.report != group.report) {
                 amended.reports.extend(others.map(|user| changed_report(user, &group.report)));
             }
         }
-        let was = before.as_ref().map(|before| Counted::new(&before.group, before.vips));
+        let was = before.map(|before| Counted::new(&before.group, before.vips));
         self.healthy_vips += now.as_ref().map_or(0, Counted::healthy_vips);
         self.healthy_vips -= was.as_ref().map_or(0, Counted::healthy_vips);
         let is_same = is_same(was.as_ref(), now.as_ref());
@@ -203,7 +205,7 @@ impl PlannedGroups {
             if let Some(now) = &now {
                 self.ledger.count(&planned.group, now);
             }
-            if let Some((before, was)) = before.as_ref().zip(was.as_ref()) {
+            if let Some((before, was)) = before.zip(was.as_ref()) {
                 self.ledger.discount(&before.group, was);
             }
         }

@@ -94,7 +94,9 @@ impl Ledger {
         now: Instant,
     ) -> Self {
         let mut ledger = Self { reachables, has_room, made_at: Some(now), ..Self::default() };
-        accepted.iter().for_each(|accepted| ledger.enter(accepted));
+        for accepted in accepted {
+            ledger.enter(accepted);
+        }
         for Frontend { load_balancer, group, .. } in frontends {
             ledger.use_group(&load_balancer.object.name, *group);
         }
@@ -144,7 +146,7 @@ impl Ledger {
     /// These load balancers, and all that name an address of theirs, directly or not: what is said of one of them depends on the
     /// others, and on nobody else. `None` if they are too many.
     pub(super) fn affected(&self, index: &Index, changed: &BTreeSet<String>) -> Option<BTreeSet<String>> {
-        let (mut names, mut next) = (BTreeSet::new(), Vec::from_iter(changed.iter().cloned()));
+        let (mut names, mut next) = (BTreeSet::new(), changed.iter().cloned().collect::<Vec<_>>());
         while let Some(name) = next.pop() {
             if names.contains(&name) {
                 continue;

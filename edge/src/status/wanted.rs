@@ -68,16 +68,12 @@ impl Wanted {
 
     /// Follows the status. Returns which objects may have changed.
     pub(super) fn update(&mut self, next: HostStatus) -> ChangedKeys {
-        match self.follow(&next) {
-            Some(changed) => {
-                self.status = next;
-                ChangedKeys::These(changed)
-            }
-            None => {
-                *self = Self::new(next);
-                ChangedKeys::All
-            }
+        if let Some(changed) = self.follow(&next) {
+            self.status = next;
+            return ChangedKeys::These(changed);
         }
+        *self = Self::new(next);
+        ChangedKeys::All
     }
 
     /// `None` if all are to be made again.

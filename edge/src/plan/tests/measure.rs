@@ -20,7 +20,7 @@ fn amended(
 ) -> [Vec<Duration>; 3] {
     let [mut added, mut changed, mut deleted] = [const { Vec::new() }; 3];
     let name = forms[0]["metadata"]["name"].as_str().expect("a name").to_owned();
-    let forms = forms.map(|form| parsed(form));
+    let forms = forms.map(parsed);
     let endpoints = EndpointNodes::default();
     for _ in 0..11 {
         let [first, second] = forms.clone();
