@@ -8,6 +8,7 @@
 
 #![allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 
+pub mod addresses;
 pub mod bed;
 pub mod configs;
 pub mod contender;
@@ -19,13 +20,14 @@ pub mod results;
 
 use std::env;
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum as _;
+use steerage_model::Family;
 
 use crate::host;
 use crate::report::{Better, percentile};
@@ -58,6 +60,9 @@ pub struct Flags {
     /// Measure with these numbers of Services [default: 1000,10000; with --quick 1000]
     #[arg(long, value_delimiter = ',', value_name = "COUNT,…", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     services: Vec<u32>,
+    /// Measure over these IP families [default: 4,6; with --quick 4]
+    #[arg(long, value_parser = parse_family, value_delimiter = ',', value_name = "4,6")]
+    families: Vec<Family>,
     /// Measure each contender this many times [default: 5; with --quick 3]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
     rounds: Option<u16>,
@@ -84,9 +89,12 @@ struct Run<'a> {
 impl Flags {
     /// Measures and prints the results.
     pub fn run(self) -> Result<()> {
-        let Self { quick, json, mut services, rounds, only, failures, edge } = self;
+        let Self { quick, json, mut services, mut families, rounds, only, failures, edge } = self;
         if services.is_empty() {
             services = if quick { vec![1000] } else { vec![1000, GOAL] };
+        }
+        if families.is_empty() {
+            families = if quick { vec![Family::V4] } else { vec![Family::V4, Family::V6] };
         }
         let rounds = rounds.unwrap_or(if quick { 3 } else { 5 });
         let failures = failures.unwrap_or(if quick { 1 } else { 3 });
@@ -121,7 +129,9 @@ impl Flags {
                 .with_context(|| format!("cannot write {}", file.display())),
             None => Ok(()),
         };
-        for services in services {
+        for (services, family) in
+            services.iter().flat_map(|count| families.iter().map(move |family| (*count, *family)))
+        {
             let mut contenders = contenders.clone();
             contenders.retain(|contender| {
                 let why = contender::too_many(*contender, services);
@@ -136,9 +146,10 @@ impl Flags {
                 // Another one begins each round.
                 for index in 0..contenders.len() {
                     let contender = contenders[(index + round) % contenders.len()];
-                    eprintln!("{services} Services, round {}: {}", round + 1, contender.title());
-                    run.measure(contender, services, &mut results)
-                        .with_context(|| format!("{} with {services} Services", contender.title()))?;
+                    let shape = shape(services, family);
+                    eprintln!("{shape}, round {}: {}", round + 1, contender.title());
+                    run.measure(contender, family, services, &mut results)
+                        .with_context(|| format!("{} with {shape}", contender.title()))?;
                     save(&results)?;
                 }
             }
@@ -150,7 +161,8 @@ impl Flags {
             host::describe(),
             host::load()
         );
-        println!("{}\n{}", results.markdown(), results.goals(&goals()));
+        let goals: Vec<_> = families.into_iter().flat_map(goals).collect();
+        println!("{}\n{}", results.markdown(), results.goals(&goals));
         for note in &notes {
             println!("{note}");
         }
@@ -163,12 +175,18 @@ impl Flags {
 
 impl Run<'_> {
     /// One round of one contender.
-    fn measure(&self, contender: Contender, services: u32, results: &mut Results) -> Result<()> {
+    fn measure(
+        &self,
+        contender: Contender,
+        family: Family,
+        services: u32,
+        results: &mut Results,
+    ) -> Result<()> {
         let Self { bed, programs, .. } = *self;
-        let mut running = Running::start(bed, programs, contender, Host(1), services)?;
-        let targets = Running::targets(contender, busy_services(services).into_iter());
+        let mut running = Running::start(bed, programs, contender, family, Host(1), services)?;
+        let targets = Running::targets(contender, family, busy_services(services).into_iter());
         let who = contender.title();
-        let label = |what: &str| format!("{services} Services: {what}");
+        let label = |what: &str| format!("{}: {what}", shape(services, family));
         let mut add = |what: &str, unit, better, value| results.add(&label(what), unit, better, who, value);
         if !matches!(contender, Contender::Direct | Contender::Routed) {
             add("start to first answer", "s", Better::Less, running.started_in.as_secs_f64());
@@ -206,7 +224,7 @@ impl Run<'_> {
     fn costs(
         &self,
         running: &Running,
-        targets: &[Ipv4Addr],
+        targets: &[IpAddr],
         add: &mut impl FnMut(&str, &'static str, Better, f64),
     ) -> Result<()> {
         let bed = self.bed;
@@ -253,7 +271,7 @@ impl Run<'_> {
     fn rates(
         &self,
         contender: Contender,
-        targets: &[Ipv4Addr],
+        targets: &[IpAddr],
         add: &mut impl FnMut(&str, &'static str, Better, f64),
     ) -> Result<()> {
         let round = load::requests(self.bed, targets, CLIENTS, self.time)?.checked()?;
@@ -305,9 +323,26 @@ impl Run<'_> {
     }
 }
 
+/// How the names of metrics begin.
+fn shape(services: u32, family: Family) -> String {
+    match family {
+        Family::V4 => format!("{services} Services"),
+        Family::V6 => format!("{services} Services, IPv6"),
+    }
+}
+
+/// What `--families` lists.
+fn parse_family(text: &str) -> Result<Family, String> {
+    match text {
+        "4" => Ok(Family::V4),
+        "6" => Ok(Family::V6),
+        _ => Err("an IP family is 4 or 6".to_owned()),
+    }
+}
+
 /// The goals of the edge, which are printed beside what was measured. None fails a run.
-fn goals() -> Vec<(String, Goal)> {
-    let at = |what: &str, goal| (format!("{GOAL} Services: {what}"), goal);
+fn goals(family: Family) -> Vec<(String, Goal)> {
+    let at = |what: &str, goal| (format!("{}: {what}", shape(GOAL, family)), goal);
     let connection = "CPU time of a connection";
     vec![
         at("of which the program", Goal::AtMost(200.0)),

@@ -20,6 +20,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -104,9 +105,14 @@ impl Flags {
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let load_before = host::load();
-        let results = measure(&cells, &folder, edge, &controller, period)?;
+        let (results, unmeasured) = measure(&cells, &folder, edge, &controller, period)?;
         println!("{}; load before {load_before:.1}, after {:.1}\n", host::describe(), host::load());
         println!("{}", results.markdown());
+        if unmeasured > 0 {
+            println!(
+                "{unmeasured} moves were not measured: the node got no packets before it lost its endpoint."
+            );
+        }
         if let Some(file) = json {
             fs::write(&file, format!("{:#}\n", results.json()))
                 .with_context(|| format!("cannot write {}", file.display()))?;
@@ -126,7 +132,7 @@ fn measure(
     edge: PathBuf,
     controller: &Path,
     period: Duration,
-) -> Result<Results> {
+) -> Result<(Results, u64)> {
     let nodes = cell::nodes(cells);
     let world = World::new(folder, 1, nodes)?;
     world::add_client(CLIENT, objects::VIPS)?;
@@ -141,7 +147,7 @@ fn measure(
     let mut controller = programs::Controller::start(controller, server.kubeconfig(), folder)?;
     let seen = world::inside(NODES, || seen::Seen::start(nodes))??;
     let sender = world::inside(CLIENT, || sender::Sender::start(cells))??;
-    let mover = Arc::new(Mover { agents, answers, server, seen, sender });
+    let mover = Arc::new(Mover { agents, answers, server, seen, sender, unmeasured: AtomicU64::new(0) });
     let begun = Instant::now();
     let silent = |mover: &Mover| cells.iter().find(|cell| !mover.is_served(cell)).copied();
     while let Some(cell) = silent(&mover) {
@@ -154,6 +160,7 @@ fn measure(
     hosts.check()?;
     controller.check()?;
     mover.seen.check()?;
+    let unmeasured = mover.unmeasured.load(Ordering::Relaxed);
     drop((controller, hosts, mover, world));
-    Ok(Results::new(cells, times))
+    Ok((Results::new(cells, times), unmeasured))
 }

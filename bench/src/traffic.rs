@@ -102,10 +102,18 @@ impl Pods {
 
 /// Listens on a port of all IPv4 addresses, beside others that do so too.
 pub(crate) fn listen(port: u16) -> Result<TcpListener> {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    listen_at(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))
+}
+
+/// Listens at an address, for its family alone, beside others that do so too.
+pub(crate) fn listen_at(address: SocketAddr) -> Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
     socket.set_reuse_address(true)?;
     socket.set_reuse_port(true)?;
-    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
+    socket.bind(&address.into())?;
     socket.listen(4096)?;
     Ok(socket.into())
 }

@@ -7,7 +7,7 @@
 //! the kernel counts. Otherwise it is done wherever the frame comes from, as usual, and nobody can say whose it was.
 
 use std::fs;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
@@ -16,17 +16,21 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use steerage_lab::command::run_with;
 use steerage_lab::netns;
+use steerage_model::Family;
+
+use super::addresses::{self, CLIENTS, prefix, vips};
 
 /// Nodes behind the load balancer.
 pub const NODES: u8 = 4;
-/// Addresses of the client. More than one, because each has only so many ports.
-pub const CLIENTS: u8 = 8;
-/// First of the VIPs; there is one for each Service.
-const FIRST_VIP: u32 = 0x0a40_0001;
 /// A Service's port, and that of the node's server.
 pub const PORT: u16 = 80;
 /// Port of the nodes' health checks.
 pub const CHECK: u16 = 10256;
+/// All links and VIPs have both families.
+pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+/// IPv6 addresses are used at once.
+const NO_DETECTION: &str =
+    "echo 0 >/proc/sys/net/ipv6/conf/all/accept_dad; echo 0 >/proc/sys/net/ipv6/conf/default/accept_dad";
 
 /// A load-balancer host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +41,8 @@ impl Host {
     pub const BOTH: [Self; 2] = [Self(1), Self(2)];
 
     /// Its address on the link.
-    pub fn address(self) -> Ipv4Addr {
-        Ipv4Addr::new(10, 0, 0, 10 + self.0)
+    pub fn address(self, family: Family) -> IpAddr {
+        addresses::on_link(family, 10 + self.0)
     }
 
     /// Its interface, whose name no other interface of the machine has: kernel threads are found by it.
@@ -50,16 +54,6 @@ impl Host {
     pub fn netns(self) -> String {
         format!("lb{}", self.0)
     }
-}
-
-/// The address of a node, counted from 0.
-pub fn node_address(node: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 0, 0, 21 + node)
-}
-
-/// The address of a Service, counted from 0.
-pub fn vip(service: u32) -> Ipv4Addr {
-    Ipv4Addr::from(FIRST_VIP + service)
 }
 
 /// The namespaces, and a folder for files.
@@ -81,12 +75,15 @@ impl Bed {
     fn connect(&self) -> Result<()> {
         for (name, forwards) in [("client", false), ("router", true), ("switch", false)] {
             netns::create(name, forwards)?;
-            self.shell(name, "ip link set lo up")?;
+            self.shell(name, &format!("ip link set lo up; {NO_DETECTION}"))?;
         }
         self.shell("switch", "ip link add br0 type bridge mcast_snooping 0; ip link set br0 up")?;
-        self.plug("router", "eth0", Ipv4Addr::new(10, 0, 0, 1))?;
-        let addresses: Vec<_> =
-            (2..2 + CLIENTS).map(|last| format!("ip addr add 10.1.0.{last}/16 dev eth0")).collect();
+        self.plug("router", "eth0", addresses::router)?;
+        let addresses: Vec<_> = FAMILIES
+            .into_iter()
+            .flat_map(|family| (0..CLIENTS).map(move |number| (family, addresses::client(family, number))))
+            .map(|(family, address)| format!("ip addr add {address}/{} dev eth0", prefix(family)))
+            .collect();
         let addresses = addresses.join("; ");
         self.shell(
             "client",
@@ -98,19 +95,21 @@ impl Bed {
                 router = netns::path("router").display()
             ),
         )?;
-        self.shell(
-            "router",
-            "ip addr add 10.1.0.1/16 dev client; ethtool -K client tso off; ip link set client up
-             ip route add 10.64.0.0/16 dev eth0",
-        )?;
-        self.shell("client", "ip route add default via 10.1.0.1")?;
+        self.shell("router", "ethtool -K client tso off; ip link set client up")?;
+        for family in FAMILIES {
+            let address = addresses::of_client_link(family, 1);
+            self.shell("router", &format!("ip addr add {address}/{} dev client", prefix(family)))?;
+            self.shell("client", &format!("ip route add default via {address}"))?;
+            self.route_vips(family, None)?;
+        }
         for host in Host::BOTH {
             netns::create(&host.netns(), true)?;
-            self.plug(&host.netns(), &host.interface(), host.address())?;
+            self.shell(&host.netns(), NO_DETECTION)?;
+            self.plug(&host.netns(), &host.interface(), |family| host.address(family))?;
             self.shell(
                 &host.netns(),
-                "ip link set lo up; ip route add default via 10.0.0.1
-                 echo 1 >/proc/sys/net/ipv4/ip_nonlocal_bind
+                "ip link set lo up
+                 echo 1 >/proc/sys/net/ipv4/ip_nonlocal_bind; echo 1 >/proc/sys/net/ipv6/ip_nonlocal_bind
                  echo 1 >/proc/sys/net/ipv4/tcp_tw_reuse
                  echo '1024 65535' >/proc/sys/net/ipv4/ip_local_port_range
                  cd /proc/sys/net/netfilter 2>/dev/null || exit 0
@@ -118,30 +117,52 @@ impl Bed {
                    [ ! -w nf_conntrack_$name ] || echo 1 >nf_conntrack_$name
                  done",
             )?;
+            self.default_routes(&host.netns())?;
         }
         for node in 0..NODES {
             let name = node_netns(node);
             netns::create(&name, true)?;
-            self.plug(&name, "eth0", node_address(node))?;
+            self.shell(&name, NO_DETECTION)?;
+            self.plug(&name, "eth0", |family| addresses::node_address(family, node))?;
             // A node has the VIPs, as with kube-proxy, and answers no ARP request for them.
             self.shell(
                 &name,
                 "echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore; echo 2 >/proc/sys/net/ipv4/conf/all/arp_announce
-                 ip link set lo up; ip route add default via 10.0.0.1; ip route add local 10.64.0.0/16 dev lo",
+                 ip link set lo up",
             )?;
+            self.default_routes(&name)?;
+            for family in FAMILIES {
+                self.shell(&name, &format!("ip route add local {} dev lo", vips(family)))?;
+            }
         }
         Ok(())
     }
 
+    fn default_routes(&self, name: &str) -> Result<()> {
+        for family in FAMILIES {
+            self.shell(name, &format!("ip route add default via {}", addresses::router(family)))?;
+        }
+        Ok(())
+    }
+
+    /// The router sends packets to VIPs to this host, or to the one that answers for them on the link.
+    pub fn route_vips(&self, family: Family, to: Option<Host>) -> Result<()> {
+        let via = to.map_or_else(String::new, |host| format!("via {}", host.address(family)));
+        self.shell("router", &format!("ip route replace {} {via} dev eth0", vips(family))).map(drop)
+    }
+
     /// Connects a namespace to the switch.
-    fn plug(&self, name: &str, interface: &str, address: Ipv4Addr) -> Result<()> {
+    fn plug(&self, name: &str, interface: &str, address: impl Fn(Family) -> IpAddr) -> Result<()> {
         let port = format!("p-{name}");
+        let addresses = FAMILIES
+            .map(|family| format!("ip addr add {}/{} dev {interface}", address(family), prefix(family)))
+            .join("; ");
         self.shell(
             name,
             &format!(
                 "ip link add {interface} type veth peer name {port} netns {switch}
                  ethtool -K {interface} tso off gro on >/dev/null
-                 ip addr add {address}/24 dev {interface}; ip link set {interface} up",
+                 {addresses}; ip link set {interface} up",
                 switch = netns::path("switch").display()
             ),
         )?;

@@ -2,11 +2,13 @@
 //! The configurations of all contenders for the same Services: a VIP with one TCP and UDP port, and three of the nodes. Pure.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 
 use serde_json::{Value, json};
+use steerage_model::Family;
 
-use super::bed::{CHECK, NODES, PORT, node_address, vip};
+use super::addresses::{node_address, vip};
+use super::bed::{CHECK, NODES, PORT};
 
 /// Targets of each Service.
 const TARGETS: u8 = 3;
@@ -17,18 +19,22 @@ pub fn nodes_of(service: u32) -> Vec<u8> {
     (0..NODES).filter(|node| u32::from(*node) != left_out).take(usize::from(TARGETS)).collect()
 }
 
+fn at(address: IpAddr) -> SocketAddr {
+    SocketAddr::new(address, PORT)
+}
+
 /// The EdgeLoadBalancer of a Service.
-pub fn edge_load_balancer(service: u32) -> Value {
+pub fn edge_load_balancer(family: Family, service: u32) -> Value {
     let targets: Vec<_> = nodes_of(service)
         .into_iter()
-        .map(|node| json!({ "node": format!("node{node}"), "weight": 1, "addresses": [node_address(node)] }))
+        .map(|node| json!({ "node": format!("node{node}"), "weight": 1, "addresses": [node_address(family, node)] }))
         .collect();
     json!({
         "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
         "metadata": { "name": format!("lb-{service}"), "uid": format!("u-{service}"), "generation": 1 },
         "spec": {
             "service": { "namespace": "default", "name": format!("s-{service}"), "uid": format!("s-{service}") },
-            "addresses": [vip(service)],
+            "addresses": [vip(family, service)],
             "listeners": [{ "protocol": "TCP", "port": PORT }, { "protocol": "UDP", "port": PORT }],
             "healthCheck": {
                 "protocol": "HTTP", "port": CHECK, "path": "/healthz", "intervalMilliseconds": 1000,
@@ -41,25 +47,25 @@ pub fn edge_load_balancer(service: u32) -> Value {
 
 /// `HAProxy` in TCP mode, a proxy for each Service, without health checks: they would be thousands of connections a second. It has
 /// no UDP.
-pub fn haproxy(services: u32) -> String {
+pub fn haproxy(family: Family, services: u32) -> String {
     let mut text = "global\n  maxconn 3000\n  log 127.0.0.1 local0 emerg\ndefaults\n  mode tcp\n  balance roundrobin\n  \
                     timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n"
         .to_owned();
     for service in 0..services {
-        let _ = writeln!(text, "listen s{service}\n  bind {}:{PORT}", vip(service));
+        let _ = writeln!(text, "listen s{service}\n  bind {}", at(vip(family, service)));
         for node in nodes_of(service) {
-            let _ = writeln!(text, "  server n{node} {}:{PORT}", node_address(node));
+            let _ = writeln!(text, "  server n{node} {}", at(node_address(family, node)));
         }
     }
     text
 }
 
 /// Envoy with a TCP and a UDP proxy for each Service.
-pub fn envoy(services: u32) -> String {
+pub fn envoy(family: Family, services: u32) -> String {
     let cluster = |service: u32| {
         let endpoint = |node: u8| {
             json!({ "endpoint": { "address": { "socket_address": {
-                "address": node_address(node), "port_value": PORT } } } })
+                "address": node_address(family, node), "port_value": PORT } } } })
         };
         let endpoints: Vec<_> = nodes_of(service).into_iter().map(endpoint).collect();
         json!({
@@ -67,7 +73,7 @@ pub fn envoy(services: u32) -> String {
             "load_assignment": { "cluster_name": format!("c{service}"), "endpoints": [{ "lb_endpoints": endpoints }] },
         })
     };
-    let address = |service: u32, protocol: &str| json!({ "socket_address": { "protocol": protocol, "address": vip(service), "port_value": PORT } });
+    let address = |service: u32, protocol: &str| json!({ "socket_address": { "protocol": protocol, "address": vip(family, service), "port_value": PORT } });
     let tcp = |service: u32| {
         json!({
             "name": format!("t{service}"), "address": address(service, "TCP"),
@@ -97,21 +103,23 @@ pub fn envoy(services: u32) -> String {
 
 /// A ruleset as kube-proxy's nftables mode makes it for Services with external addresses under policy Cluster: a map from address and
 /// port to a chain for each Service, a chain for each endpoint, and masquerading.
-pub fn nat(services: u32) -> String {
-    let mut text =
-        "table ip kube-proxy {\n  chain mark-for-masquerade { meta mark set meta mark or 0x4000; }\n"
-            .to_owned();
+pub fn nat(family: Family, services: u32) -> String {
+    let (ip, kind) = if family == Family::V4 { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") };
+    let mut text = format!(
+        "table {ip} kube-proxy {{\n  chain mark-for-masquerade {{ meta mark set meta mark or 0x4000; }}\n"
+    );
     let mut elements = Vec::new();
     for service in 0..services {
         for protocol in ["tcp", "udp"] {
             let name = format!("{protocol}-{service}");
             let nodes = nodes_of(service);
             for node in &nodes {
-                let address = node_address(*node);
+                let address = node_address(family, *node);
                 let _ = writeln!(
                     text,
-                    "  chain endpoint-{name}-{node} {{ ip saddr {address} jump mark-for-masquerade; \
-                     meta l4proto {protocol} dnat to {address}:{PORT}; }}"
+                    "  chain endpoint-{name}-{node} {{ {ip} saddr {address} jump mark-for-masquerade; \
+                     meta l4proto {protocol} dnat to {}; }}",
+                    at(address)
                 );
             }
             let choices: Vec<_> = nodes
@@ -126,13 +134,13 @@ pub fn nat(services: u32) -> String {
                 nodes.len(),
                 choices.join(", ")
             );
-            elements.push(format!("{} . {protocol} . {PORT} : goto external-{name}", vip(service)));
+            elements.push(format!("{} . {protocol} . {PORT} : goto external-{name}", vip(family, service)));
         }
     }
     let _ = writeln!(
         text,
-        "  map service-ips {{ type ipv4_addr . inet_proto . inet_service : verdict; elements = {{ {} }} }}
-  chain services {{ ip daddr . meta l4proto . th dport vmap @service-ips; }}
+        "  map service-ips {{ type {kind} . inet_proto . inet_service : verdict; elements = {{ {} }} }}
+  chain services {{ {ip} daddr . meta l4proto . th dport vmap @service-ips; }}
   chain nat-prerouting {{ type nat hook prerouting priority dstnat; jump services; }}
   chain masquerading {{ meta mark and 0x4000 == 0 return; meta mark set meta mark xor 0x4000; masquerade fully-random; }}
   chain nat-postrouting {{ type nat hook postrouting priority srcnat; jump masquerading; }}
@@ -143,14 +151,14 @@ pub fn nat(services: u32) -> String {
 }
 
 /// The input of `ipvsadm --restore`: direct routing, with the scheduler that is closest to the edge's.
-pub fn ipvs(services: u32) -> String {
+pub fn ipvs(family: Family, services: u32) -> String {
     let mut text = String::new();
     for service in 0..services {
         for option in ["-t", "-u"] {
-            let to = format!("{}:{PORT}", vip(service));
+            let to = at(vip(family, service));
             let _ = writeln!(text, "-A {option} {to} -s rr");
             for node in nodes_of(service) {
-                let _ = writeln!(text, "-a {option} {to} -r {}:{PORT} -g", node_address(node));
+                let _ = writeln!(text, "-a {option} {to} -r {} -g", at(node_address(family, node)));
             }
         }
     }
@@ -158,7 +166,7 @@ pub fn ipvs(services: u32) -> String {
 }
 
 /// A VRRP instance with one VIP.
-pub fn keepalived(interface: &str, vip: Ipv4Addr, priority: u8, interval: &str) -> String {
+pub fn keepalived(interface: &str, vip: IpAddr, priority: u8, interval: &str) -> String {
     let version = if interval == "1" { 2 } else { 3 };
     format!(
         "global_defs {{\n  vrrp_version {version}\n}}\nvrrp_instance bench {{\n  state BACKUP\n  interface {interface}\n  \
@@ -189,18 +197,21 @@ mod tests {
 
     #[test]
     fn every_contender_has_every_service_and_target() {
-        let last = vip(9).to_string();
-        for text in [haproxy(10), envoy(10), nat(10), ipvs(10), edge_load_balancer(9).to_string()] {
-            assert!(text.contains(&last), "{text}");
-            for node in nodes_of(9) {
-                assert!(text.contains(&node_address(node).to_string()), "{text}");
+        for family in [Family::V4, Family::V6] {
+            let last = vip(family, 9).to_string();
+            let edge = edge_load_balancer(family, 9).to_string();
+            for text in [haproxy(family, 10), envoy(family, 10), nat(family, 10), ipvs(family, 10), edge] {
+                assert!(text.contains(&last), "{text}");
+                for node in nodes_of(9) {
+                    assert!(text.contains(&node_address(family, node).to_string()), "{text}");
+                }
             }
         }
     }
 
     #[test]
     fn fast_timers_need_the_third_version_of_vrrp() {
-        let vip = vip(0);
+        let vip = vip(Family::V4, 0);
         assert!(keepalived("eth0", vip, 100, "1").contains("vrrp_version 2"));
         assert!(keepalived("eth0", vip, 100, "0.05").contains("vrrp_version 3"));
     }

@@ -2,7 +2,7 @@
 //! The load balancers: whether they are here, how they start on a load-balancer host for so many Services, and how they end.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -13,8 +13,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use steerage_lab::netns;
+use steerage_model::Family;
 
-use super::bed::{Bed, Host, PORT, node_address, vip};
+use super::addresses::{node_address, vip, vips};
+use super::bed::{Bed, Host, PORT};
 use super::configs;
 use super::load::exchange;
 use crate::host;
@@ -137,6 +139,8 @@ impl Programs {
 pub struct Running {
     /// Which one.
     pub contender: Contender,
+    /// Of its VIPs.
+    pub family: Family,
     /// Where.
     pub host: Host,
     /// Its processes and what they have in the kernel.
@@ -152,11 +156,12 @@ impl Running {
         bed: &Bed,
         programs: &Programs,
         contender: Contender,
+        family: Family,
         host: Host,
         services: u32,
     ) -> Result<Self> {
         bed.forget_neighbours()?;
-        let mut running = Self::launched(bed, programs, contender, host, services)?;
+        let mut running = Self::launched(bed, programs, contender, family, host, services)?;
         let begun = Instant::now();
         running.wait_until_served(bed, services)?;
         running.started_in += begun.elapsed();
@@ -168,11 +173,13 @@ impl Running {
         bed: &Bed,
         programs: &Programs,
         contender: Contender,
+        family: Family,
         host: Host,
         services: u32,
     ) -> Result<Self> {
         let group = Arc::new(Group::new(next_number())?);
-        let mut running = Self { contender, host, group, children: Vec::new(), started_in: Duration::ZERO };
+        let mut running =
+            Self { contender, family, host, group, children: Vec::new(), started_in: Duration::ZERO };
         running.prepare(bed, services)?;
         let begun = Instant::now();
         running.launch(bed, programs)?;
@@ -181,10 +188,10 @@ impl Running {
     }
 
     /// Addresses that serve each of these Services.
-    pub fn targets(contender: Contender, services: impl Iterator<Item = u32>) -> Vec<Ipv4Addr> {
+    pub fn targets(contender: Contender, family: Family, services: impl Iterator<Item = u32>) -> Vec<IpAddr> {
         let target = |service: u32| match contender {
-            Contender::Direct => node_address(configs::nodes_of(service)[0]),
-            _ => vip(service),
+            Contender::Direct => node_address(family, configs::nodes_of(service)[0]),
+            _ => vip(family, service),
         };
         services.map(target).collect()
     }
@@ -196,27 +203,23 @@ impl Running {
 
     fn prepare(&self, bed: &Bed, services: u32) -> Result<()> {
         let file = |name: &str, text: String| fs::write(bed.folder.join(name), text);
+        let (family, vips) = (self.family, vips(self.family));
         match self.contender {
             Contender::Direct => {}
             Contender::Routed => {
-                bed.shell(&self.host.netns(), &format!("ip route add 10.64.0.0/16 via {}", node_address(0)))?;
-                // Routed addresses are not the host's own: it answers for them as a proxy.
-                let conf = format!("/proc/sys/net/ipv4/conf/{}", self.host.interface());
-                bed.shell(
-                    &self.host.netns(),
-                    &format!("echo 1 >{conf}/proxy_arp_pvlan; echo 1 >{conf}/proxy_arp; echo 0 >/proc/sys/net/ipv4/neigh/{}/proxy_delay", self.host.interface()),
-                )?;
+                let command = format!("ip route add {vips} via {}", node_address(family, 0));
+                bed.shell(&self.host.netns(), &command)?;
             }
-            Contender::Edge => write_objects(&self.objects(bed), services)?,
-            Contender::Haproxy => file("haproxy.cfg", configs::haproxy(services))?,
-            Contender::Envoy => file("envoy.json", configs::envoy(services))?,
-            Contender::Ipvs => file("ipvs", configs::ipvs(services))?,
-            Contender::Nat => file("nat.nft", configs::nat(services))?,
+            Contender::Edge => write_objects(&self.objects(bed), family, services)?,
+            Contender::Haproxy => file("haproxy.cfg", configs::haproxy(family, services))?,
+            Contender::Envoy => file("envoy.json", configs::envoy(family, services))?,
+            Contender::Ipvs => file("ipvs", configs::ipvs(family, services))?,
+            Contender::Nat => file("nat.nft", configs::nat(family, services))?,
         }
         if self.has_local_vips() {
-            bed.shell(&self.host.netns(), "ip route add local 10.64.0.0/16 dev lo")?;
+            bed.shell(&self.host.netns(), &format!("ip route add local {vips} dev lo"))?;
         }
-        Ok(())
+        bed.route_vips(family, self.is_routed_to().then_some(self.host))
     }
 
     /// The edge's folder of objects.
@@ -226,6 +229,11 @@ impl Running {
 
     fn has_local_vips(&self) -> bool {
         !matches!(self.contender, Contender::Direct | Contender::Routed | Contender::Edge)
+    }
+
+    /// Whether nobody on the link answers for its VIPs: they are routed, or IPv6 addresses that the host has by a route alone.
+    fn is_routed_to(&self) -> bool {
+        self.contender == Contender::Routed || (self.family == Family::V6 && self.has_local_vips())
     }
 
     fn launch(&mut self, bed: &Bed, programs: &Programs) -> Result<()> {
@@ -321,10 +329,10 @@ impl Running {
 
     fn wait_until_served(&mut self, bed: &Bed, services: u32) -> Result<()> {
         let begun = Instant::now();
-        for address in Self::targets(self.contender, [0, services - 1].into_iter()) {
+        for address in Self::targets(self.contender, self.family, [0, services - 1].into_iter()) {
             loop {
                 self.ensure_runs()?;
-                match bed.inside("client", || exchange(SocketAddrV4::new(address, PORT), 0))? {
+                match bed.inside("client", || exchange(SocketAddr::new(address, PORT), 0))? {
                     Ok(_) => break,
                     Err(error) => ensure!(
                         begun.elapsed() < START_LIMIT,
@@ -390,17 +398,12 @@ impl Running {
         self.kill();
         let netns = self.host.netns();
         if self.has_local_vips() {
-            bed.shell(&netns, "ip route del local 10.64.0.0/16 dev lo || true")?;
+            bed.shell(&netns, &format!("ip route del local {} dev lo || true", vips(self.family)))?;
         }
+        bed.route_vips(self.family, None)?;
         match self.contender {
             Contender::Routed => {
-                let conf = format!("/proc/sys/net/ipv4/conf/{}", self.host.interface());
-                bed.shell(
-                    &netns,
-                    &format!(
-                        "ip route del 10.64.0.0/16; echo 0 >{conf}/proxy_arp_pvlan; echo 0 >{conf}/proxy_arp"
-                    ),
-                )?;
+                bed.shell(&netns, &format!("ip route del {}", vips(self.family)))?;
             }
             Contender::Edge => {
                 let command = format!(
@@ -412,7 +415,14 @@ impl Running {
                 bed.shell(&netns, &command)?;
             }
             Contender::Ipvs => drop(bed.shell(&netns, "ipvsadm --clear")?),
-            Contender::Nat => drop(bed.shell(&netns, "nft delete table ip kube-proxy")?),
+            Contender::Nat => drop(bed.shell(
+                &netns,
+                if self.family == Family::V4 {
+                    "nft delete table ip kube-proxy"
+                } else {
+                    "nft delete table ip6 kube-proxy"
+                },
+            )?),
             Contender::Direct | Contender::Haproxy | Contender::Envoy => {}
         }
         Ok(())
@@ -426,13 +436,13 @@ impl Drop for Running {
 }
 
 /// The edge's objects, one file for each.
-fn write_objects(folder: &Path, services: u32) -> Result<()> {
+fn write_objects(folder: &Path, family: Family, services: u32) -> Result<()> {
     let _ = fs::remove_dir_all(folder);
     fs::create_dir_all(folder)?;
     for service in 0..services {
         fs::write(
             folder.join(format!("lb-{service}.json")),
-            configs::edge_load_balancer(service).to_string(),
+            configs::edge_load_balancer(family, service).to_string(),
         )?;
     }
     Ok(())

@@ -5,7 +5,7 @@
 //! connections that opened.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Socket, Type};
+use steerage_model::Family;
 
-use super::bed::{Bed, Host, PORT, vip};
+use super::addresses::{vip, vips};
+use super::bed::{Bed, Host, PORT};
 use super::configs;
 use super::contender::{Contender, Programs, Running};
 
+/// What keepalived and the edge are compared with.
+const FAMILY: Family = Family::V4;
 /// Time between the beginnings of two connections.
 const INTERVAL: Duration = Duration::from_millis(1);
 /// A connection that needs longer did not open: its first packet was lost.
@@ -63,7 +67,7 @@ impl Pair {
 
     /// Starts both hosts, lets the active one fail, and returns the time without service.
     pub fn fail(self, bed: &Bed, programs: &Programs, failure: Failure) -> Result<Duration> {
-        let address = vip(0);
+        let address = vip(FAMILY, 0);
         let mut hosts = Vec::new();
         for host in Host::BOTH {
             hosts.push(self.start(bed, programs, host)?);
@@ -95,17 +99,17 @@ impl Pair {
 
     fn start(self, bed: &Bed, programs: &Programs, host: Host) -> Result<Running> {
         if self == Self::Edges {
-            let mut running = Running::launched(bed, programs, Contender::Edge, host, 1)?;
+            let mut running = Running::launched(bed, programs, Contender::Edge, FAMILY, host, 1)?;
             running.wait_until_ready(bed)?;
             return Ok(running);
         }
-        let mut running = Running::launched(bed, programs, Contender::Haproxy, host, 1)?;
+        let mut running = Running::launched(bed, programs, Contender::Haproxy, FAMILY, host, 1)?;
         // keepalived decides who has the VIP; HAProxy may bind it everywhere.
-        bed.shell(&host.netns(), "ip route del local 10.64.0.0/16 dev lo")?;
+        bed.shell(&host.netns(), &format!("ip route del local {} dev lo", vips(FAMILY)))?;
         let interval = if self == Self::Keepalived { "1" } else { "0.05" };
         let name = format!("keepalived-{}", host.netns());
         let file = bed.folder.join(format!("{name}.conf"));
-        fs::write(&file, configs::keepalived(&host.interface(), vip(0), 100 + host.0, interval))?;
+        fs::write(&file, configs::keepalived(&host.interface(), vip(FAMILY, 0), 100 + host.0, interval))?;
         let pid = |kind: &str| bed.folder.join(format!("{name}-{kind}.pid")).display().to_string();
         for kind in ["main", "vrrp"] {
             // Of a killed one: keepalived would take a process that has its number by now for another keepalived.
@@ -122,7 +126,7 @@ impl Pair {
     /// The host that has the VIP: the one whose link-layer address the router learns.
     fn active(self, bed: &Bed, hosts: &[Running]) -> Result<usize> {
         bed.forget_neighbours()?;
-        let address = vip(0);
+        let address = vip(FAMILY, 0);
         let opened = bed.inside("client", || {
             std::net::TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), Duration::from_secs(5))
                 .map(drop)
@@ -144,7 +148,7 @@ impl Pair {
 }
 
 /// The longest time between the beginnings of two connections that opened, while `fail` happens.
-fn without_service(bed: &Bed, to: Ipv4Addr, fail: impl FnOnce() -> Result<()>) -> Result<Duration> {
+fn without_service(bed: &Bed, to: IpAddr, fail: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let stop = AtomicBool::new(false);
     let opened = thread::scope(|scope| {
         let client = scope.spawn(|| bed.inside("client", || stream(to, &stop))?);
@@ -166,7 +170,7 @@ fn longest_gap(begun: &[Instant]) -> Duration {
 }
 
 /// Begins a connection every millisecond. When each one that opened was begun, in order, and when this client looked last.
-fn stream(to: Ipv4Addr, stop: &AtomicBool) -> Result<Vec<(Instant, Instant)>> {
+fn stream(to: IpAddr, stop: &AtomicBool) -> Result<Vec<(Instant, Instant)>> {
     let (mut opening, mut opened) = (Vec::<(Instant, Socket)>::new(), Vec::new());
     let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {

@@ -2,7 +2,7 @@
 //! The nodes' servers and the client's traffic. All of them are threads of this process.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -12,9 +12,11 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use socket2::{Domain, SockRef, Socket, Type};
+use steerage_model::Family;
 
-use super::bed::{Bed, CHECK, CLIENTS, NODES, PORT, node_netns};
-use crate::traffic::listen;
+use super::addresses::{any, client};
+use super::bed::{Bed, CHECK, FAMILIES, NODES, PORT, node_netns};
+use crate::traffic::listen_at;
 
 /// A connection that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,16 +41,19 @@ impl Servers {
         for node in 0..NODES {
             let accepted = Arc::<AtomicU64>::default();
             servers.accepted.push(Arc::clone(&accepted));
-            let (listeners, check, datagrams) = bed.inside(&node_netns(node), || -> Result<_> {
-                let listeners: Result<Vec<_>> = (0..SERVERS).map(|_| listen(PORT)).collect();
-                Ok((listeners?, listen(CHECK)?, UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?))
-            })??;
-            servers.datagrams.push(datagrams);
-            for listener in listeners {
-                let accepted = Arc::clone(&accepted);
-                thread::spawn(move || serve(&listener, &accepted));
+            for family in FAMILIES {
+                let (listeners, check, datagrams) = bed.inside(&node_netns(node), || -> Result<_> {
+                    let at = |port| SocketAddr::new(any(family), port);
+                    let listeners: Result<Vec<_>> = (0..SERVERS).map(|_| listen_at(at(PORT))).collect();
+                    Ok((listeners?, listen_at(at(CHECK))?, receive_at(at(PORT))?))
+                })??;
+                servers.datagrams.push(datagrams);
+                for listener in listeners {
+                    let accepted = Arc::clone(&accepted);
+                    thread::spawn(move || serve(&listener, &accepted));
+                }
+                thread::spawn(move || serve_checks(&check));
             }
-            thread::spawn(move || serve_checks(&check));
         }
         Ok(servers)
     }
@@ -57,6 +62,16 @@ impl Servers {
     pub fn served(&self) -> Vec<u64> {
         self.accepted.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
+}
+
+/// Receives datagrams at an address, of its family alone.
+fn receive_at(address: SocketAddr) -> Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    Ok(socket.into())
 }
 
 fn serve(listener: &TcpListener, served: &AtomicU64) {
@@ -83,15 +98,13 @@ fn serve_checks(listener: &TcpListener) {
 
 /// Connects from one of the client's addresses, sends and receives one byte, and resets the connection, so that no port of the
 /// client waits.
-pub fn exchange(to: SocketAddrV4, from: u8) -> Result<Duration> {
+pub fn exchange(to: SocketAddr, from: u8) -> Result<Duration> {
     let begun = Instant::now();
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     // The port is chosen with the connection: as many as there are for each destination.
     setsockopt(&socket, IpBindAddressNoPort, &true)?;
-    socket.bind(&SocketAddr::new(IpAddr::from([10, 1, 0, 2 + from % CLIENTS]), 0).into())?;
-    socket
-        .connect_timeout(&SocketAddr::from(to).into(), TIMEOUT)
-        .with_context(|| format!("connecting to {to}"))?;
+    socket.bind(&SocketAddr::new(client(Family::of(to.ip()), from), 0).into())?;
+    socket.connect_timeout(&to.into(), TIMEOUT).with_context(|| format!("connecting to {to}"))?;
     let mut stream: TcpStream = socket.into();
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -131,7 +144,7 @@ impl Round {
 }
 
 /// Requests to these addresses in turn, each on a new connection, from as many threads of the client.
-pub fn requests(bed: &Bed, to: &[Ipv4Addr], threads: u8, time: Duration) -> Result<Round> {
+pub fn requests(bed: &Bed, to: &[IpAddr], threads: u8, time: Duration) -> Result<Round> {
     let begun = Instant::now();
     let worker = |thread: u8| {
         bed.inside("client", move || {
@@ -141,7 +154,7 @@ pub fn requests(bed: &Bed, to: &[Ipv4Addr], threads: u8, time: Duration) -> Resu
                     break;
                 }
                 #[allow(clippy::cast_possible_truncation, reason = "any of the addresses will do")]
-                match exchange(SocketAddrV4::new(*address, PORT), thread.wrapping_add(number as u8)) {
+                match exchange(SocketAddr::new(*address, PORT), thread.wrapping_add(number as u8)) {
                     Ok(took) => round.times.push(took),
                     Err(error) => {
                         (round.failed, round.error) = (round.failed + 1, Some(format!("{error:#}")));
@@ -176,13 +189,13 @@ pub struct Datagrams {
 }
 
 /// Datagrams to these addresses, from one thread: as fast as it can, or so many per second.
-pub fn datagrams(bed: &Bed, to: &[Ipv4Addr], time: Duration, rate: Option<u32>) -> Result<Datagrams> {
+pub fn datagrams(bed: &Bed, to: &[IpAddr], time: Duration, rate: Option<u32>) -> Result<Datagrams> {
     let before = arrived(bed)?;
     let (sent, took) = bed.inside("client", || -> Result<_> {
         let mut sockets = Vec::new();
         for (flow, address) in (0..FLOWS).zip(to.iter().cycle()) {
             let socket =
-                UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).with_context(|| format!("flow {flow}"))?;
+                UdpSocket::bind((any(Family::of(*address)), 0)).with_context(|| format!("flow {flow}"))?;
             socket.connect((*address, PORT))?;
             sockets.push(socket);
         }
@@ -208,9 +221,13 @@ pub fn datagrams(bed: &Bed, to: &[Ipv4Addr], time: Duration, rate: Option<u32>) 
 fn arrived(bed: &Bed) -> Result<u64> {
     let mut sum = 0;
     for node in 0..NODES {
-        let text =
-            bed.inside(&node_netns(node), || std::fs::read_to_string("/proc/thread-self/net/snmp"))??;
-        sum += udp_arrivals(&text).context("the kernel counts no datagrams")?;
+        let text = bed.inside(&node_netns(node), || {
+            let read = |name| std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+            Ok::<_, std::io::Error>([read("snmp")?, read("snmp6")?])
+        })??;
+        let counts = udp_arrivals(&text[0]).zip(udp6_arrivals(&text[1]));
+        let (v4, v6) = counts.context("the kernel counts no datagrams")?;
+        sum += v4 + v6;
     }
     Ok(sum)
 }
@@ -226,6 +243,15 @@ fn udp_arrivals(snmp: &str) -> Option<u64> {
     Some(of("InDatagrams")? + of("RcvbufErrors")?)
 }
 
+/// The same of IPv6, whose counters stand in a line each.
+fn udp6_arrivals(snmp6: &str) -> Option<u64> {
+    let of = |wanted| {
+        let mut lines = snmp6.lines().filter_map(|line| line.split_once(char::is_whitespace));
+        lines.find(|(name, _)| *name == wanted)?.1.trim().parse::<u64>().ok()
+    };
+    Some(of("Udp6InDatagrams")? + of("Udp6RcvbufErrors")?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +260,8 @@ mod tests {
     fn datagrams_are_counted_with_those_without_room() {
         let text = "Ip: Forwarding\nIp: 1\nUdp: InDatagrams NoPorts InErrors OutDatagrams RcvbufErrors\nUdp: 5 1 7 3 7\n";
         assert_eq!((udp_arrivals(text), udp_arrivals("Ip: x")), (Some(12), None));
+        let text = "Ip6InReceives   \t9\nUdp6InDatagrams   \t5\nUdp6RcvbufErrors  \t7\n";
+        assert_eq!((udp6_arrivals(text), udp6_arrivals("Udp6InDatagrams 5")), (Some(12), None));
     }
 
     #[test]

@@ -1,64 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When datagrams arrive at which node, by a packet socket in the nodes' namespace and the kernel's clock.
 
-use std::io::IoSliceMut;
 use std::net::Ipv4Addr;
 use std::ops::Range;
-use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
-use nix::errno::Errno;
+use anyhow::{Result, ensure};
 use nix::libc::{self, BPF_ABS, BPF_B, BPF_H, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET};
-use nix::sys::socket::sockopt::{RcvBufForce, ReceiveTimestampns};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt, recvmsg, setsockopt};
-use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+use socket2::{SockFilter, Type};
+use steerage_lab::packet_socket::PacketSocket;
+pub(super) use steerage_lab::packet_socket::now;
 
 use super::cell;
 use super::objects::LISTENER;
 use crate::edge_nodes::cluster::service_at;
 
-/// Room for the packets of a second or more, should the reader have to wait for a core.
-const BUFFER: usize = 32 << 20;
-/// Between two looks at whether to stop.
-const TICK: Duration = Duration::from_millis(50);
 /// Of an Ethernet frame: as far as the ports.
 const SNAP: u32 = 64;
 /// Where the destination of the packet is in the frame.
 const VIP: Range<usize> = 30..34;
-
-mod statistics {
-    #![allow(missing_docs, reason = "made by nix's macro")]
-    use nix::{getsockopt_impl, libc, sockopt_impl};
-    sockopt_impl!(Statistics, GetOnly, libc::SOL_PACKET, libc::PACKET_STATISTICS, libc::tpacket_stats);
-}
-
-/// Now, by the clock of the timestamps.
-pub(super) fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
 
 /// The last packet of each node, as they come. The reader ends when this value is dropped.
 pub(super) struct Seen {
     /// Nanoseconds since the epoch, 0 if none came.
     last: Arc<Vec<AtomicU64>>,
     stop: Arc<AtomicBool>,
-    socket: Arc<Socket>,
+    socket: Arc<PacketSocket>,
     reader: Option<JoinHandle<Result<()>>>,
 }
 
 impl Seen {
     /// Begins in the namespace of the calling thread.
     pub(super) fn start(nodes: u32) -> Result<Self> {
-        let protocol = Protocol::from(i32::from(u16::try_from(libc::ETH_P_IP)?.to_be()));
-        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(protocol))?;
-        socket.attach_filter(&filter())?;
-        setsockopt(&socket, RcvBufForce, &BUFFER)?;
-        setsockopt(&socket, ReceiveTimestampns, &true)?;
-        socket.set_read_timeout(Some(TICK))?;
+        let socket = PacketSocket::open(libc::ETH_P_IP, Type::RAW, &filter())?;
         let socket = Arc::new(socket);
         let last: Arc<Vec<_>> = Arc::new((0..nodes).map(|_| AtomicU64::new(0)).collect());
         let stop = Arc::<AtomicBool>::default();
@@ -77,8 +54,7 @@ impl Seen {
 
     /// Fails if the reader has ended, or the kernel had to drop packets: then a last packet may not have been seen.
     pub(super) fn check(&self) -> Result<()> {
-        let dropped = getsockopt(&*self.socket, statistics::Statistics)?.tp_drops;
-        ensure!(dropped == 0, "not measured: the kernel dropped {dropped} packets of the capture");
+        self.socket.check()?;
         ensure!(
             !self.reader.as_ref().is_none_or(JoinHandle::is_finished),
             "not measured: the reader of the capture has ended"
@@ -96,17 +72,10 @@ impl Drop for Seen {
     }
 }
 
-fn read(socket: &Socket, last: &[AtomicU64], stop: &AtomicBool) -> Result<()> {
-    let mut space = nix::cmsg_space!(libc::timespec);
+fn read(socket: &PacketSocket, last: &[AtomicU64], stop: &AtomicBool) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let mut bytes = [0; SNAP as usize];
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        let received = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::empty());
-        let (at, length) = match received {
-            Ok(message) => (timestamp(message.cmsgs()?)?, message.bytes),
-            Err(Errno::EAGAIN | Errno::EINTR) => continue,
-            Err(error) => return Err(error.into()),
-        };
+        let Some((at, length)) = socket.receive(&mut bytes)? else { continue };
         let node = bytes.get(..length).and_then(receiver);
         if let Some(place) = node.and_then(|node| last.get(usize::try_from(node).ok()?)) {
             let nanoseconds = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
@@ -123,15 +92,6 @@ fn receiver(frame: &[u8]) -> Option<u32> {
     let node = u16::from_be_bytes([high, low]).into();
     let service = service_at(Ipv4Addr::from(*frame.get(VIP)?.first_chunk::<4>()?))?;
     cell::nodes_of(service).contains(&node).then_some(node)
-}
-
-fn timestamp(messages: impl Iterator<Item = ControlMessageOwned>) -> Result<Duration> {
-    for message in messages {
-        if let ControlMessageOwned::ScmTimestampns(time) = message {
-            return Ok(time.into());
-        }
-    }
-    Err(anyhow!("not measured: a packet without timestamp"))
 }
 
 /// Datagrams to the listeners' port, by offsets in an Ethernet frame with an IPv4 header that has no options.

@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 
 use crate::cgroup;
 use crate::daemon;
-use crate::error::{Doing, Result};
+use crate::error::{Doing, Error, Result};
 use crate::netns;
 use crate::progress::{Progress, wait};
 use crate::state;
@@ -28,8 +28,15 @@ pub fn down(name: &str) -> Result<()> {
     state::require_root()?;
     let _lock = state::lock(name)?;
     let folder = state::folder(name)?;
+    let namespaces = netns::of_lab(name);
+    if is_of_kind(name, &namespaces) {
+        return Err(Error::Refused(format!(
+            "the network namespaces {name}-* are those of a cluster in kind: delete it with \
+             `hack/kind/down --name {name}`"
+        )));
+    }
     end_processes(name, &folder)?;
-    for namespace in netns::of_lab(name) {
+    for namespace in namespaces {
         netns::delete(&namespace)?;
     }
     cgroup::remove(&state::cgroup(name), None)?;
@@ -43,6 +50,12 @@ pub fn down(name: &str) -> Result<()> {
     state::remove_lock(name)?;
     progress.say(format!("lab {name} is deleted"));
     Ok(())
+}
+
+/// Whether `hack/kind/up` made these: no host of a lab has the name of kind's control plane.
+fn is_of_kind(name: &str, namespaces: &[String]) -> bool {
+    let control_plane = format!("{name}-control-plane");
+    namespaces.contains(&control_plane)
 }
 
 /// Kills until no process is left: one that was being started may appear after the first listing.
@@ -76,5 +89,17 @@ fn unmount_below(folder: &Path) {
     let places = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
     for place in places.filter(|place| place.starts_with(folder)) {
         let _ = umount2(place, MntFlags::MNT_DETACH);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clusters_in_kind_are_not_labs() {
+        let namespaces = |hosts: [&str; 2]| hosts.map(|host| format!("steerage-{host}"));
+        assert!(is_of_kind("steerage", &namespaces(["client1", "control-plane"])));
+        assert!(!is_of_kind("steerage", &namespaces(["client1", "cp"])));
     }
 }

@@ -24,6 +24,7 @@ pub mod netns;
 pub mod node;
 pub mod node_init;
 pub mod openstack;
+pub mod packet_socket;
 pub mod passthrough;
 pub mod probe;
 pub mod progress;

@@ -1,38 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Captures of packets with the kernel's timestamps, by a packet socket in some network namespace.
 
-use std::io::IoSliceMut;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use nix::errno::Errno;
-use nix::sys::socket::sockopt::{RcvBufForce, ReceiveTimestampns};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt, recvmsg, setsockopt};
-use socket2::{Domain, Protocol, Socket, Type};
+use anyhow::{Context as _, Result, anyhow};
+use socket2::Type;
+use steerage_lab::packet_socket::PacketSocket;
+pub use steerage_lab::packet_socket::now;
 
 use super::filter::{SNAP, filter};
 use super::packet::{Packet, parse};
-
-/// Room for the packets of a second or more, should the reader have to wait for a core.
-const BUFFER: usize = 32 << 20;
-/// Between two looks at whether to stop.
-const TICK: Duration = Duration::from_millis(50);
-
-mod statistics {
-    #![allow(missing_docs, reason = "made by nix's macro")]
-    use nix::{getsockopt_impl, sockopt_impl};
-    sockopt_impl!(Statistics, GetOnly, libc::SOL_PACKET, libc::PACKET_STATISTICS, libc::tpacket_stats);
-}
-
-/// Now, by the clock of the timestamps.
-pub fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
 
 /// A running capture. It ends when it is dropped.
 pub struct Capture {
@@ -45,8 +26,11 @@ impl Capture {
     /// Captures packets on all interfaces of a network namespace, from this call's return on: those to and from some servers, and
     /// all datagrams to some clients, whoever sends them.
     pub fn start(netns: &str, servers: &[IpAddr], clients: &[IpAddr]) -> Result<Self> {
-        let socket = steerage_lab::in_netns(netns, || open(servers, clients))?
-            .with_context(|| format!("opening a packet socket in {netns}"))?;
+        let socket = steerage_lab::in_netns(netns, || {
+            // Only a socket for all protocols sees what the host itself sends.
+            PacketSocket::open(libc::ETH_P_ALL, Type::DGRAM, &filter(servers, clients))
+        })?
+        .with_context(|| format!("in {netns}"))?;
         let (packets, stop) = (Arc::default(), Arc::default());
         let reader = {
             let (packets, stop) = (Arc::clone(&packets), Arc::clone(&stop));
@@ -84,20 +68,8 @@ impl Drop for Capture {
     }
 }
 
-fn open(servers: &[IpAddr], clients: &[IpAddr]) -> Result<Socket> {
-    // Only a socket for all protocols sees what the host itself sends.
-    let all = Protocol::from(i32::from(u16::try_from(libc::ETH_P_ALL)?.to_be()));
-    let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(all))?;
-    socket.attach_filter(&filter(servers, clients))?;
-    setsockopt(&socket, RcvBufForce, &BUFFER)?;
-    setsockopt(&socket, ReceiveTimestampns, &true)?;
-    socket.set_read_timeout(Some(TICK))?;
-    Ok(socket)
-}
-
 /// Reads all packets from before it is told to stop.
-fn read(socket: &Socket, packets: &Mutex<Vec<Packet>>, stop: &AtomicBool) -> Result<()> {
-    let mut space = nix::cmsg_space!(libc::timespec);
+fn read(socket: &PacketSocket, packets: &Mutex<Vec<Packet>>, stop: &AtomicBool) -> Result<()> {
     let mut end = None;
     loop {
         let stopping = stop.load(Ordering::Relaxed);
@@ -105,15 +77,11 @@ fn read(socket: &Socket, packets: &Mutex<Vec<Packet>>, stop: &AtomicBool) -> Res
             end = Some(now());
         }
         let mut bytes = [0; SNAP];
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        let received = recvmsg::<()>(socket.as_raw_fd(), &mut slices, Some(&mut space), MsgFlags::empty());
-        let (at, length) = match received {
-            Ok(message) => (timestamp(message.cmsgs()?)?, message.bytes),
-            Err(Errno::EAGAIN | Errno::EINTR) if !stopping => continue,
-            Err(Errno::EAGAIN | Errno::EINTR) => break,
-            // An interface that goes down, as one of a pod that ends.
-            Err(Errno::ENETDOWN) => continue,
-            Err(error) => return Err(error).context("reading a packet socket"),
+        let Some((at, length)) = socket.receive(&mut bytes)? else {
+            if stopping {
+                break;
+            }
+            continue;
         };
         if end.is_some_and(|end| at > end) {
             break;
@@ -124,16 +92,5 @@ fn read(socket: &Socket, packets: &Mutex<Vec<Packet>>, stop: &AtomicBool) -> Res
             packets.push(packet);
         }
     }
-    let dropped = getsockopt(socket, statistics::Statistics)?.tp_drops;
-    ensure!(dropped == 0, "not measured: the kernel dropped {dropped} packets of the capture");
-    Ok(())
-}
-
-fn timestamp(messages: impl Iterator<Item = ControlMessageOwned>) -> Result<Duration> {
-    for message in messages {
-        if let ControlMessageOwned::ScmTimestampns(time) = message {
-            return Ok(time.into());
-        }
-    }
-    Err(anyhow!("not measured: a packet without timestamp"))
+    socket.check()
 }
