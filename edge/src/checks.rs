@@ -17,12 +17,11 @@ use crate::health::Probe;
 use crate::port_set::PortSet;
 
 /// From so many checks on, a set has a bitmap of their ports, and its addresses share it.
-const MIN_FOR_BITMAP: usize = 64;
+pub(crate) const MIN_FOR_BITMAP: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Checks {
     by_address: HashMap<IpAddr, Vec<Arc<CheckSet>>>,
-    len: usize,
 }
 
 /// The checks of some addresses.
@@ -120,52 +119,15 @@ impl CheckSet {
     }
 }
 
+impl FromIterator<(IpAddr, Vec<Arc<CheckSet>>)> for Checks {
+    fn from_iter<I: IntoIterator<Item = (IpAddr, Vec<Arc<CheckSet>>)>>(sets: I) -> Self {
+        Self { by_address: sets.into_iter().collect() }
+    }
+}
+
 impl Checks {
-    /// All checks of these sets. Addresses share large sets, and each has one set of all checks of small ones: load balancers with
-    /// targets of their own are many, and each address would have as many sets.
-    pub(crate) fn new<A: IntoIterator<Item = IpAddr>>(sets: impl IntoIterator<Item = (A, CheckSet)>) -> Self {
-        let mut checks = Self::default();
-        let mut own = HashMap::<IpAddr, Vec<(HealthCheck, bool)>>::new();
-        for (addresses, set) in sets {
-            if set.len() < MIN_FOR_BITMAP {
-                for address in addresses {
-                    let of_set = set.urgency.iter().map(|(check, is_urgent)| (check.clone(), *is_urgent));
-                    own.entry(address).or_default().extend(of_set);
-                }
-            } else {
-                let set = Arc::new(set);
-                for address in addresses {
-                    checks.add(address, Arc::clone(&set));
-                }
-            }
-        }
-        // Addresses share most lists of large sets.
-        let mut lens = HashMap::<Vec<*const CheckSet>, usize>::new();
-        for sets in checks.by_address.values() {
-            let list = sets.iter().map(Arc::as_ptr).collect();
-            checks.len += *lens.entry(list).or_insert_with(|| distinct(sets));
-        }
-        for (address, of_address) in own {
-            let large = checks.by_address.entry(address).or_default();
-            let set: CheckSet = of_address.into_iter().collect();
-            let is_new = |check: &&HealthCheck| urgency(large, check).is_none();
-            checks.len += set.urgency.keys().filter(is_new).count();
-            large.push(Arc::new(set));
-        }
-        checks
-    }
-
-    fn add(&mut self, address: IpAddr, set: Arc<CheckSet>) {
-        self.by_address.entry(address).or_default().push(set);
-    }
-
-    /// The number of checks of all addresses.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// All addresses, and the sets of each.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &[Arc<CheckSet>])> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (IpAddr, &[Arc<CheckSet>])> + Clone {
         self.by_address.iter().map(|(address, sets)| (*address, sets.as_slice()))
     }
 
@@ -175,13 +137,32 @@ impl Checks {
     }
 }
 
-/// The number of checks in these sets together.
-fn distinct(sets: &[Arc<CheckSet>]) -> usize {
-    let in_none_before = |(index, set): (usize, &Arc<CheckSet>)| {
-        let before = sets.get(..index).unwrap_or_default();
-        set.urgency.keys().filter(|check| urgency(before, check).is_none()).count()
-    };
-    sets.iter().enumerate().map(in_none_before).sum()
+/// Counts the checks of addresses, which share lists of large sets. The sets must be there as long as this value.
+#[derive(Debug, Default)]
+pub(crate) struct CheckCounts(HashMap<Vec<*const CheckSet>, usize>);
+
+impl CheckCounts {
+    /// The number of checks in these sets of an address together.
+    pub(crate) fn of(&mut self, sets: &[Arc<CheckSet>]) -> usize {
+        let (mut sets, small): (Vec<_>, Vec<_>) =
+            sets.iter().cloned().partition(|set| set.len() >= MIN_FOR_BITMAP);
+        let large = sets.len();
+        let list = sets.iter().map(Arc::as_ptr).collect();
+        let many = *self.0.entry(list).or_insert_with(|| (0..large).map(|at| new_in(&sets, at)).sum());
+        sets.extend(small);
+        many + (large..sets.len()).map(|at| new_in(&sets, at)).sum::<usize>()
+    }
+}
+
+/// The number of checks of this set that none before it has.
+fn new_in(sets: &[Arc<CheckSet>], at: usize) -> usize {
+    match (sets.get(..at), sets.get(at)) {
+        (Some([]), Some(set)) => set.len(),
+        (Some(before), Some(set)) => {
+            set.urgency.keys().filter(|check| urgency(before, check).is_none()).count()
+        }
+        _ => 0,
+    }
 }
 
 /// Whether the check is urgent in one of the sets of an address; `None` if it is in none.
@@ -198,11 +179,8 @@ impl Checks {
             let check = (probe.check.clone(), urgent.contains(probe));
             of_addresses.entry(probe.address).or_default().push(check);
         }
-        Self::new(
-            of_addresses
-                .into_iter()
-                .map(|(address, checks)| ([address], checks.into_iter().collect::<CheckSet>())),
-        )
+        let set = |(address, checks): (_, Vec<_>)| (address, vec![Arc::new(checks.into_iter().collect())]);
+        of_addresses.into_iter().map(set).collect()
     }
 
     /// Every probe, and whether it is urgent.
@@ -255,22 +233,32 @@ mod tests {
     #[test]
     fn check_of_two_sets_is_urgent_if_one_says_so() {
         let http = || check(1, HealthCheckProtocol::Http);
-        let set = |is_urgent| [(http(), is_urgent), (http(), false)].into_iter().collect::<CheckSet>();
+        let set =
+            |is_urgent| Arc::new([(http(), is_urgent), (http(), false)].into_iter().collect::<CheckSet>());
         let address = |number: u8| IpAddr::from([10, 0, 0, number]);
-        let checks = Checks::new([(vec![address(1), address(2)], set(false)), (vec![address(2)], set(true))]);
+        let sets = [(address(1), vec![set(false)]), (address(2), vec![set(false), set(true)])];
+        let checks: Checks = sets.into_iter().collect();
         let of = |number| urgency(checks.of(address(number)), &http());
         assert_eq!([of(1), of(2), of(3)], [Some(false), Some(true), None]);
-        assert_eq!(checks.len(), 2, "small sets of an address are one");
     }
 
     #[test]
     fn check_of_several_sets_of_an_address_counts_once() {
-        let address = |number: u8| IpAddr::from([10, 0, 0, number]);
-        let of = |ports: std::ops::Range<u16>| -> CheckSet {
-            ports.map(|port| (check(port, HealthCheckProtocol::Http), false)).collect()
+        let of = |ports: std::ops::Range<u16>| {
+            let set = ports.map(|port| (check(port, HealthCheckProtocol::Http), false));
+            Arc::new(set.collect::<CheckSet>())
         };
-        let both = || vec![address(1), address(2)];
-        let sets = [(both(), of(1..101)), (both(), of(51..151)), (vec![address(2)], of(149..153))];
-        assert_eq!(Checks::new(sets).len(), 150 + 152);
+        let (one, other, small) = (of(1..101), of(51..151), of(149..153));
+        let mut counts = CheckCounts::default();
+        for (sets, wanted) in [
+            (vec![], 0),
+            (vec![small.clone()], 4),
+            (vec![small.clone(), small.clone()], 4),
+            (vec![one.clone(), other.clone()], 150),
+            (vec![small.clone(), one.clone(), other.clone()], 152),
+            (vec![other, small], 102),
+        ] {
+            assert_eq!((counts.of(&sets), counts.of(&sets)), (wanted, wanted));
+        }
     }
 }

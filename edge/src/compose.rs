@@ -155,7 +155,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
     let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
-        process.spawn("objects", source::poll_directory(objects, events, process.shutdown().clone()));
+        process.spawn("objects", source::watch_directory(objects, events, process.shutdown().clone()));
         StatusSink::Directory(status)
     } else {
         let secret = PeersSecret { name: peers_key_secret, key: secret_key };

@@ -71,6 +71,11 @@ impl EndpointNodes {
         Some(ListChange { load_balancer: name.clone(), joined, left, at: now })
     }
 
+    /// The load balancer is gone.
+    pub(crate) fn remove(&mut self, load_balancer: &str) {
+        self.0.remove(load_balancer);
+    }
+
     /// The list of a load balancer, if it has one.
     pub(crate) fn of(&self, load_balancer: &str) -> Option<&NodeList> {
         self.0.get(load_balancer)

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
@@ -26,18 +25,16 @@ use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::link::route::Link;
 use crate::metrics::Metrics;
-use crate::plan::{
-    Assignments, Changed, HealthInputs, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Retargeted,
-    Room, plan,
-};
+use crate::plan::{Assignments, Changed, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Room, plan};
 use crate::plan_pace::PlanPace;
 use crate::probe_schedule::EXPECTED_FOR;
 use crate::prober::{HealthChange, Prober};
-use crate::status::HostStatus;
+use crate::status::{HostStatus, Statuses};
 use crate::timer::sleep_until;
 use crate::vips::{ServedVips, VipRoles, WITHHELD};
 
 mod channels;
+mod follow;
 
 pub(crate) use channels::{Inputs, Outputs, ReadinessGates};
 
@@ -148,8 +145,9 @@ impl Engine {
         let mut deadline = None;
         loop {
             self.report_ability();
-            // Probes whose health has changed, and load balancers with another list, if nothing else has.
-            let (mut changed, mut moved) = (None, None);
+            // Probes whose health has changed, or load balancers, if nothing else has.
+            let (mut changed, mut of_index) = (None, None);
+            let mut ports = BTreeSet::new();
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if deadline.is_none() => {
                     self.kernel.flush_flows(self.membership.live, FLUSH_LIMIT).await;
@@ -164,12 +162,16 @@ impl Engine {
                     while let Ok(event) = inputs.events.try_recv() {
                         self.index.apply(event, &mut change);
                     }
-                    moved = change.is_of_endpoints().then_some(change.endpoints);
+                    if change == IndexChange::default() && self.groups.is_some() {
+                        // A list has shown nothing new.
+                        continue;
+                    }
+                    of_index = change.is_of_load_balancers().then_some(change);
                 }
                 Some(change) = inputs.health.recv() => {
-                    let changed = changed.insert(Vec::from_iter(self.update_health(change)));
+                    let changed = changed.insert(Vec::from_iter(self.update_health(change, &mut ports)));
                     while let Ok(change) = inputs.health.try_recv() {
-                        changed.extend(self.update_health(change));
+                        changed.extend(self.update_health(change, &mut ports));
                     }
                 }
                 Some(report) = inputs.statements.recv() => {
@@ -186,7 +188,10 @@ impl Engine {
                     self.update_membership(next);
                 }
                 Ok(()) = inputs.conflicts.changed() => {
-                    self.conflicts = inputs.conflicts.borrow_and_update().clone();
+                    let next = inputs.conflicts.borrow_and_update().clone();
+                    if tokio::task::block_in_place(|| self.follow_conflicts(next)) {
+                        continue;
+                    }
                 }
                 Some((vip, mac)) = inputs.claims.recv() => {
                     self.vips.defend(self.roles(), vip, mac, Instant::now());
@@ -205,14 +210,15 @@ impl Engine {
                 }
             }
             tokio::task::block_in_place(|| {
-                if let Some(moved) = moved {
-                    if !self.follow_endpoints(&moved) {
+                if let Some(changed) = changed {
+                    let ports = Vec::from_iter(ports);
+                    if !self.retarget(Changed { probes: &changed, ports: &ports, lists: &[] }) {
                         self.pace.request(Instant::now());
                     }
-                } else if let Some(changed) = changed {
-                    if !self.retarget(Changed { probes: &changed, lists: &[] }) {
-                        self.pace.request(Instant::now());
-                    }
+                } else if let Some(change) = of_index
+                    && self.follow_load_balancers(&change)
+                {
+                    // No plan is needed.
                 } else {
                     let begun = Instant::now();
                     self.reconcile();
@@ -245,15 +251,18 @@ impl Engine {
         VipRoles::new(&self.membership, self.is_leaving)
     }
 
-    /// Returns the probe if that is news.
-    fn update_health(&mut self, change: HealthChange) -> Option<Probe> {
+    /// Returns the probe if that is news. Adds ports that a node states now and did not, or no longer.
+    fn update_health(&mut self, change: HealthChange, changed_ports: &mut BTreeSet<u16>) -> Option<Probe> {
         let (probe, health) = match change {
             HealthChange::Target(probe, health) => (probe, health),
             HealthChange::Stated(address, ports) => {
                 if self.prober.follows_node(address) {
-                    self.health.set_stated(address, ports);
-                    // A statement rarely changes which targets a group uses, so the plan may wait.
-                    self.pace.request(Instant::now());
+                    match self.health.set_stated(address, ports) {
+                        Some(ports) => changed_ports.extend(ports),
+                        // All groups count the nodes that have never stated anything. That rarely changes which targets a group uses,
+                        // so the plan may wait.
+                        None => self.pace.request(Instant::now()),
+                    }
                 }
                 return None;
             }
@@ -355,84 +364,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the kernel follow the changed lists of these load balancers, as [`retarget`](Self::retarget) does.
-    fn follow_endpoints(&mut self, load_balancers: &BTreeSet<String>) -> bool {
-        let now = Instant::now();
-        let changed = load_balancers.iter().filter_map(|name| self.index.load_balancer(name));
-        let lists: Vec<_> = changed.filter_map(|changed| self.endpoints.update(changed, now)).collect();
-        let is_followed = self.retarget(Changed { probes: &[], lists: &lists });
-        self.lists.extend(lists);
-        if is_followed {
-            self.expect();
-            let generations = load_balancers.iter().filter_map(|name| {
-                self.index.load_balancer(name).map(|load_balancer| (name, load_balancer.generation))
-            });
-            self.outputs.status.send_modify(|status| {
-                let statuses = Arc::make_mut(&mut status.load_balancers);
-                for (name, generation) in generations {
-                    if let Some(status) = statuses.get_mut(name) {
-                        status.generation = generation;
-                    }
-                }
-            });
-        }
-        is_followed
-    }
-
-    /// Lets the prober know of the changed lists, once it follows the targets of the present groups.
-    fn expect(&mut self) {
-        let Some(groups) = &self.groups else { return };
-        for list in std::mem::take(&mut self.lists) {
-            tracing::debug!(
-                load_balancer = list.load_balancer,
-                joined = ?list.joined,
-                left = ?list.left,
-                "nodes with an endpoint changed"
-            );
-            for (probe, since) in groups.expected(&list) {
-                self.prober.set_expected(&probe, since);
-            }
-        }
-    }
-
-    /// Lets the kernel follow what has changed. Returns false where only a plan can tell what follows.
-    fn retarget(&mut self, changed: Changed<'_>) -> bool {
-        let Some(groups) = &mut self.groups else { return false };
-        let inputs = HealthInputs {
-            health: &self.health,
-            endpoints: &self.endpoints,
-            room: self.room,
-            now: Instant::now(),
-        };
-        let Some(Retargeted { tables, statuses, urgent }) =
-            groups.retarget(inputs, &mut self.assignments, changed)
-        else {
-            return false;
-        };
-        for (probe, is_urgent) in &urgent {
-            self.prober.set_urgent(probe, *is_urgent);
-        }
-        self.healthy_vips = groups.healthy_vips();
-        self.kernel.write_tables(tables);
-        if self.kernel.error().is_some() {
-            // The next plan repeats it, and its statuses say why.
-            return false;
-        }
-        self.metrics.healthy.set(number(self.health.healthy()));
-        if !statuses.is_empty() {
-            self.outputs.status.send_modify(|status| {
-                let load_balancers = Arc::make_mut(&mut status.load_balancers);
-                for changed in statuses {
-                    let lists = load_balancers.get_mut(&changed.load_balancer);
-                    if let Some(list) = lists.and_then(|status| status.targets.get_mut(changed.position)) {
-                        *list = changed.targets;
-                    }
-                }
-            });
-        }
-        true
-    }
-
     fn reconcile(&mut self) {
         self.groups = None;
         self.host.peers.clone_from(&self.membership.peers);
@@ -478,17 +409,13 @@ impl Engine {
             self.groups = Some(groups);
             self.expect();
         }
-        self.metrics.probes.set(number(checks.len()));
         self.publish(statuses);
     }
 
     /// Writes the maps; whether the kernel has all. This host does not answer for VIPs that another machine on the link may have.
     fn write(&mut self, mut state: State) -> bool {
-        let is_free = |vip: &IpAddr| self.conflicts.free.contains(vip) || self.vips.held().contains(vip);
         for (vip, lease) in &mut state.vips {
-            if !is_free(vip) {
-                *lease = WITHHELD;
-            }
+            *lease = self.lease(*vip, *lease);
         }
         let held = state.vips.iter().filter(|(_, lease)| **lease != WITHHELD).map(|(vip, _)| *vip).collect();
         let taken = self.conflicts.taken.iter().filter(|(vip, _)| state.vips.contains_key(vip));
@@ -498,12 +425,18 @@ impl Engine {
             return false;
         }
         self.vips.forward(&self.membership);
-        self.vips.set_held(self.roles(), held, &taken);
+        self.vips.set_held(self.roles(), &held, &taken);
         done(&mut self.gates.programmed);
         if !was_programmed {
             self.vips.announce_pending();
         }
         true
+    }
+
+    /// The lease of a VIP for which the plan has this one.
+    fn lease(&self, vip: IpAddr, planned: u32) -> u32 {
+        let is_free = self.conflicts.free.contains(&vip) || self.vips.held().contains(&vip);
+        if is_free { planned } else { WITHHELD }
     }
 
     /// Reports the draining nodes, and which of them get no more packets.
@@ -524,10 +457,6 @@ impl Engine {
     }
 
     fn publish(&self, mut statuses: BTreeMap<String, LoadBalancerStatus>) {
-        let with_problem = statuses.values().filter(|status| !status.problem.is_empty()).count();
-        self.metrics.load_balancers.set(number(statuses.len()));
-        self.metrics.problems.set(number(with_problem));
-        self.metrics.healthy.set(number(self.health.healthy()));
         if let Some(error) = self.kernel.error() {
             for status in statuses.values_mut() {
                 status.problem = format!(
@@ -535,12 +464,15 @@ impl Engine {
                 );
             }
         }
+        let load_balancers: Statuses = statuses.into_iter().collect();
+        self.count(&load_balancers);
+        self.metrics.healthy.set(number(self.health.healthy()));
         self.outputs.status.send_replace(HostStatus {
             interface: self.link.name.clone(),
             addresses: self.host.own_addresses(),
             active: self.membership.active,
             draining: self.drains.report(),
-            load_balancers: Arc::new(statuses),
+            load_balancers,
         });
     }
 

@@ -8,6 +8,8 @@ use ipnet::IpNet;
 
 use crate::link::mac::Mac;
 use crate::reach::{RouteTable, Tunnel};
+use crate::shards::Shard;
+use crate::vips::WITHHELD;
 
 /// Another edge host on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +53,11 @@ pub(crate) struct HostNetwork {
 impl HostNetwork {
     pub(crate) fn own_addresses(&self) -> Vec<IpAddr> {
         self.addresses.iter().map(IpNet::addr).collect()
+    }
+
+    /// The lease of a VIP that this host serves.
+    pub(crate) fn lease(&self, vip: IpAddr) -> u32 {
+        if self.conflicts.contains_key(&vip) { WITHHELD } else { Shard::of(vip).lease() }
     }
 
     pub(crate) fn is_local(&self, address: IpAddr) -> bool {

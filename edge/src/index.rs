@@ -69,14 +69,22 @@ pub(crate) enum IndexEvent {
 pub(crate) struct IndexChange {
     /// The names of load balancers of which only the nodes with an endpoint have changed.
     pub(crate) endpoints: BTreeSet<String>,
+    /// The names of load balancers that are new, gone, or others than before.
+    pub(crate) load_balancers: BTreeSet<String>,
     /// Whether anything else has.
     pub(crate) is_more: bool,
 }
 
 impl IndexChange {
+    /// Whether nothing but load balancers has changed.
+    pub(crate) fn is_of_load_balancers(&self) -> bool {
+        !self.is_more
+    }
+
     /// Whether nothing but nodes with an endpoint has changed.
+    #[cfg(test)]
     pub(crate) fn is_of_endpoints(&self) -> bool {
-        !self.endpoints.is_empty() && !self.is_more
+        !self.endpoints.is_empty() && self.load_balancers.is_empty() && !self.is_more
     }
 
     fn note(&mut self, old: Option<&LoadBalancer>, new: Option<&LoadBalancer>) {
@@ -84,7 +92,7 @@ impl IndexChange {
             (Some(old), Some(new)) if old.differs_only_in_endpoints(new) => {
                 self.endpoints.insert(new.name.clone());
             }
-            _ => self.is_more = true,
+            (old, new) => self.load_balancers.extend(new.or(old).map(|changed| changed.name.clone())),
         }
     }
 }
@@ -204,7 +212,7 @@ mod tests {
             (change, Arc::as_ptr(&index.load_balancer("lb").expect("a load balancer").spec))
         };
         let (first, spec) = change_by(with(|_, _| {}));
-        assert_eq!(first, IndexChange { is_more: true, ..IndexChange::default() });
+        assert_eq!(first.load_balancers, ["lb".to_owned()].into());
         assert_eq!(change_by(with(|_, _| {})), (IndexChange::default(), spec), "no change");
         let (moved, same) = change_by(with(|object, _| {
             (object.generation, object.endpoint_nodes) = (2, Some(["b".to_owned()].into()));
@@ -220,7 +228,8 @@ mod tests {
             },
         ] {
             let (change, _) = change_by(with(edit));
-            assert!(change.is_more && !change.is_of_endpoints());
+            assert!(change.load_balancers.contains("lb") && !change.is_of_endpoints());
+            assert!(change.is_of_load_balancers());
         }
     }
 }

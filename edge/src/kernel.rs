@@ -4,11 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
-use steerage_edge_dataplane::{Dataplane, Error, State, Table};
+use steerage_edge_dataplane::{Dataplane, Error, State, StateChange};
 use steerage_model::chain;
 
 use crate::host::HostNetwork;
@@ -22,6 +21,7 @@ use crate::peers::FlowExchange;
 use crate::plan::Room;
 use crate::reach::Tunnel;
 use crate::tunnel::TunnelKeeper;
+use crate::vips::change_set;
 
 const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
 
@@ -159,6 +159,19 @@ impl Kernel {
         }
     }
 
+    /// Whether the last plan has this VIP.
+    pub(crate) fn is_planned(&self, vip: IpAddr) -> bool {
+        self.planned_vips.as_ref().is_some_and(|planned| planned.contains(&vip))
+    }
+
+    /// As [`set_planned_vips`](Self::set_planned_vips) where these alone have changed.
+    pub(crate) fn change_planned_vips(&mut self, link: &Link, changed: &BTreeMap<IpAddr, bool>) {
+        let has_changed = self.planned_vips.as_mut().is_some_and(|planned| change_set(planned, changed));
+        if has_changed && changed.keys().any(IpAddr::is_ipv6) {
+            self.sync_groups(link);
+        }
+    }
+
     fn sync_groups(&mut self, link: &Link) {
         if let Some(vips) = &self.planned_vips
             && !self.groups.sync(&mut self.netlink, link.index, vips.iter())
@@ -207,12 +220,12 @@ impl Kernel {
         self.is_programmed
     }
 
-    /// Writes these tables alone, by number. A failure shows in [`Kernel::error`], and then all is to be written again.
-    pub(crate) fn write_tables(&mut self, tables: Vec<(u32, Arc<Table>)>) {
-        let written = self.change(|dataplane| {
-            tables.into_iter().try_for_each(|(number, table)| dataplane.write_table(number, table))
-        });
-        if let Err(error) = written {
+    /// Writes this alone. A failure shows in [`Kernel::error`], and then all is to be written again.
+    pub(crate) fn write_change(&mut self, change: StateChange) {
+        if change.is_empty() {
+            return;
+        }
+        if let Err(error) = self.change(|dataplane| dataplane.write_change(change)) {
             self.on_error(&error, NOT_WRITTEN);
         }
     }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use steerage_edge_dataplane::numbers::Numbers;
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{Path, State, TargetState};
@@ -22,6 +23,8 @@ pub(crate) struct TargetNumbers {
     numbers: Numbers<IpAddr>,
     /// All targets, and since when those that no group has are so.
     unused_since: BTreeMap<IpAddr, Option<Instant>>,
+    /// The number of those.
+    removed: usize,
 }
 
 impl Default for TargetNumbers {
@@ -39,7 +42,7 @@ impl TargetNumbers {
     fn new(used: impl IntoIterator<Item = (IpAddr, u32)>) -> Self {
         let used: Vec<_> = used.into_iter().collect();
         let unused_since = used.iter().map(|(address, _)| (*address, None)).collect();
-        Self { numbers: Numbers::adopt(u32::MAX, used), unused_since }
+        Self { numbers: Numbers::adopt(u32::MAX, used), unused_since, removed: 0 }
     }
 
     pub(crate) fn assign(&mut self, address: IpAddr) -> u32 {
@@ -51,6 +54,31 @@ impl TargetNumbers {
     /// The number of a target, if it has one.
     pub(crate) fn get(&self, address: IpAddr) -> Option<u32> {
         self.numbers.get(&address)
+    }
+
+    /// A group that serves has this target. Returns its number.
+    pub(crate) fn mark_used(&mut self, address: IpAddr) -> u32 {
+        if let Some(since) = self.unused_since.get_mut(&address)
+            && since.take().is_some()
+        {
+            self.removed -= 1;
+        }
+        self.assign(address)
+    }
+
+    /// No group has it any more.
+    pub(crate) fn mark_unused(&mut self, address: IpAddr, now: Instant) {
+        if let Some(since) = self.unused_since.get_mut(&address)
+            && since.is_none()
+        {
+            *since = Some(now);
+            self.removed += 1;
+        }
+    }
+
+    /// Whether [`retain`](Self::retain) forgets some for the sake of others.
+    pub(crate) fn has_too_many_removed(&self) -> bool {
+        self.removed > MAX_REMOVED
     }
 
     /// Forgets the targets that have not been among these for too long.
@@ -76,17 +104,26 @@ impl TargetNumbers {
             }
             is_kept
         });
+        self.removed = self.unused_since.values().flatten().count();
     }
 
     /// All targets, also those that were removed lately, as this host reaches them.
     pub(crate) fn states(&self, host: &HostNetwork) -> BTreeMap<u32, TargetState> {
-        let state = |address: &IpAddr| {
-            // A node that nothing leads to gets nothing either way; it may have left the link with its last connections.
-            let path = host.reach(*address).unwrap_or(Path::Neighbour);
-            Some((self.numbers.get(address)?, TargetState { address: *address, path }))
-        };
+        let state = |address: &IpAddr| Some((self.numbers.get(address)?, target_state(*address, host)));
         self.unused_since.keys().filter_map(state).collect()
     }
+
+    /// Whether this host is among them.
+    pub(crate) fn has_own_host(&self, host: &HostNetwork) -> bool {
+        let addresses = host.addresses.iter().map(IpNet::addr);
+        addresses.into_iter().any(|address| self.unused_since.contains_key(&address))
+    }
+}
+
+/// A target, as this host reaches it.
+pub(crate) fn target_state(address: IpAddr, host: &HostNetwork) -> TargetState {
+    // A node that nothing leads to gets nothing either way; it may have left the link with its last connections.
+    TargetState { address, path: host.reach(address).unwrap_or(Path::Neighbour) }
 }
 
 /// The numbers of tables.
@@ -129,6 +166,11 @@ impl TableNumbers {
     /// Zero is no number.
     fn is_free(&self, number: u32) -> bool {
         number != 0 && !self.used.contains(&number) && !self.reserved.contains(&number)
+    }
+
+    /// Frees a number.
+    pub(crate) fn release(&mut self, number: u32) {
+        self.used.remove(&number);
     }
 
     /// Frees all numbers but these.

@@ -2,42 +2,45 @@
 //! The plan: what the kernel should hold, which targets to probe and what to report, from the index, the host's network and
 //! the health of targets. Pure: it changes nothing, and what the next plan needs of this one is part of the result.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ipnet::IpNet;
-use steerage_edge_dataplane::{Listener, Path, Sender, State, TargetState};
+use steerage_edge_dataplane::packet::maps::ListenerKey;
+use steerage_edge_dataplane::{Listener, State};
 
-use crate::checks::{CheckSet, Checks};
+use crate::checks::Checks;
 use crate::endpoint_nodes::EndpointNodes;
 use crate::health::HealthByProbe;
 use crate::host::HostNetwork;
 use crate::index::Index;
-use crate::link::mac::Mac;
-use crate::shards::Shard;
-use crate::vips::WITHHELD;
 
 mod accept;
+mod amend;
 mod assignments;
+mod followed;
+mod ledger;
 mod reachable;
 mod report;
 mod retarget;
 mod room;
 mod select;
+mod sender_nets;
 mod targets;
 mod tracked;
 mod usage;
 
 use accept::{Accepted, accept_all};
+pub(crate) use amend::Amended;
 pub(crate) use assignments::Assignments;
-use assignments::{Assigned, PlannedTables, assign};
-use reachable::{ReachableTargets, distinct};
+use assignments::{Assigned, assign};
+use ledger::Ledger;
+use reachable::ReachableByTargets;
 pub(crate) use report::{GroupReport, SharedGroup};
 #[cfg(test)]
 pub(crate) use report::{TrackedTarget, UntrackedCounts};
-pub(crate) use retarget::{Changed, HealthInputs, PlannedGroups, Retargeted};
+pub(crate) use retarget::{Changed, ChangedStatus, HealthInputs, PlannedGroups, Retargeted};
 pub(crate) use room::Room;
 use room::served;
 use select::{Frontend, Selection, select};
@@ -98,56 +101,40 @@ pub(crate) struct LoadBalancerStatus {
 }
 
 pub(crate) fn plan(inputs: &PlanInputs<'_>, previous: &Assignments) -> Plan {
-    let accepted = accept_all(inputs, &previous.served);
-    let Selection { groups, frontends, in_use, is_waiting } = select(inputs, &accepted, previous);
+    let (accepted, has_room) = accept_all(inputs, &previous.served);
+    let mut reachables = ReachableByTargets::default();
+    let Selection { groups, frontends, in_use, is_waiting } =
+        select(inputs, &accepted, previous, &mut reachables);
     let Assigned { tables, mut assignments, used, is_cut } =
         assign(&groups, &frontends, in_use, previous, inputs);
-    let state = state(inputs.host, &groups, &frontends, &tables, &assignments);
-    assignments.served = served(&state);
+    let (vips, listeners) = serve(inputs.host, &frontends, |group| tables.get(&group).copied());
     let statuses = statuses(inputs.index, &accepted, &groups, &frontends);
-    let (checks, is_tried) = (checks(&groups), groups.iter().all(TargetGroup::is_tried));
-    let groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut);
+    let is_tried = groups.iter().all(TargetGroup::is_tried);
+    let ledger = Ledger::new(&accepted, &frontends, reachables, has_room, inputs.now);
+    let mut groups = PlannedGroups::new(groups, &frontends, used, !is_waiting && !is_cut, ledger);
+    let is_node = assignments.is_node(inputs.host, &groups.ledger);
+    let state = State {
+        vips,
+        listeners,
+        tables: assignments.tables(),
+        targets: assignments.targets.states(inputs.host),
+        senders: groups.ledger.senders.all(inputs.host, is_node),
+    };
+    assignments.served = served(&state);
+    let checks = groups.ledger.checks.all();
     Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments }
 }
 
-/// The checks of all groups, in a set for all groups with the same targets.
-fn checks(groups: &[TargetGroup]) -> Checks {
-    let mut by_reachable = HashMap::<_, (&ReachableTargets, Vec<_>)>::new();
-    for group in groups {
-        let of_reachable = by_reachable
-            .entry(Arc::as_ptr(&group.reachable))
-            .or_insert_with(|| (&*group.reachable, Vec::new()));
-        of_reachable.1.push((group.check().clone(), !group.has_healthy()));
-    }
-    Checks::new(
-        by_reachable
-            .into_values()
-            .map(|(reachable, checks)| (reachable.addresses(), checks.into_iter().collect::<CheckSet>())),
-    )
-}
-
-fn state(
+/// The VIPs with their leases, and the listeners. `table` is the number of the table of the group at a position.
+fn serve(
     host: &HostNetwork,
-    groups: &[TargetGroup],
     frontends: &[Frontend<'_>],
-    tables: &PlannedTables,
-    assignments: &Assignments,
-) -> State {
-    let targets = assignments.targets.states(host);
-    let mut state = State {
-        tables: assignments
-            .tables
-            .values()
-            .map(|assigned| (assigned.number, Arc::clone(&assigned.table)))
-            .collect(),
-        senders: senders(host, groups, &targets),
-        targets,
-        ..State::default()
-    };
+    table: impl Fn(usize) -> Option<u32>,
+) -> (BTreeMap<IpAddr, u32>, BTreeMap<ListenerKey, Listener>) {
+    let (mut vips, mut listeners) = (BTreeMap::new(), BTreeMap::new());
     for Frontend { load_balancer, vip, group, .. } in frontends {
-        let Some(table) = tables.get(group).copied() else { continue };
-        let lease = if host.conflicts.contains_key(vip) { WITHHELD } else { Shard::of(*vip).lease() };
-        state.vips.insert(*vip, lease);
+        let Some(table) = table(*group) else { continue };
+        vips.insert(*vip, host.lease(*vip));
         let spec = &load_balancer.object.spec;
         let ranges = (!spec.source_ranges.is_empty()).then(|| {
             let of_family = load_balancer.source_ranges.iter().filter(|net| is_same_family(net.addr(), *vip));
@@ -155,38 +142,10 @@ fn state(
         });
         for key in load_balancer.listeners(*vip) {
             let has_affinity = spec.affinity.is_some();
-            state.listeners.insert(key, Listener { table, has_affinity, ranges: ranges.clone() });
+            listeners.insert(key, Listener { table, has_affinity, ranges: ranges.clone() });
         }
     }
-    state
-}
-
-/// What frames of nodes and of other edge hosts may be. If this host is a node, other edge hosts forward to it. `targets`: also those
-/// that were removed lately, whose connections other edge hosts still forward.
-fn senders(
-    host: &HostNetwork,
-    groups: &[TargetGroup],
-    targets: &BTreeMap<u32, TargetState>,
-) -> BTreeMap<Mac, Sender> {
-    let is_node = targets.values().any(|target| target.path == Path::Local)
-        || groups.iter().any(|group| group.reachable.has_own_host);
-    // Heartbeats can be forged, and packets that a router forwards are of any source.
-    let routers = host.default_gateways();
-    let peers = || host.peers.iter().filter(|peer| !routers.contains(&peer.mac));
-    let mut senders = BTreeMap::<Mac, Vec<IpNet>>::new();
-    let all_reachable = distinct(groups.iter().map(|group| &group.reachable));
-    for (mac, nets) in all_reachable.flat_map(|reachable| &reachable.sources) {
-        senders.entry(*mac).or_default().extend(nets);
-    }
-    for peer in peers() {
-        senders.entry(peer.mac).or_default().extend(peer.addresses.iter().copied().map(IpNet::from));
-    }
-    let sender = |(mac, nets): (Mac, Vec<IpNet>)| {
-        let is_forwarder = is_node && peers().any(|peer| peer.mac == mac);
-        let own = || Sender::Own(Arc::new(IpNet::aggregate(&nets).into_iter().collect()));
-        (mac, if is_forwarder { Sender::Forwarder } else { own() })
-    };
-    senders.into_iter().map(sender).collect()
+    (vips, listeners)
 }
 
 fn statuses(

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use steerage_process::duration;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::checks::Checks;
+use crate::checks::{CheckCounts, CheckSet, Checks};
 use crate::hash;
 use crate::health::{HealthByProbe, Probe, TargetHealth};
 use crate::metrics::Metrics;
@@ -49,6 +49,8 @@ pub(crate) enum HealthChange {
 #[derive(Debug)]
 pub(crate) struct Prober {
     nodes: HashMap<IpAddr, Node>,
+    /// The number of checks of all nodes.
+    checks: usize,
     /// Where nodes state; `None` if they are not to be asked.
     statements_port: Option<u16>,
     /// The number of the last task that asks a node.
@@ -73,7 +75,16 @@ impl Prober {
         let tasks = ProbeTasks::new(changes, metrics);
         let statements_port = Some(statements_port).filter(|port| *port != 0);
         let (turns, shared) = (Arc::new(Semaphore::new(COMPLETE_AT_ONCE)), PortSetPool::default());
-        Self { nodes: HashMap::new(), statements_port, last_task: 0, reports, tasks, turns, shared }
+        Self {
+            nodes: HashMap::new(),
+            checks: 0,
+            statements_port,
+            last_task: 0,
+            reports,
+            tasks,
+            turns,
+            shared,
+        }
     }
 
     /// Follows exactly these, each from the source address that `source` returns. New ones begin with the health that is known.
@@ -83,19 +94,38 @@ impl Prober {
         known: &HealthByProbe,
         source: impl Fn(IpAddr) -> Option<IpAddr>,
     ) {
+        let gone: Vec<_> =
+            self.nodes.keys().copied().filter(|address| checks.of(*address).is_empty()).collect();
+        self.set_checks_of(gone.into_iter().map(|address| (address, [].as_slice())), known, &source);
+        self.set_checks_of(checks.iter(), known, &source);
+    }
+
+    /// The same for these addresses alone; without a set an address is no longer followed.
+    pub(crate) fn set_checks_of<'a>(
+        &mut self,
+        changed: impl Iterator<Item = (IpAddr, &'a [Arc<CheckSet>])> + Clone,
+        known: &HealthByProbe,
+        source: impl Fn(IpAddr) -> Option<IpAddr>,
+    ) {
         let now = Instant::now();
-        self.nodes.retain(|address, node| {
-            let is_followed = !checks.of(*address).is_empty();
-            if !is_followed {
-                self.tasks.metrics.count_node(node.mode(), StatementMode::Asked);
-            }
-            is_followed
-        });
-        let new = checks.iter().filter(|(address, _)| !self.nodes.contains_key(address)).count();
+        let new = changed
+            .clone()
+            .filter(|(address, sets)| !sets.is_empty() && !self.nodes.contains_key(address))
+            .count();
         let spread = first_spread(new);
-        for (address, sets) in checks.iter() {
+        let mut counts = CheckCounts::default();
+        for (address, sets) in changed {
+            if sets.is_empty() {
+                if let Some(node) = self.nodes.remove(&address) {
+                    self.checks -= node.checks();
+                    self.tasks.metrics.count_node(node.mode(), StatementMode::Asked);
+                }
+                continue;
+            }
             let node = self.nodes.entry(address).or_insert_with(|| Node::new(address));
-            node.set_checks(sets);
+            self.checks -= node.checks();
+            node.set_checks(sets, counts.of(sets));
+            self.checks += node.checks();
             let source = source(address);
             if node.source != source {
                 node.set_source(source, &self.tasks);
@@ -113,6 +143,11 @@ impl Prober {
             node.judge_new(JudgeContext { tasks: &self.tasks, known, now });
             node.send_ports(&self.tasks);
         }
+    }
+
+    /// The number of checks of all addresses.
+    pub(crate) fn checks(&self) -> usize {
+        self.checks
     }
 
     /// Probes this one sooner, or no longer so.

@@ -2,12 +2,9 @@
 //! Delivers load balancers and node sets to `engine`: from the API server's watches, or from a directory of JSON files for an
 //! edge without a cluster. It decides nothing. While the source is unavailable it delivers nothing, and the engine keeps what it has.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use anyhow::Context as _;
 use futures::StreamExt as _;
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
@@ -20,10 +17,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 
+mod directory;
+
+pub(crate) use directory::watch_directory;
+
 /// The longest wait before the API server is asked again. Short: edge hosts are few, and what they miss is traffic.
 pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5);
-/// How often the directory is read.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The form in which the edge uses the objects of one type.
 trait Projection: Object<Key = String> + Clone + Send + 'static {
@@ -139,72 +138,6 @@ pub(crate) async fn watch(
     Ok(())
 }
 
-/// Delivers all `*.json` of a directory, one object each, whenever one of them changes, until shutdown.
-pub(crate) async fn poll_directory(
-    directory: PathBuf,
-    events: mpsc::Sender<IndexEvent>,
-    shutdown: CancellationToken,
-) -> anyhow::Result<()> {
-    let (mut known, mut contents) = (None, BTreeMap::new());
-    loop {
-        let files =
-            modified_times(&directory).with_context(|| format!("cannot read {}", directory.display()))?;
-        if known.as_ref() != Some(&files) {
-            for event in list(&files, &mut contents).await {
-                if events.send(event).await.is_err() {
-                    return Ok(());
-                }
-            }
-            known = Some(files);
-        }
-        if shutdown.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_none() {
-            return Ok(());
-        }
-    }
-}
-
-fn modified_times(directory: &Path) -> std::io::Result<Vec<(PathBuf, SystemTime)>> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        if entry.path().extension().is_some_and(|extension| extension == "json") {
-            files.push((entry.path(), entry.metadata()?.modified()?));
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// The last event of each file.
-type Contents = BTreeMap<PathBuf, IndexEvent>;
-
-/// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
-async fn list(files: &[(PathBuf, SystemTime)], contents: &mut Contents) -> Vec<IndexEvent> {
-    let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
-    let mut read = Contents::new();
-    for (path, _) in files {
-        let text = match tokio::fs::read_to_string(path).await {
-            Ok(text) => Ok(text),
-            // Deleted meanwhile.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => Err(error.to_string()),
-        };
-        let event = match text.and_then(|text| parse(&text).map_err(|error| error.to_string())) {
-            Ok(event) => event,
-            Err(error) => {
-                tracing::error!(path = %path.display(), error, "file unreadable; keeping the object it contained");
-                let Some(last) = contents.remove(path) else { continue };
-                last
-            }
-        };
-        read.insert(path.clone(), event.clone());
-        events.push(event);
-    }
-    *contents = read;
-    events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
-    events
-}
-
 /// Fails only where not even the object's name can be read.
 fn parse(text: &str) -> Result<IndexEvent, Malformed> {
     let Head { kind, metadata: HeadMeta { name } } = serde_json::from_str(text)?;
@@ -229,8 +162,6 @@ fn listed<T: Projection>(name: &str, text: &str) -> Event<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Index;
-    use crate::index::IndexChange;
 
     #[test]
     fn kinds_are_listed_in_their_namespace() {
@@ -248,34 +179,5 @@ mod tests {
     fn unreadable_object_keeps_its_last_readable_form() {
         let text = r#"{"kind": "EdgeNodeSet", "metadata": {"name": "a"}, "spec": {"targets": 7}}"#;
         assert!(matches!(parse(text), Ok(IndexEvent::NodeSet(Event::InitKeep(name))) if name == "a"));
-    }
-
-    #[tokio::test]
-    async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
-        let directory = std::env::temp_dir().join(format!("steerage-edge-source-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).expect("directory");
-        let set = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "all"}, "spec": {"targets": []}}"#;
-        let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).expect("write");
-        for (name, text) in [("a.json", set), ("b.json", "{"), ("c.txt", set)] {
-            write(name, text);
-        }
-        let (mut index, mut contents) = (Index::default(), Contents::new());
-        let mut read = async || {
-            let files = modified_times(&directory).expect("list");
-            assert!(files.len() <= 2);
-            for event in list(&files, &mut contents).await {
-                index.apply(event, &mut IndexChange::default());
-            }
-            assert!(index.has_synced() && index.load_balancers().next().is_none());
-            index.node_set("all").is_some()
-        };
-        assert!(read().await);
-        for _ in 0..2 {
-            write("a.json", &set[..40]);
-            assert!(read().await, "half written");
-        }
-        std::fs::remove_file(directory.join("a.json")).expect("remove");
-        assert!(!read().await);
-        std::fs::remove_dir_all(&directory).expect("remove");
     }
 }

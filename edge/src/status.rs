@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use steerage_edge_api::DrainingNode;
@@ -18,20 +17,23 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::metrics::Metrics;
-use crate::plan::LoadBalancerStatus;
 use crate::shards::Shards;
 
 mod listing;
 mod objects;
 mod sink;
+mod statuses;
+mod wanted;
 
 use listing::Listing;
 use objects::{ObjectKey, StatusObject, WantedObjects};
 pub(crate) use sink::StatusSink;
+pub(crate) use statuses::Statuses;
+use wanted::{ChangedKeys, Wanted};
 
 /// The least time between two writes of one object.
 const WRITE_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two comparisons of written objects with wanted ones. The cost of each grows with the number of load balancers.
+/// The least time between two comparisons of written objects with wanted ones.
 const COMPARE_INTERVAL: Duration = Duration::from_millis(200);
 /// Writes and deletions after one comparison: at most 50 a second.
 const MOST_WRITES_AT_ONCE: usize = 10;
@@ -43,6 +45,8 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_secs(2), Duration::from_sec
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Written objects are compared with those of the API server after this time, in case another client has changed them.
 const RESYNC_PERIOD: Duration = Duration::from_mins(10);
+/// Where nothing lists what is written, all objects are looked at after this time: some may be due to be written again.
+const LOOK_AT_ALL_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostStatus {
@@ -53,8 +57,7 @@ pub(crate) struct HostStatus {
     pub(crate) active: Shards,
     /// The nodes that drain.
     pub(crate) draining: Vec<DrainingNode>,
-    /// By name. Shared, so that the engine does not wait while the writer reads it.
-    pub(crate) load_balancers: Arc<BTreeMap<String, LoadBalancerStatus>>,
+    pub(crate) load_balancers: Statuses,
 }
 
 /// The last write of one object.
@@ -90,6 +93,10 @@ pub(crate) struct StatusWriter {
     host: String,
     metrics: Metrics,
     records: HashMap<ObjectKey, WriteRecord>,
+    /// Objects that may differ from what is written, beside those that wait.
+    unseen: ChangedKeys,
+    /// When all are looked at again, where nothing lists what is written.
+    look_at_all: Instant,
     /// Since when objects that differ wait for their turn, or for another attempt.
     waiting: HashMap<ObjectKey, Instant>,
     /// Names of objects that nothing needs, and when they may be deleted.
@@ -112,6 +119,8 @@ impl StatusWriter {
             host,
             metrics,
             records: HashMap::new(),
+            unseen: ChangedKeys::All,
+            look_at_all: now,
             waiting: HashMap::new(),
             stale: BTreeMap::new(),
             paused_until: now,
@@ -121,16 +130,16 @@ impl StatusWriter {
 
     /// Runs until the engine is gone, then writes the last changes, the most important ones alone if they are many.
     pub(crate) async fn run(mut self, mut status: watch::Receiver<HostStatus>) -> anyhow::Result<()> {
-        let mut wanted = wanted_now(&mut status);
+        let mut wanted = Wanted::new(now(&mut status));
         loop {
-            let next = self.step(&wanted).await;
+            let next = self.step(&wanted.objects).await;
             tokio::time::sleep(COMPARE_INTERVAL).await;
             tokio::select! {
                 biased;
                 changed = status.changed() => {
-                    wanted = wanted_now(&mut status);
+                    self.note(wanted.update(now(&mut status)));
                     if changed.is_err() {
-                        let last = self.write(&wanted, true);
+                        let last = self.write(&wanted.objects, true);
                         let _ = tokio::time::timeout(WRITE_INTERVAL, last).await;
                         return Ok(());
                     }
@@ -138,6 +147,11 @@ impl StatusWriter {
                 () = tokio::time::sleep_until(next) => {}
             }
         }
+    }
+
+    /// These objects may have changed.
+    fn note(&mut self, changed: ChangedKeys) {
+        self.unseen.add(changed);
     }
 
     /// Lists a page if that is due, and writes what is due. Returns when the next step is due.
@@ -155,9 +169,15 @@ impl StatusWriter {
     /// Writes and deletes some of what is due. Returns when the next one is due.
     async fn write(&mut self, wanted: &WantedObjects, is_last: bool) -> Instant {
         let now = Instant::now();
-        self.forget_unwanted(wanted, now);
+        if !self.sink.has_list() && now >= self.look_at_all {
+            self.unseen = ChangedKeys::All;
+            self.look_at_all = now + LOOK_AT_ALL_PERIOD;
+        }
+        let unseen = std::mem::take(&mut self.unseen);
+        self.forget_unwanted(wanted, &unseen, now);
+        let keys = self.to_look_at(wanted, unseen);
         let is_paused = now < self.paused_until && !is_last;
-        let (mut due, mut next) = self.due(wanted, now, is_last);
+        let (mut due, mut next) = self.due(keys, now, is_last);
         let has_rest = due.len() > MOST_WRITES_AT_ONCE;
         due.truncate(MOST_WRITES_AT_ONCE);
         let (sink, host) = (&self.sink, &self.host);
@@ -180,16 +200,32 @@ impl StatusWriter {
         next.min(self.delete_stale(now, room).await)
     }
 
-    /// What is due, the most important first, and when other objects are.
+    /// All that may differ from what is written: a change of one object must not cost as much as there are objects.
+    fn to_look_at<'a>(
+        &self,
+        wanted: &'a WantedObjects,
+        unseen: ChangedKeys,
+    ) -> Vec<(&'a ObjectKey, &'a StatusObject)> {
+        match unseen {
+            ChangedKeys::All => wanted.iter().collect(),
+            ChangedKeys::These(mut keys) => {
+                keys.insert(ObjectKey::Host);
+                keys.extend(self.waiting.keys().cloned());
+                keys.iter().filter_map(|key| wanted.get_key_value(key)).collect()
+            }
+        }
+    }
+
+    /// Which of these are due, the most important first, and when others are.
     fn due<'a>(
         &mut self,
-        wanted: &'a WantedObjects,
+        objects: Vec<(&'a ObjectKey, &'a StatusObject)>,
         now: Instant,
         is_last: bool,
     ) -> (Vec<(&'a ObjectKey, &'a StatusObject)>, Instant) {
         let mut next = now + RESYNC_PERIOD;
         let mut due = Vec::new();
-        for (key, object) in wanted {
+        for (key, object) in objects {
             let record = self.records.get(key);
             if record.is_none() && *key != ObjectKey::Host && !self.listing.has_listed() {
                 continue;
@@ -220,19 +256,31 @@ impl StatusWriter {
     }
 
     /// Reports of shared targets must be deleted; those of a load balancer are deleted with it.
-    fn forget_unwanted(&mut self, wanted: &WantedObjects, now: Instant) {
-        self.waiting.retain(|key, _| wanted.contains_key(key));
-        let gone: Vec<_> = self.records.keys().filter(|key| !wanted.contains_key(key)).cloned().collect();
+    fn forget_unwanted(&mut self, wanted: &WantedObjects, unseen: &ChangedKeys, now: Instant) {
+        let is_gone = |key: &&ObjectKey| !wanted.contains_key(*key);
+        let gone: Vec<_> = match unseen {
+            ChangedKeys::All => {
+                self.waiting.retain(|key, _| wanted.contains_key(key));
+                self.records.keys().filter(is_gone).cloned().collect()
+            }
+            ChangedKeys::These(keys) => keys.iter().filter(is_gone).cloned().collect(),
+        };
         for key in gone {
-            self.records.remove(&key);
-            if matches!(key, ObjectKey::Shared(_)) {
+            self.waiting.remove(&key);
+            let was_known = self.records.remove(&key).is_some();
+            if was_known && matches!(key, ObjectKey::Shared(_)) {
                 self.stale.entry(key.object_name(&self.host)).or_insert(now);
             }
         }
-        if !self.stale.is_empty() {
-            for key in wanted.keys() {
-                self.stale.remove(&key.object_name(&self.host));
-            }
+        if self.stale.is_empty() {
+            return;
+        }
+        let are_wanted: &mut dyn Iterator<Item = &ObjectKey> = match unseen {
+            ChangedKeys::All => &mut wanted.keys(),
+            ChangedKeys::These(keys) => &mut keys.iter().filter(|key| wanted.contains_key(*key)),
+        };
+        for key in are_wanted {
+            self.stale.remove(&key.object_name(&self.host));
         }
     }
 
@@ -340,9 +388,8 @@ impl StatusWriter {
     }
 }
 
-fn wanted_now(status: &mut watch::Receiver<HostStatus>) -> WantedObjects {
-    let now = status.borrow_and_update().clone();
-    objects::wanted(&now)
+fn now(status: &mut watch::Receiver<HostStatus>) -> HostStatus {
+    status.borrow_and_update().clone()
 }
 
 async fn within<T>(limit: Duration, call: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

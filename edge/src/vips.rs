@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
-use crate::channel::send_if_changed;
 use crate::link::mac::{Mac, display_mac};
 use crate::link::membership::Membership;
 use crate::shards::{Shard, Shards};
@@ -132,27 +131,46 @@ impl ServedVips {
     pub(crate) fn set_held(
         &mut self,
         roles: VipRoles,
-        held: BTreeSet<IpAddr>,
+        held: &BTreeSet<IpAddr>,
         taken: &BTreeMap<IpAddr, Mac>,
     ) {
-        let before = std::mem::replace(&mut self.held, held);
-        for vip in before.difference(&self.held) {
-            if let Some(mac) = taken.get(vip) {
-                tracing::warn!(
-                    %vip,
-                    mac = %display_mac(*mac),
-                    "VIP no longer answered for: another machine on the link has it; find that machine by its MAC address"
-                );
-            } else {
-                tracing::info!(%vip, "VIP removed from the kernel's maps");
+        let added = held.difference(&self.held).map(|vip| (*vip, true));
+        let removed = self.held.difference(held).map(|vip| (*vip, false));
+        let changed = added.chain(removed).collect();
+        self.change_held(roles, &changed, taken);
+    }
+
+    /// The kernel's maps serve these now, or no longer. The same for them alone.
+    pub(crate) fn change_held(
+        &mut self,
+        roles: VipRoles,
+        changed: &BTreeMap<IpAddr, bool>,
+        taken: &BTreeMap<IpAddr, Mac>,
+    ) {
+        let (mut active, mut has_changed) = (BTreeSet::new(), false);
+        for (vip, is_held) in changed {
+            if *is_held {
+                if self.held.insert(*vip) {
+                    has_changed = true;
+                    tracing::info!(%vip, "VIP written to the kernel's maps; this host answers for it while it is active for it");
+                    active.extend(roles.is_active(*vip).then_some(*vip));
+                }
+            } else if self.held.remove(vip) {
+                has_changed = true;
+                if let Some(mac) = taken.get(vip) {
+                    tracing::warn!(
+                        %vip,
+                        mac = %display_mac(*mac),
+                        "VIP no longer answered for: another machine on the link has it; find that machine by its MAC address"
+                    );
+                } else {
+                    tracing::info!(%vip, "VIP removed from the kernel's maps");
+                }
             }
         }
-        let added: BTreeSet<_> = self.held.difference(&before).copied().collect();
-        for vip in &added {
-            tracing::info!(%vip, "VIP written to the kernel's maps; this host answers for it while it is active for it");
+        if has_changed {
+            self.published.send_if_modified(|published| change_set(published, changed));
         }
-        send_if_changed(&self.published, self.held.clone());
-        let active: BTreeSet<_> = added.into_iter().filter(|vip| roles.is_active(*vip)).collect();
         if !active.is_empty() {
             self.announce(active);
         }
@@ -223,6 +241,15 @@ impl ServedVips {
         // The receiver is gone only when the process ends.
         let _ = self.announcements.send(vips);
     }
+}
+
+/// Adds those that are to be in the set, and removes the others.
+pub(crate) fn change_set(set: &mut BTreeSet<IpAddr>, changed: &BTreeMap<IpAddr, bool>) -> bool {
+    let mut has_changed = false;
+    for (address, is_in) in changed {
+        has_changed |= if *is_in { set.insert(*address) } else { set.remove(address) };
+    }
+    has_changed
 }
 
 #[cfg(test)]

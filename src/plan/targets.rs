@@ -312,8 +312,7 @@ mod tests {
             let members = (0..count).map(|number| (format!("n{number}"), 1)).collect();
             EndpointSummary { is_usable, members }
         };
-        let named =
-            |is_usable, count| summary(is_usable, count).nodes(|_| true).map(|nodes| nodes.len());
+        let named = |is_usable, count| summary(is_usable, count).nodes(|_| true).map(|nodes| nodes.len());
         assert_eq!(named(true, 2), Some(2));
         assert_eq!(named(false, 0), Some(0), "no endpoint");
         assert_eq!(named(true, 0), None, "endpoints without a node");

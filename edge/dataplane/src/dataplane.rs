@@ -10,13 +10,14 @@ use steerage_edge_packet::V6;
 use steerage_edge_packet::maps::{Config, Flow, FlowKey, LAYOUT, SLOTS_PER_ELEMENT};
 
 use crate::attach::{self, Hook};
+use crate::change::StateChange;
 use crate::counters::Counts;
 use crate::error::Error;
 use crate::exceptions::FlowTable;
 use crate::leases::{EarlierLeases, Leases};
 use crate::maps::{Maps, NAMES};
 use crate::object::OBJECT;
-use crate::state::{MacAddress, State, Table};
+use crate::state::{MacAddress, State};
 use crate::writer::Writer;
 use crate::{adopt, flows, pins};
 
@@ -160,12 +161,12 @@ impl Dataplane {
         self.change(|writer, maps| writer.write(maps, state))
     }
 
-    /// Writes one table, whatever else there is: for targets that come and go.
+    /// Writes a change, whatever else there is: at a cost that does not grow with the rest.
     ///
     /// # Errors
     /// As [`Dataplane::write`].
-    pub fn write_table(&mut self, number: u32, table: Arc<Table>) -> Result<(), Error> {
-        self.change(|writer, maps| writer.write_table(maps, number, table))
+    pub fn write_change(&mut self, change: StateChange) -> Result<(), Error> {
+        self.change(|writer, maps| writer.write_change(maps, change))
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Writer, &Maps) -> Result<(), Error>) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use steerage_edge_packet::maps::{
     Target, Vip,
 };
 
+use crate::change::StateChange;
 use crate::difference::each_difference;
 use crate::error::Error;
 use crate::maps::Maps;
@@ -92,70 +93,43 @@ impl Writer {
 
     /// After an error the maps hold parts of both states, and must be adopted again.
     pub(crate) fn write(&mut self, maps: &Maps, wanted: State) -> Result<(), Error> {
-        let mut left = Deletions::default();
-        self.write_targets(maps, &wanted)?;
-        let moved = self.write_tables(maps, &wanted, &mut left)?;
-        self.write_senders(maps, &wanted)?;
-        self.write_listeners(maps, &wanted, &moved, &mut left)?;
-        self.write_vips(maps, &wanted)?;
-        self.delete(maps, &left)?;
-        self.delete_targets(maps, &wanted)?;
+        // The old state is no part of the writer meanwhile.
+        let old = std::mem::take(&mut self.written);
+        self.write_difference(maps, &old, &wanted)?;
         self.written = wanted;
         Ok(())
     }
 
-    /// The same if nothing differs but this table, at a cost that does not grow with the rest.
-    pub(crate) fn write_table(&mut self, maps: &Maps, number: u32, table: Arc<Table>) -> Result<(), Error> {
-        let old = self.written.tables.get(&number).cloned();
-        if old.as_ref() == Some(&table) {
-            return Ok(());
-        }
-        let mut left = Deletions::default();
-        let changed = [(number, old.as_deref(), Some(&*table))];
-        let moved = self.write_changed_tables(maps, &changed, &mut left)?;
-        for key in moved.iter().filter_map(|table| self.users.get(table)).flatten() {
-            if let (Some(listener), Some(service)) = (self.written.listeners.get(key), self.services.get(key))
-            {
-                self.write_service(maps, service, key, listener);
-            }
-        }
-        self.delete(maps, &left)?;
-        self.written.tables.insert(number, table);
+    /// The same if nothing else differs, at a cost that does not grow with the rest.
+    pub(crate) fn write_change(&mut self, maps: &Maps, change: StateChange) -> Result<(), Error> {
+        let old = change.old_part(&self.written);
+        self.write_difference(maps, &old, &change.new_part())?;
+        change.apply_to(&mut self.written);
         Ok(())
     }
 
-    fn write_targets(&self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        let (mut result, mut changed) = (Ok(()), false);
-        each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
-            changed = true;
-            let Some(state) = new else { return };
-            match maps.targets.get(*number) {
-                // Flows to the old address are checked again.
-                Some(held) => {
-                    let version = held.version.wrapping_add(1);
-                    maps.targets.set(*number, &records::target(state, version));
-                }
-                None => result = Err(Error::Full("TARGETS")),
-            }
-        });
-        if changed {
-            maps.count_change();
-        }
-        result
+    fn write_difference(&mut self, maps: &Maps, old: &State, wanted: &State) -> Result<(), Error> {
+        let mut left = Deletions::default();
+        write_targets(maps, old, wanted)?;
+        let moved = self.write_tables(maps, old, wanted, &mut left)?;
+        self.write_senders(maps, old, wanted)?;
+        self.write_listeners(maps, old, wanted, &moved, &mut left)?;
+        self.write_vips(maps, old, wanted)?;
+        self.delete(maps, &left)?;
+        delete_targets(maps, old, wanted)
     }
 
     /// Returns the tables whose slots are elsewhere now.
     fn write_tables(
         &mut self,
         maps: &Maps,
+        old: &State,
         wanted: &State,
         left: &mut Deletions,
     ) -> Result<BTreeSet<u32>, Error> {
         let is_same = |a: &Arc<Table>, b: &Arc<Table>| Arc::ptr_eq(a, b) || a == b;
-        // The old state is no part of the writer meanwhile.
-        let written = std::mem::take(&mut self.written.tables);
         let mut changed = Vec::new();
-        each_difference(&written, &wanted.tables, is_same, |number, old, new| {
+        each_difference(&old.tables, &wanted.tables, is_same, |number, old, new| {
             changed.push((*number, old.map(|old| &**old), new.map(|new| &**new)));
         });
         self.write_changed_tables(maps, &changed, left)
@@ -253,13 +227,13 @@ impl Writer {
         }
     }
 
-    fn write_senders(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
+    fn write_senders(&mut self, maps: &Maps, old: &State, wanted: &State) -> Result<(), Error> {
         let none = BTreeSet::new();
         let (mut keys, mut sets, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         let (mut added, mut deleted) = (Vec::new(), Vec::new());
         let mut is_full = false;
         let numbers = &mut self.sender_sets;
-        each_difference(&self.written.senders, &wanted.senders, PartialEq::eq, |mac, old, new| {
+        each_difference(&old.senders, &wanted.senders, PartialEq::eq, |mac, old, new| {
             let Some(number) = numbers.assign(mac).map(|number| SENDER_SET | number) else {
                 is_full = true;
                 return;
@@ -296,18 +270,18 @@ impl Writer {
     fn write_listeners(
         &mut self,
         maps: &Maps,
+        old: &State,
         wanted: &State,
         moved: &BTreeSet<u32>,
         left: &mut Deletions,
     ) -> Result<(), Error> {
-        let written = std::mem::take(&mut self.written.listeners);
         // Of moved tables, and those that differ.
         let mut dirty: BTreeSet<ListenerKey> =
             moved.iter().filter_map(|table| self.users.get(table)).flatten().copied().collect();
         let (mut added, mut fresh, mut released) = (Vec::new(), Vec::new(), Vec::new());
         let mut is_full = false;
         let mut changed = !dirty.is_empty();
-        each_difference(&written, &wanted.listeners, PartialEq::eq, |key, old, new| {
+        each_difference(&old.listeners, &wanted.listeners, PartialEq::eq, |key, old, new| {
             changed = true;
             if let Some(set) = new.and_then(|new| new.ranges.as_ref()) {
                 match self.range_sets.add(set) {
@@ -319,8 +293,13 @@ impl Writer {
                 }
             }
             released.extend(old.and_then(|old| old.ranges.as_ref()));
-            if let Some(users) = old.and_then(|old| self.users.get_mut(&old.table)) {
+            if let Some(old) = old
+                && let Some(users) = self.users.get_mut(&old.table)
+            {
                 users.retain(|user| user != key);
+                if users.is_empty() {
+                    self.users.remove(&old.table);
+                }
             }
             if let Some(new) = new {
                 self.users.entry(new.table).or_default().push(*key);
@@ -342,12 +321,13 @@ impl Writer {
                 left.prefixes.extend(set.iter().map(|net| records::prefix(number, net)));
             }
         }
-        self.users.retain(|_, users| !users.is_empty());
         maps.prefixes.update(&added, &vec![1_u32; added.len()])?;
         for key in &dirty {
-            let Some(listener) = wanted.listeners.get(key) else { continue };
+            // Those of moved tables may be no part of the change.
+            let written = self.written.listeners.get(key);
+            let Some(listener) = wanted.listeners.get(key).or(written).cloned() else { continue };
             let number = self.services.assign(key).ok_or(Error::Full("SERVICES"))?;
-            self.write_service(maps, number, key, listener);
+            self.write_service(maps, number, key, &listener);
         }
         let numbers: Vec<_> = fresh.iter().map(|key| self.services.get(key).unwrap_or(0)).collect();
         maps.listeners.update(&fresh, &numbers)?;
@@ -373,10 +353,10 @@ impl Writer {
         maps.services.set(number, &Service { version: version.wrapping_add(1), ..service });
     }
 
-    fn write_vips(&mut self, maps: &Maps, wanted: &State) -> Result<(), Error> {
+    fn write_vips(&mut self, maps: &Maps, old: &State, wanted: &State) -> Result<(), Error> {
         let (mut keys, mut values, mut gone) = (Vec::new(), Vec::new(), Vec::new());
         let gate = &mut self.gate;
-        each_difference(&self.written.vips, &wanted.vips, PartialEq::eq, |vip, old, new| {
+        each_difference(&old.vips, &wanted.vips, PartialEq::eq, |vip, old, new| {
             let word = match (old, new) {
                 (None, Some(_)) => Some(gate.add(*vip)),
                 (Some(_), None) => Some(gate.remove(*vip)),
@@ -429,22 +409,42 @@ impl Writer {
         }
         Ok(())
     }
+}
 
-    fn delete_targets(&self, maps: &Maps, wanted: &State) -> Result<(), Error> {
-        let mut result = Ok(());
-        each_difference(&self.written.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
-            if new.is_none() {
-                let held = maps.targets.get(*number).unwrap_or_default();
-                let ended = Target { version: held.version.wrapping_add(1), family: 0, ..held };
-                maps.targets.set(*number, &ended);
-                let reset = maps.target_counters.reset(number, Counters::default(), maps.cpus);
-                // Last, as of Services.
-                maps.targets.set(*number, &Target { version: ended.version, ..Target::default() });
-                result = std::mem::replace(&mut result, Ok(())).and(reset);
+fn write_targets(maps: &Maps, old: &State, wanted: &State) -> Result<(), Error> {
+    let (mut result, mut changed) = (Ok(()), false);
+    each_difference(&old.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
+        changed = true;
+        let Some(state) = new else { return };
+        match maps.targets.get(*number) {
+            // Flows to the old address are checked again.
+            Some(held) => {
+                let version = held.version.wrapping_add(1);
+                maps.targets.set(*number, &records::target(state, version));
             }
-        });
-        result
+            None => result = Err(Error::Full("TARGETS")),
+        }
+    });
+    if changed {
+        maps.count_change();
     }
+    result
+}
+
+fn delete_targets(maps: &Maps, old: &State, wanted: &State) -> Result<(), Error> {
+    let mut result = Ok(());
+    each_difference(&old.targets, &wanted.targets, PartialEq::eq, |number, _, new| {
+        if new.is_none() {
+            let held = maps.targets.get(*number).unwrap_or_default();
+            let ended = Target { version: held.version.wrapping_add(1), family: 0, ..held };
+            maps.targets.set(*number, &ended);
+            let reset = maps.target_counters.reset(number, Counters::default(), maps.cpus);
+            // Last, as of Services.
+            maps.targets.set(*number, &Target { version: ended.version, ..Target::default() });
+            result = std::mem::replace(&mut result, Ok(())).and(reset);
+        }
+    });
+    result
 }
 
 fn change_versions(maps: &Maps, targets: &BTreeSet<u32>) {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol, TargetState};
 
 use super::{Probe, TargetHealth};
-use crate::checks::{Checks, urgency};
+use crate::checks::{CheckSet, Checks, urgency};
 use crate::port_set::PortSet;
 
 /// What a probe asks an address. Checks that differ in their times and thresholds ask the same.
@@ -33,7 +33,7 @@ impl From<&HealthCheck> for ProbeRequest {
 #[derive(Clone, Debug)]
 pub(crate) struct HealthByProbe {
     by_address: HashMap<IpAddr, OfAddress>,
-    /// The addresses that have values for checks of a port, or had one since the checks were set last.
+    /// The addresses that have values for checks of a port.
     by_port: HashMap<u16, HashSet<IpAddr>>,
     /// The addresses that state the same ports, each set once.
     stating: Vec<(Arc<PortSet>, HashSet<IpAddr>)>,
@@ -64,6 +64,19 @@ struct OfAddress {
 }
 
 impl OfAddress {
+    /// The ports of checks with a value.
+    fn ports(&self) -> HashSet<u16> {
+        self.by_check.keys().map(|check| check.port).collect()
+    }
+
+    fn has_value_at(&self, port: u16) -> bool {
+        self.by_check.keys().any(|check| check.port == port)
+    }
+
+    fn healthy(&self) -> usize {
+        self.by_check.values().filter(|health| health.is_healthy()).count()
+    }
+
     fn value(&self, check: &HealthCheck) -> Option<&TargetHealth> {
         self.by_check.get(check).or_else(|| self.by_request.get(&check.into()))
     }
@@ -101,9 +114,12 @@ impl HealthByProbe {
         self.drop_stated(address, &[check]);
     }
 
-    /// The node at this address states these ports: of those without a value it has no local endpoint.
-    pub(crate) fn set_stated(&mut self, address: IpAddr, ports: Arc<PortSet>) {
-        self.forget_stated(address);
+    /// The node at this address states these ports: of those without a value it has no local endpoint. Returns the ports that it states
+    /// now and did not, or no longer; `None` if it stated nothing before.
+    pub(crate) fn set_stated(&mut self, address: IpAddr, ports: Arc<PortSet>) -> Option<Vec<u16>> {
+        let before = self.forget_stated(address);
+        let differing = |before: Arc<PortSet>| before.without(&ports).chain(ports.without(&before)).collect();
+        let changed = before.map(differing);
         match self.stating.iter_mut().find(|(set, _)| Arc::ptr_eq(set, &ports)) {
             Some((_, addresses)) => _ = addresses.insert(address),
             None => self.stating.push((Arc::clone(&ports), [address].into())),
@@ -112,9 +128,10 @@ impl HealthByProbe {
         of_address.stated = Some(ports);
         let checks: Vec<_> = of_address.by_check.keys().cloned().collect();
         self.drop_stated(address, &checks);
+        changed
     }
 
-    fn forget_stated(&mut self, address: IpAddr) {
+    fn forget_stated(&mut self, address: IpAddr) -> Option<Arc<PortSet>> {
         let before = self.by_address.get_mut(&address).and_then(|of_address| of_address.stated.take());
         self.stating.retain_mut(|(set, addresses)| {
             if before.as_ref().is_some_and(|before| Arc::ptr_eq(set, before)) {
@@ -122,6 +139,7 @@ impl HealthByProbe {
             }
             !addresses.is_empty()
         });
+        before
     }
 
     /// Drops the values of these checks that the node's statement says as well.
@@ -134,38 +152,47 @@ impl HealthByProbe {
             }
             of_address.by_check.remove(check);
             of_address.by_request.remove(&check.into());
+            if !of_address.has_value_at(check.port) {
+                forget_port(&mut self.by_port, check.port, address);
+            }
         }
     }
 
     /// Forgets all but these checks, which are followed from now on. New ones begin with what is known.
     pub(crate) fn set_checks(&mut self, checks: &Checks) {
-        for (address, of_address) in &mut self.by_address {
-            let sets = checks.of(*address);
-            let OfAddress { by_check, by_request, .. } = of_address;
-            for (request, health) in &*by_request {
-                for check in sets.iter().flat_map(|set| set.at(request.port)) {
-                    if ProbeRequest::from(check) == *request && !by_check.contains_key(check) {
-                        by_check.insert(check.clone(), health.clone());
-                    }
+        let addresses: Vec<_> = self.by_address.keys().copied().collect();
+        for address in addresses {
+            self.set_checks_of(address, checks.of(address));
+        }
+    }
+
+    /// The same for the checks of one address.
+    pub(crate) fn set_checks_of(&mut self, address: IpAddr, sets: &[Arc<CheckSet>]) {
+        let Some(of_address) = self.by_address.get_mut(&address) else { return };
+        let before = of_address.ports();
+        self.healthy -= of_address.healthy();
+        let OfAddress { by_check, by_request, .. } = of_address;
+        for (request, health) in &*by_request {
+            for check in sets.iter().flat_map(|set| set.at(request.port)) {
+                if ProbeRequest::from(check) == *request && !by_check.contains_key(check) {
+                    by_check.insert(check.clone(), health.clone());
                 }
             }
-            by_check.retain(|check, _| urgency(sets, check).is_some());
-            let asked: HashSet<ProbeRequest> = by_check.keys().map(ProbeRequest::from).collect();
-            by_request.retain(|request, _| asked.contains(request));
         }
-        let gone: Vec<_> =
-            self.by_address.keys().filter(|address| checks.of(**address).is_empty()).copied().collect();
-        for address in gone {
+        by_check.retain(|check, _| urgency(sets, check).is_some());
+        let asked: HashSet<ProbeRequest> = by_check.keys().map(ProbeRequest::from).collect();
+        by_request.retain(|request, _| asked.contains(request));
+        self.healthy += of_address.healthy();
+        let now = of_address.ports();
+        for port in before.difference(&now) {
+            forget_port(&mut self.by_port, *port, address);
+        }
+        for port in now.difference(&before) {
+            self.by_port.entry(*port).or_default().insert(address);
+        }
+        if sets.is_empty() {
             self.forget_stated(address);
             self.by_address.remove(&address);
-        }
-        self.by_port.clear();
-        self.healthy = 0;
-        for (address, of_address) in &self.by_address {
-            for (check, health) in &of_address.by_check {
-                self.by_port.entry(check.port).or_default().insert(*address);
-                self.healthy += usize::from(health.is_healthy());
-            }
         }
     }
 
@@ -191,6 +218,15 @@ impl HealthByProbe {
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.by_address.values().map(|of_address| of_address.by_check.len()).sum()
+    }
+}
+
+fn forget_port(by_port: &mut HashMap<u16, HashSet<IpAddr>>, port: u16, address: IpAddr) {
+    if let Some(addresses) = by_port.get_mut(&port) {
+        addresses.remove(&address);
+        if addresses.is_empty() {
+            by_port.remove(&port);
+        }
     }
 }
 

@@ -93,12 +93,17 @@ fn may_share(first: &LoadBalancer, other: &LoadBalancer) -> bool {
         || first.spec.sharing_key.is_some() && first.spec.sharing_key == other.spec.sharing_key
 }
 
-pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>, served: &Served) -> Vec<Accepted<'a>> {
-    let owners = Owners::new(inputs.index.load_balancers());
-    let mut accepted: Vec<_> =
-        inputs.index.load_balancers().map(|object| accept(inputs, &owners, object)).collect();
-    refuse_what_has_no_room(&mut accepted, inputs.room, served);
-    accepted
+/// All load balancers, and whether there is room for all.
+pub(super) fn accept_all<'a>(inputs: &PlanInputs<'a>, served: &Served) -> (Vec<Accepted<'a>>, bool) {
+    let mut accepted = accept_these(inputs, &inputs.index.load_balancers().collect::<Vec<_>>());
+    let has_room = refuse_what_has_no_room(&mut accepted, inputs.room, served);
+    (accepted, has_room)
+}
+
+/// These, sorted by name, among which are all that name an address of theirs.
+pub(super) fn accept_these<'a>(inputs: &PlanInputs<'a>, objects: &[&'a LoadBalancer]) -> Vec<Accepted<'a>> {
+    let owners = Owners::new(objects.iter().copied());
+    objects.iter().map(|object| accept(inputs, &owners, object)).collect()
 }
 
 fn accept<'a>(inputs: &PlanInputs<'a>, owners: &Owners<'_>, object: &'a LoadBalancer) -> Accepted<'a> {

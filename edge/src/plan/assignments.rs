@@ -9,14 +9,16 @@ use std::time::Instant;
 
 use steerage_edge_dataplane::maglev::{self, Member};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
-use steerage_edge_dataplane::{State, Table};
+use steerage_edge_dataplane::{Listener, State, StateChange, Table};
 
 use super::PlanInputs;
+use super::ledger::Ledger;
 use super::reachable::distinct;
-use super::room::{Room, Served, SlotsAndMembers, fair_share, served};
+use super::room::{Room, Served, SlotsAndMembers, fair_share, ranges, served};
 use super::select::{Frontend, TargetsInUse};
 use super::targets::{TableKey, TargetGroup};
 use super::usage::Memory;
+use crate::host::HostNetwork;
 use crate::numbers::{TableNumbers, TargetNumbers};
 
 /// What one plan leaves to the next: numbers, tables, which are filled again only when their targets change, and the targets that
@@ -43,6 +45,10 @@ pub(super) struct AssignedTable {
 }
 
 impl AssignedTable {
+    fn room(&self) -> SlotsAndMembers {
+        SlotsAndMembers::of(self.size, self.members.len())
+    }
+
     /// Whether it was filled for these, and is the table that they would get.
     fn is_of(&self, size: u32, members: &[Member]) -> bool {
         self.size == size && self.members == members
@@ -81,9 +87,64 @@ impl Assignments {
 
     /// What the next group with this key has to know.
     pub(super) fn remember(&mut self, group: &TargetGroup) {
-        if let Some(memory) = self.memories.get_mut(&group.key) {
-            *memory = Arc::clone(&group.memory);
+        match self.memories.get_mut(&group.key) {
+            Some(memory) => *memory = Arc::clone(&group.memory),
+            None => drop(self.memories.insert(group.key.clone(), Arc::clone(&group.memory))),
         }
+    }
+
+    /// No group has this key any more. Returns the number of its table; `used` is what all tables take.
+    pub(super) fn forget(&mut self, key: &TableKey, used: &mut SlotsAndMembers) -> Option<u32> {
+        self.memories.remove(key);
+        let assigned = self.tables.remove(key)?;
+        *used = used.minus(assigned.room());
+        self.numbers.release(assigned.number);
+        Some(assigned.number)
+    }
+
+    /// All tables, by number.
+    pub(super) fn tables(&self) -> BTreeMap<u32, Arc<Table>> {
+        self.tables.values().map(|assigned| (assigned.number, Arc::clone(&assigned.table))).collect()
+    }
+
+    /// The number of the table of the group with this key.
+    pub(super) fn table_number(&self, key: &TableKey) -> Option<u32> {
+        self.tables.get(key).map(|assigned| assigned.number)
+    }
+
+    /// A group that serves has a target at this address, or none has any more. Returns its number if one has.
+    pub(super) fn number(&mut self, address: IpAddr, is_used: bool, now: Instant) -> Option<u32> {
+        if is_used {
+            return Some(self.targets.mark_used(address));
+        }
+        self.targets.mark_unused(address, now);
+        None
+    }
+
+    pub(super) fn has_too_many_removed(&self) -> bool {
+        self.targets.has_too_many_removed()
+    }
+
+    /// Whether this host is a node, or was one lately, whose connections other edge hosts still forward.
+    pub(super) fn is_node(&self, host: &HostNetwork, ledger: &Ledger) -> bool {
+        ledger.has_own_host() || self.targets.has_own_host(host)
+    }
+
+    /// These listeners, and the targets in use, replace those that are gone.
+    pub(super) fn serve(
+        &mut self,
+        gone: &StateChange,
+        listeners: &BTreeMap<ListenerKey, Listener>,
+        in_use: TargetsInUse,
+    ) {
+        for key in gone.listeners.keys() {
+            self.served.remove(key);
+        }
+        self.served.extend(listeners.iter().map(|(key, listener)| (*key, ranges(listener))));
+        for vip in gone.vips.keys() {
+            self.in_use.remove(vip);
+        }
+        self.in_use.extend(in_use);
     }
 
     /// The group's table with its number, if it has changed; `used` is what all tables take. Each group of a VIP has one.
@@ -93,16 +154,17 @@ impl Assignments {
         used: &mut SlotsAndMembers,
     ) -> Option<(u32, Arc<Table>)> {
         let (members, size) = group.members(&mut self.targets);
-        let assigned = self.tables.get_mut(&group.key)?;
-        if assigned.is_of(size, &members) {
+        let before = self.tables.get(&group.key);
+        if before.is_some_and(|before| before.is_of(size, &members)) {
             return None;
         }
-        *used = used
-            .minus(SlotsAndMembers::of(assigned.size, assigned.members.len()))
-            .plus(SlotsAndMembers::of(size, members.len()));
-        let number = assigned.number;
+        let number = before.map(|before| before.number);
+        *used = used.minus(before.map(AssignedTable::room).unwrap_or_default());
+        let number = number.unwrap_or_else(|| self.numbers.assign(&group.first));
         let table = Arc::new(Table::new(size, &members));
-        *assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
+        let assigned = AssignedTable { number, size, members, table: Arc::clone(&table) };
+        *used = used.plus(assigned.room());
+        self.tables.insert(group.key.clone(), assigned);
         Some((number, table))
     }
 }

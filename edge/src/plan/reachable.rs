@@ -151,6 +151,11 @@ impl ReachableByTargets {
         let make = || (targets.clone(), Arc::new(ReachableTargets::new(targets, v6, host, health)));
         Arc::clone(&self.0.entry((targets.memory_address(), v6)).or_insert_with(make).1)
     }
+
+    /// No group has these any more.
+    pub(super) fn forget(&mut self, targets: &Targets, v6: bool) {
+        self.0.remove(&(targets.memory_address(), v6));
+    }
 }
 
 /// The reachable targets of some groups, each object once.

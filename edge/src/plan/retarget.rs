@@ -5,19 +5,23 @@
 //! A plan costs as much as there are load balancers, and targets change their health all the time. It must come to the same result
 //! as a plan; where that is not certain it comes to none.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use steerage_edge_api::HealthCheckProtocol;
 use steerage_edge_dataplane::Table;
 
 use super::Assignments;
+use super::ledger::{Counted, Ledger};
 use super::reachable::{ReachableTarget, distinct};
 use super::report::GroupReport;
 use super::room::{Room, SlotsAndMembers};
 use super::select::Frontend;
-use super::targets::TargetGroup;
+use super::targets::{TableKey, TargetGroup};
 use crate::drains::DrainingTargets;
 use crate::endpoint_nodes::{EndpointNodes, ListChange};
 use crate::health::{HealthByProbe, Probe, ProbeRequest};
@@ -25,29 +29,48 @@ use crate::health::{HealthByProbe, Probe, ProbeRequest};
 /// The groups of a plan, and who uses them.
 #[derive(Debug, Default)]
 pub(crate) struct PlannedGroups {
-    groups: Vec<PlannedGroup>,
+    /// By position.
+    pub(super) groups: BTreeMap<usize, PlannedGroup>,
+    positions: HashMap<TableKey, usize>,
     /// The positions of groups whose checks ask this.
     asked: HashMap<ProbeRequest, Vec<usize>>,
+    /// The positions of groups with an HTTP check of this port, which statements of nodes decide.
+    stated: HashMap<u16, Vec<usize>>,
     /// The positions of groups for which a load balancer's list of nodes with an endpoint counts.
     listed: HashMap<String, Vec<usize>>,
     /// Of all tables.
-    used: SlotsAndMembers,
+    pub(super) used: SlotsAndMembers,
     /// Which group a VIP uses depends on nothing that changes with health, and each table is as large as it should be.
-    is_settled: bool,
-    healthy_vips: u32,
+    pub(super) is_settled: bool,
+    pub(super) healthy_vips: u32,
     /// The addresses of each draining node's targets.
     draining: BTreeMap<String, BTreeSet<IpAddr>>,
     /// When the first group changes without any news, or earlier.
-    next_change: Option<Instant>,
+    pub(super) next_change: Option<Instant>,
+    pub(super) ledger: Ledger,
 }
 
 #[derive(Debug)]
-struct PlannedGroup {
-    group: TargetGroup,
+pub(super) struct PlannedGroup {
+    pub(super) group: TargetGroup,
     /// The number of VIPs that use it.
-    vips: u32,
+    pub(super) vips: u32,
     /// The load balancers whose statuses are about it, and the place among the lists of each.
-    reported: Vec<(String, usize)>,
+    pub(super) reported: Vec<(String, usize)>,
+}
+
+impl PlannedGroup {
+    /// A VIP of the load balancer uses the group, and its status is about it at this place.
+    pub(super) fn add_user(&mut self, load_balancer: &str, place: usize) {
+        self.vips += 1;
+        self.reported.push((load_balancer.to_owned(), place));
+    }
+
+    /// One of its VIPs does so no longer.
+    pub(super) fn remove_user(&mut self, load_balancer: &str) {
+        self.vips -= 1;
+        self.reported.retain(|(name, _)| name != load_balancer);
+    }
 }
 
 /// Inputs that decide the use of targets, beside the load balancers and the host's network.
@@ -64,6 +87,8 @@ pub(crate) struct HealthInputs<'a> {
 pub(crate) struct Changed<'a> {
     /// Probes with another health.
     pub(crate) probes: &'a [Probe],
+    /// Ports that a node states now and did not, or no longer.
+    pub(crate) ports: &'a [u16],
     /// Lists of nodes with an endpoint.
     pub(crate) lists: &'a [ListChange],
 }
@@ -93,34 +118,68 @@ impl PlannedGroups {
         frontends: &[Frontend<'_>],
         used: SlotsAndMembers,
         is_settled: bool,
+        ledger: Ledger,
     ) -> Self {
-        let (mut asked, mut listed) = (HashMap::<_, Vec<_>>::new(), HashMap::<_, Vec<_>>::new());
-        for (position, group) in groups.iter().enumerate() {
-            asked.entry(ProbeRequest::from(group.check())).or_default().push(position);
-            if let Some(name) = group.key.load_balancer() {
-                listed.entry(name.to_owned()).or_default().push(position);
-            }
+        let mut planned = Self { used, is_settled, ledger, ..Self::default() };
+        for group in groups {
+            planned.insert(group);
         }
-        let unused = |group| PlannedGroup { group, vips: 0, reported: Vec::new() };
-        let mut groups: Vec<_> = groups.into_iter().map(unused).collect();
         let mut lists = HashMap::<&str, usize>::new();
         for Frontend { load_balancer, group, reported, .. } in frontends {
-            if let Some(used) = groups.get_mut(*group) {
+            if let Some(used) = planned.groups.get_mut(group) {
                 used.vips += 1;
             }
             let list = lists.entry(&load_balancer.object.name).or_default();
-            if let Some(reported) = groups.get_mut(*reported) {
+            if let Some(reported) = planned.groups.get_mut(reported) {
                 reported.reported.push((load_balancer.object.name.clone(), *list));
             }
             *list += 1;
         }
-        let healthy = groups.iter().filter(|group| group.group.has_healthy());
-        let healthy_vips = healthy.map(|group| group.vips).sum();
-        let draining = draining(&groups);
-        let mut planned =
-            Self { groups, asked, listed, used, is_settled, healthy_vips, draining, next_change: None };
+        for PlannedGroup { group, vips, .. } in planned.groups.values() {
+            let counted = Counted::new(group, *vips);
+            planned.healthy_vips += counted.healthy_vips();
+            planned.ledger.count(group, &counted);
+        }
+        // The plan has numbered them.
+        planned.ledger.take_touched();
+        planned.collect_draining();
         planned.next_change = planned.next();
         planned
+    }
+
+    pub(super) fn position(&self, key: &TableKey) -> Option<usize> {
+        self.positions.get(key).copied()
+    }
+
+    /// Adds a group that nobody uses yet, after all others. Returns its position.
+    pub(super) fn insert(&mut self, group: TargetGroup) -> usize {
+        let position = self.groups.last_key_value().map_or(0, |(last, _)| last + 1);
+        self.asked.entry(ProbeRequest::from(group.check())).or_default().push(position);
+        if group.check().protocol == HealthCheckProtocol::Http {
+            self.stated.entry(group.check().port).or_default().push(position);
+        }
+        if let Some(name) = group.key.load_balancer() {
+            self.listed.entry(name.to_owned()).or_default().push(position);
+        }
+        self.positions.insert(group.key.clone(), position);
+        self.groups.insert(position, PlannedGroup { group, vips: 0, reported: Vec::new() });
+        position
+    }
+
+    pub(super) fn remove(&mut self, position: usize) -> Option<PlannedGroup> {
+        let planned = self.groups.remove(&position)?;
+        let key = &planned.group.key;
+        self.positions.remove(key);
+        drop_position(&mut self.asked, &ProbeRequest::from(key.check()), position);
+        drop_position(&mut self.stated, &key.check().port, position);
+        if let Some(name) = key.load_balancer() {
+            drop_position(&mut self.listed, name, position);
+        }
+        Some(planned)
+    }
+
+    pub(super) fn collect_draining(&mut self) {
+        self.draining = draining(self.groups.values());
     }
 
     /// The targets of each draining node.
@@ -128,7 +187,7 @@ impl PlannedGroups {
         if self.draining.is_empty() {
             return BTreeMap::new();
         }
-        let served = self.groups.iter().filter(|planned| planned.vips > 0);
+        let served = self.groups.values().filter(|planned| planned.vips > 0);
         let used: BTreeSet<&str> = served
             .flat_map(|planned| planned.group.used())
             .filter(|target| drains(target))
@@ -147,7 +206,7 @@ impl PlannedGroups {
     }
 
     fn next(&self) -> Option<Instant> {
-        self.groups.iter().filter_map(|planned| planned.group.next_change).min()
+        self.groups.values().filter_map(|planned| planned.group.next_change).min()
     }
 
     /// The number of VIPs with a healthy target.
@@ -169,16 +228,17 @@ impl PlannedGroups {
         let mut positions: BTreeSet<usize> =
             changed.probes.iter().flat_map(|probe| self.asked(probe)).collect();
         positions.extend(changed.lists.iter().flat_map(|list| self.listed(list)));
+        positions.extend(changed.ports.iter().filter_map(|port| self.stated.get(port)).flatten());
         let is_due = self.is_due(inputs.now);
         if is_due {
             let is_due =
                 |planned: &PlannedGroup| planned.group.next_change.is_some_and(|at| at <= inputs.now);
-            let due = self.groups.iter().enumerate().filter(|(_, planned)| is_due(planned));
-            positions.extend(due.map(|(position, _)| position));
+            let due = self.groups.iter().filter(|(_, planned)| is_due(planned));
+            positions.extend(due.map(|(position, _)| *position));
         }
         let mut flipped = Vec::new();
         for position in positions {
-            let planned = self.groups.get_mut(position)?;
+            let planned = self.groups.get_mut(&position)?;
             let group = planned.group.refreshed(inputs);
             assignments.remember(&group);
             if planned.vips > 0 {
@@ -203,6 +263,7 @@ impl PlannedGroups {
                 } else {
                     self.healthy_vips -= planned.vips;
                 }
+                self.ledger.checks.set_urgent(&group.reachable, group.check(), !is_healthy);
                 let probe = |address| Probe { address, check: group.check().clone() };
                 flipped.extend(group.reachable.addresses().map(probe));
             }
@@ -220,7 +281,7 @@ impl PlannedGroups {
     fn asked(&self, probe: &Probe) -> impl Iterator<Item = usize> {
         let positions = self.asked.get(&ProbeRequest::from(&probe.check)).into_iter().flatten().copied();
         let has_target = |position: &usize| {
-            let planned = self.groups.get(*position);
+            let planned = self.groups.get(position);
             planned.is_some_and(|planned| planned.group.reachable.position(probe.address).is_some())
         };
         positions.filter(has_target)
@@ -236,11 +297,11 @@ impl PlannedGroups {
         let joined = list.joined.iter().map(|node| (node, Some(list.at)));
         let changed: Vec<_> = joined.chain(list.left.iter().map(|node| (node, None))).collect();
         let is_own = |position: usize| {
-            let group = self.groups.get(position).map(|planned| &planned.group);
+            let group = self.groups.get(&position).map(|planned| &planned.group);
             group.is_some_and(|group| group.key.load_balancer() == Some(&list.load_balancer))
         };
         let mut expected = Vec::new();
-        for group in self.listed(list).filter_map(|position| self.groups.get(position)) {
+        for group in self.listed(list).filter_map(|position| self.groups.get(&position)) {
             for (node, since) in &changed {
                 for address in group.group.reachable.addresses_of(node) {
                     let probe = Probe { address, check: group.group.check().clone() };
@@ -255,7 +316,7 @@ impl PlannedGroups {
 
     /// Whether one of the groups that share the probe has no healthy target.
     fn with_urgency(&self, probe: Probe) -> (Probe, bool) {
-        let groups = self.asked(&probe).filter_map(|position| self.groups.get(position));
+        let groups = self.asked(&probe).filter_map(|position| self.groups.get(&position));
         let is_urgent = groups
             .map(|planned| &planned.group)
             .any(|group| *group.check() == probe.check && !group.has_healthy());
@@ -263,13 +324,26 @@ impl PlannedGroups {
     }
 }
 
-fn drains(target: &ReachableTarget) -> bool {
+fn drop_position<K: Eq + Hash + Borrow<Q>, Q: Eq + Hash + ?Sized>(
+    positions: &mut HashMap<K, Vec<usize>>,
+    key: &Q,
+    position: usize,
+) {
+    if let Some(of_key) = positions.get_mut(key) {
+        of_key.retain(|other| *other != position);
+        if of_key.is_empty() {
+            positions.remove(key);
+        }
+    }
+}
+
+pub(super) fn drains(target: &ReachableTarget) -> bool {
     target.drain.is_some()
 }
 
-fn draining(groups: &[PlannedGroup]) -> BTreeMap<String, BTreeSet<IpAddr>> {
+fn draining<'a>(groups: impl Iterator<Item = &'a PlannedGroup>) -> BTreeMap<String, BTreeSet<IpAddr>> {
     let mut draining = BTreeMap::<String, BTreeSet<IpAddr>>::new();
-    let reachable = distinct(groups.iter().map(|planned| &planned.group.reachable));
+    let reachable = distinct(groups.map(|planned| &planned.group.reachable));
     for target in reachable.flat_map(|reachable| &reachable.targets).filter(|target| drains(target)) {
         draining.entry(target.node.clone()).or_default().insert(target.address);
     }

@@ -29,6 +29,12 @@ pub(crate) struct Room {
     pub(crate) members: u64,
 }
 
+impl Room {
+    pub(super) fn needs(self) -> Needs {
+        Needs([self.listeners, self.prefixes, self.slots])
+    }
+}
+
 /// What tables take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SlotsAndMembers {
@@ -64,7 +70,7 @@ impl SlotsAndMembers {
 pub(super) struct Needs([u64; 3]);
 
 impl Needs {
-    fn plus(self, other: Self) -> Self {
+    pub(super) fn plus(self, other: Self) -> Self {
         let mut sum = self.0;
         for (sum, other) in sum.iter_mut().zip(other.0) {
             *sum += other;
@@ -72,7 +78,16 @@ impl Needs {
         Self(sum)
     }
 
-    fn fits(self, limit: Self) -> bool {
+    /// Without `other`, which is part of it.
+    pub(super) fn minus(self, other: Self) -> Self {
+        let mut rest = self.0;
+        for (rest, other) in rest.iter_mut().zip(other.0) {
+            *rest = rest.saturating_sub(other);
+        }
+        Self(rest)
+    }
+
+    pub(super) fn fits(self, limit: Self) -> bool {
         self.0.iter().zip(limit.0).all(|(need, limit)| *need <= limit)
     }
 
@@ -88,8 +103,11 @@ pub(super) type Served = HashMap<ListenerKey, u64>;
 
 /// What each listener has in the maps, for the next plan.
 pub(super) fn served(state: &State) -> Served {
-    let ranges = |listener: &Listener| listener.ranges.as_ref().map_or(0, |ranges| count(ranges.len()));
     state.listeners.iter().map(|(key, listener)| (*key, ranges(listener))).collect()
+}
+
+pub(super) fn ranges(listener: &Listener) -> u64 {
+    listener.ranges.as_ref().map_or(0, |ranges| count(ranges.len()))
 }
 
 /// What a load balancer had in the last plan.
@@ -105,12 +123,12 @@ fn had(accepted: &Accepted<'_>, served: &Served) -> Needs {
     accepted.vips.iter().map(of_vip).fold(Needs::default(), Needs::plus)
 }
 
-/// Serves no VIP of the load balancers for which there is no room.
-pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room, served: &Served) {
-    let room = Needs([room.listeners, room.prefixes, room.slots]);
+/// Serves no VIP of the load balancers for which there is no room. Returns whether there is room for all.
+pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room, served: &Served) -> bool {
+    let room = room.needs();
     let needs: Vec<_> = accepted.iter().map(needs).collect();
     if needs.iter().fold(Needs::default(), |sum, need| sum.plus(*need)).fits(room) {
-        return;
+        return true;
     }
     let mut used = Needs::default();
     let mut of_namespaces = BTreeMap::<String, Needs>::new();
@@ -137,9 +155,9 @@ pub(super) fn refuse_what_has_no_room(accepted: &mut [Accepted<'_>], room: Room,
             |namespace: &String| of_namespaces.get(namespace).copied().unwrap_or_default().share_of(room);
         let least = waiting.iter().filter(|(_, left)| !left.is_empty()).map(|(namespace, _)| namespace);
         let Some(namespace) = least.min_by_key(|namespace| (share(namespace), *namespace)).cloned() else {
-            return;
+            return false;
         };
-        let Some(position) = waiting.get_mut(&namespace).and_then(Vec::pop) else { return };
+        let Some(position) = waiting.get_mut(&namespace).and_then(Vec::pop) else { return false };
         let need = needs.get(position).copied().unwrap_or_default();
         if used.plus(need).fits(room) {
             used = used.plus(need);
@@ -160,7 +178,7 @@ fn count(length: usize) -> u64 {
     u64::try_from(length).unwrap_or(u64::MAX)
 }
 
-fn needs(accepted: &Accepted<'_>) -> Needs {
+pub(super) fn needs(accepted: &Accepted<'_>) -> Needs {
     let of_vip = |vip: &IpAddr| {
         let listeners = count(accepted.listeners(*vip).count());
         let ranges = accepted.source_ranges.iter().filter(|range| is_same_family(range.addr(), *vip));

@@ -69,7 +69,7 @@ struct Groups<'a> {
     previous: &'a Assignments,
     list: Vec<TargetGroup>,
     positions: HashMap<TableKey, usize>,
-    of_targets: ReachableByTargets,
+    of_targets: &'a mut ReachableByTargets,
 }
 
 impl Groups<'_> {
@@ -122,15 +122,10 @@ pub(super) fn select<'a>(
     inputs: &PlanInputs<'_>,
     accepted: &'a [Accepted<'a>],
     previous: &Assignments,
+    of_targets: &mut ReachableByTargets,
 ) -> Selection<'a> {
     let last = &previous.in_use;
-    let mut groups = Groups {
-        inputs,
-        previous,
-        list: Vec::new(),
-        positions: HashMap::new(),
-        of_targets: ReachableByTargets::default(),
-    };
+    let mut groups = Groups { inputs, previous, list: Vec::new(), positions: HashMap::new(), of_targets };
     let mut vips = Vec::new();
     // Groups that are named come first: a kept one with the same key is then theirs, with the present targets.
     for load_balancer in accepted {

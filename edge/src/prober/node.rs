@@ -26,6 +26,8 @@ const PATIENCE_WITH_MANY: u32 = 3;
 pub(super) struct Node {
     address: IpAddr,
     pub(super) source: Option<IpAddr>,
+    /// The number of checks in all sets.
+    checks: usize,
     /// All checks of the node.
     sets: Vec<Arc<CheckSet>>,
     /// Those that are probed or have a local endpoint, by port. Of the others the node states that they have none, or will soon state
@@ -62,6 +64,7 @@ impl Node {
             address,
             source: None,
             sets: Vec::new(),
+            checks: 0,
             judged: HashMap::new(),
             statement: NodeStatement::default(),
             sent_ports: None,
@@ -79,9 +82,9 @@ impl Node {
         self.statement.ports().map_or(0, |ports| ports.len())
     }
 
-    /// Has exactly the checks of these sets from now on. [`judge_new`](Self::judge_new) follows.
-    pub(super) fn set_checks(&mut self, sets: &[Arc<CheckSet>]) {
-        self.sets = sets.to_vec();
+    /// Has exactly the checks of these sets from now on, so many together. [`judge_new`](Self::judge_new) follows.
+    pub(super) fn set_checks(&mut self, sets: &[Arc<CheckSet>], count: usize) {
+        (self.sets, self.checks) = (sets.to_vec(), count);
         self.judged.retain(|_, judged| {
             judged.retain(|check, judge| {
                 let is_urgent = urgency(sets, check);
@@ -174,6 +177,10 @@ impl Node {
         }
     }
 
+    pub(super) fn checks(&self) -> usize {
+        self.checks
+    }
+
     /// Whether it has this check.
     pub(super) fn has(&self, probe: &Probe) -> bool {
         urgency(&self.sets, &probe.check).is_some()
@@ -193,7 +200,7 @@ impl Node {
         if self.task.as_ref().map(|task| task.number) != Some(report.task) {
             return false;
         }
-        let has_many = self.sets.iter().map(|set| set.len()).sum::<usize>() > MANY_CHECKS;
+        let has_many = self.checks() > MANY_CHECKS;
         let patience = if has_many { PATIENCE_WITH_MANY } else { 1 };
         let affected = self.statement.record(&report.result, report.begun, patience);
         self.statement.share(|ports| shared.share(ports));

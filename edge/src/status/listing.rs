@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::objects::{ObjectKey, WantedObjects};
 use super::sink::{self, ListedObject, Page};
+use super::wanted::ChangedKeys;
 use super::{BACKOFF, RESYNC_PERIOD, StatusWriter, WRITE_TIMEOUT, WriteRecord, within};
 
 /// How far a list has come.
@@ -58,6 +59,8 @@ impl StatusWriter {
         let current = self.listing.current.take();
         let token = current.as_ref().map(|current| current.token.as_str());
         let page = within(WRITE_TIMEOUT, self.sink.list(&self.host, token)).await;
+        // Records are others now, and objects that no list has shown may be written from now on.
+        self.unseen = ChangedKeys::All;
         let next = match page {
             Ok(page) => self.take_page(wanted, &page, current, now),
             Err(error) => self.record_list_failure(&error),

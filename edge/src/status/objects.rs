@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The objects that follow from a host's status. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -114,13 +114,9 @@ impl StatusObject {
     }
 }
 
-/// None before the engine has planned.
-pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
-    let mut objects = WantedObjects::new();
-    if status.interface.is_empty() {
-        return objects;
-    }
-    let host = EdgeHostSpec {
+/// This host's own object.
+pub(super) fn host(status: &HostStatus) -> StatusObject {
+    StatusObject::Host(EdgeHostSpec {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         interface: status.interface.clone(),
         addresses: status.addresses.clone(),
@@ -128,51 +124,40 @@ pub(super) fn wanted(status: &HostStatus) -> WantedObjects {
         shards: status.active.len(),
         active_shards: Some(status.active.to_string()),
         draining_nodes: Some(status.draining.clone()),
-    };
-    objects.insert(ObjectKey::Host, StatusObject::Host(host));
-    let groups = shared_groups(status);
-    for (name, status) in status.load_balancers.iter() {
-        let mut reports = Vec::new();
-        for report in of_families(status) {
-            match shared(status, report).filter(|(group, _)| groups.get(group.name.as_str()) == Some(group)) {
-                Some((group, uid)) => {
-                    let object =
-                        || StatusObject::Shared(Arc::clone(group), Arc::clone(report), Arc::clone(uid));
-                    objects.entry(ObjectKey::Shared(group.name.clone())).or_insert_with(object);
-                    reports.push(FamilyReport::Shared(Arc::clone(group)));
-                }
-                None => reports.push(FamilyReport::Own(Arc::clone(report))),
-            }
-        }
-        let object = LoadBalancerObject {
-            name: name.clone(),
-            uid: status.uid.clone(),
-            generation: status.generation,
-            problem: status.problem.clone(),
-            vips: status.vips.clone(),
-            reports,
-        };
-        objects.insert(ObjectKey::LoadBalancer(name.clone()), StatusObject::LoadBalancer(object));
-    }
-    objects
+    })
 }
 
-/// The groups that have an object of their own, by name: one load balancer alone needs no other object. Of several groups with the same
-/// name it is the one that most load balancers use: the name has a hash of numbers that users choose.
-fn shared_groups(status: &HostStatus) -> HashMap<&str, &Arc<SharedGroup>> {
-    let mut groups = HashMap::<&str, Vec<(&Arc<SharedGroup>, usize)>>::new();
-    for status in status.load_balancers.values() {
-        for (group, _) in of_families(status).filter_map(|report| shared(status, report)) {
-            let of_name = groups.entry(group.name.as_str()).or_default();
-            match of_name.iter_mut().find(|(found, _)| *found == group) {
-                Some((_, users)) => *users += 1,
-                None => of_name.push((group, 1)),
+/// The object of a load balancer, and those of shared targets to which it refers.
+pub(super) fn of_load_balancer(
+    name: &str,
+    status: &LoadBalancerStatus,
+    is_shared: impl Fn(&SharedGroup) -> bool,
+) -> (StatusObject, Vec<(ObjectKey, StatusObject)>) {
+    let (mut reports, mut referred) = (Vec::new(), Vec::new());
+    for report in of_families(status) {
+        match shared(status, report).filter(|(group, _)| is_shared(group)) {
+            Some((group, uid)) => {
+                let object = StatusObject::Shared(Arc::clone(group), Arc::clone(report), Arc::clone(uid));
+                referred.push((ObjectKey::Shared(group.name.clone()), object));
+                reports.push(FamilyReport::Shared(Arc::clone(group)));
             }
+            None => reports.push(FamilyReport::Own(Arc::clone(report))),
         }
     }
-    let most_used = |groups: Vec<(_, usize)>| groups.into_iter().max_by_key(|(_, users)| *users);
-    let shared = groups.into_iter().filter_map(|(name, groups)| Some((name, most_used(groups)?)));
-    shared.filter(|(_, (_, users))| *users > 1).map(|(name, (group, _))| (name, group)).collect()
+    let object = LoadBalancerObject {
+        name: name.to_owned(),
+        uid: status.uid.clone(),
+        generation: status.generation,
+        problem: status.problem.clone(),
+        vips: status.vips.clone(),
+        reports,
+    };
+    (StatusObject::LoadBalancer(object), referred)
+}
+
+/// The targets that the load balancer may share.
+pub(super) fn sharable(status: &LoadBalancerStatus) -> impl Iterator<Item = &Arc<SharedGroup>> {
+    of_families(status).filter_map(|report| shared(status, report)).map(|(group, _)| group)
 }
 
 fn report_name(group: &SharedGroup, host: &str) -> String {

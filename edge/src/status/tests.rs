@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steerage_edge_api::{IpFamily, SharedTargets, TargetState, TargetStatus, TargetUse};
 
 use super::*;
-use crate::plan::{GroupReport, SharedGroup, TrackedTarget, UntrackedCounts};
+use crate::plan::{GroupReport, LoadBalancerStatus, SharedGroup, TrackedTarget, UntrackedCounts};
 use crate::shards::Shard;
 
 mod api;
@@ -92,26 +92,34 @@ fn host_status(own: u8, sharing: u8) -> HostStatus {
         addresses: vec![IpAddr::from([10, 0, 1, 1])],
         active: Shards::ALL,
         draining: Vec::new(),
-        load_balancers: Arc::new(own.chain(sharing).collect()),
+        load_balancers: own.chain(sharing).collect(),
     }
+}
+
+fn objects(status: &HostStatus) -> WantedObjects {
+    Wanted::new(status.clone()).objects
 }
 
 /// A process that writes to this API server.
 struct Process {
     writer: StatusWriter,
+    wanted: Wanted,
 }
 
 impl Process {
     fn start(api: &ApiServer) -> Self {
         let sink = StatusSink::Api { client: Box::new(api.client()), namespace: "system".to_owned() };
-        Self { writer: StatusWriter::new(sink, HOST.to_owned(), Metrics::default()) }
+        let writer = StatusWriter::new(sink, HOST.to_owned(), Metrics::default());
+        Self { writer, wanted: Wanted::default() }
     }
 
     /// Steps for so long.
     async fn run(&mut self, status: &HostStatus, time: Duration) {
-        let (wanted, end) = (objects::wanted(status), Instant::now() + time);
+        let end = Instant::now() + time;
+        self.writer.note(self.wanted.update(status.clone()));
+        assert_eq!(self.wanted.objects, objects(status));
         while Instant::now() < end {
-            let next = self.writer.step(&wanted).await;
+            let next = self.writer.step(&self.wanted.objects).await;
             tokio::time::sleep_until(next.min(end).max(Instant::now() + COMPARE_INTERVAL)).await;
         }
     }
@@ -140,10 +148,8 @@ async fn shared_targets_are_one_object_and_the_next_process_writes_only_its_host
     // One node fails: all 20 see it in the shared report.
     let mut changed = status.clone();
     let failed = report(Some(shared_group()), 299);
-    for (name, status) in Arc::make_mut(&mut changed.load_balancers) {
-        if name.starts_with("lb-shared") {
-            status.targets = vec![Arc::clone(&failed)];
-        }
+    for (name, _) in status.load_balancers.iter().filter(|(name, _)| name.starts_with("lb-shared")) {
+        changed.load_balancers.change(name, |status| status.targets = vec![Arc::clone(&failed)]);
     }
     let mut process = Process::start(&api);
     process.run(&status, A_WHILE).await;
@@ -205,12 +211,10 @@ async fn writes_are_paced_and_what_matters_comes_first() {
     let api = ApiServer::default();
     let mut status = host_status(90, 90);
     let problem = "lb-own-77";
-    Arc::make_mut(&mut status.load_balancers).get_mut(problem).expect("a load balancer").problem =
-        "in use".to_owned();
+    status.load_balancers.change(problem, |status| status.problem = "in use".to_owned());
     let dead = targets(IpFamily::V4, 2, TargetState::Unhealthy);
     let unserved = Arc::new(GroupReport::new(None, IpFamily::V4, dead, UntrackedCounts::default()));
-    Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-88").expect("a load balancer").targets =
-        vec![unserved];
+    status.load_balancers.change("lb-own-88", |status| status.targets = vec![unserved]);
     let mut process = Process::start(&api);
     process.run(&status, Duration::from_secs(1)).await;
     let writes = api.take_writes();
@@ -229,11 +233,11 @@ async fn shared_reports_that_flap_do_not_keep_others_from_being_written() {
     let mut status = host_status(3, 0);
     let groups: Vec<_> = (1..=60).map(|percent| group_with_panic_threshold(Some(percent))).collect();
     let flap = |status: &mut HostStatus, healthy| {
-        let status = Arc::make_mut(&mut status.load_balancers);
         for (group, number) in groups.iter().zip(100..) {
             let report = report(Some(Arc::clone(group)), healthy);
             for copy in ["a", "b"] {
-                status.insert(format!("lb-flap-{number}-{copy}"), load_balancer(number, &report));
+                let name = format!("lb-flap-{number}-{copy}");
+                status.load_balancers.set(&name, Some(load_balancer(number, &report)));
             }
         }
     };
@@ -242,7 +246,7 @@ async fn shared_reports_that_flap_do_not_keep_others_from_being_written() {
     process.run(&status, A_WHILE).await;
     assert_eq!(api.names().len(), 1 + 3 + 60 + 120);
     api.take_writes();
-    Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-0").expect("a load balancer").generation = 2;
+    status.load_balancers.change("lb-own-0", |status| status.generation = 2);
     for second in 0..40 {
         flap(&mut status, second % 2);
         process.run(&status, Duration::from_secs(1)).await;
@@ -289,8 +293,7 @@ async fn one_report_that_fails_delays_no_other() {
     api.refuse("lb-own-0", 500);
     process.run(&status, A_WHILE).await;
     for generation in 2..100 {
-        let other = Arc::make_mut(&mut status.load_balancers).get_mut("lb-own-1").expect("a load balancer");
-        other.generation = generation;
+        status.load_balancers.change("lb-own-1", |status| status.generation = generation);
         process.run(&status, Duration::from_millis(1100)).await;
         let object = api.object("lb-own-1.edge-1.example");
         assert_eq!(object["spec"]["observedGeneration"], generation);
@@ -330,8 +333,8 @@ fn group_with_the_name_of_another_one_is_not_shared() {
     ];
     let load_balancers =
         load_balancers.map(|(name, number, report)| (name.to_owned(), load_balancer(number, report)));
-    let status = HostStatus { load_balancers: Arc::new(load_balancers.into()), ..host_status(0, 0) };
-    let wanted = objects::wanted(&status);
+    let status = HostStatus { load_balancers: load_balancers.into_iter().collect(), ..host_status(0, 0) };
+    let wanted = objects(&status);
     let spec = |name: &str| {
         wanted[&ObjectKey::LoadBalancer(name.to_owned())].target_health(HOST).expect("a report").spec
     };
@@ -389,11 +392,12 @@ async fn directory_has_what_the_api_server_would_have() {
         names.sort();
         names
     };
-    writer.step(&objects::wanted(&host_status(0, 2))).await;
+    writer.step(&objects(&host_status(0, 2))).await;
     let shared = format!("EdgeTargetHealth.{}.{HOST}.json", shared_group().name);
     assert_eq!(names().len(), 4);
     assert!(names().contains(&shared) && names().contains(&format!("EdgeHost.{HOST}.json")));
-    writer.step(&objects::wanted(&host_status(0, 0))).await;
+    writer.note(ChangedKeys::All);
+    writer.step(&objects(&host_status(0, 0))).await;
     assert!(!names().contains(&shared));
     std::fs::remove_dir_all(&directory).expect("remove");
 }
@@ -407,9 +411,11 @@ fn object_has_a_limit_at_any_number_of_targets() {
         };
         let mut status = load_balancer(1, &of_family(IpFamily::V4));
         status.targets.push(of_family(IpFamily::V6));
-        let status =
-            HostStatus { load_balancers: Arc::new([("lb".to_owned(), status)].into()), ..host_status(0, 0) };
-        let wanted = objects::wanted(&status);
+        let status = HostStatus {
+            load_balancers: [("lb".to_owned(), status)].into_iter().collect(),
+            ..host_status(0, 0)
+        };
+        let wanted = objects(&status);
         let object = wanted[&ObjectKey::LoadBalancer("lb".to_owned())].target_health(HOST).expect("a report");
         let size = serde_json::to_vec(&object).expect("JSON").len();
         println!("{state:?}: {size} bytes");
@@ -434,8 +440,8 @@ async fn last_change_is_written_when_the_engine_ends() {
     tokio::time::sleep(A_WHILE).await;
     assert_eq!(api.names().len(), 201);
     api.take_writes();
-    for status in Arc::make_mut(&mut status.load_balancers).values_mut() {
-        status.generation = 2;
+    for (name, _) in status.clone().load_balancers.iter() {
+        status.load_balancers.change(name, |status| status.generation = 2);
     }
     status.active = Shards::NONE;
     sender.send_replace(status);
@@ -448,4 +454,39 @@ async fn last_change_is_written_when_the_engine_ends() {
         (Some(""), "PATCH edge-1.example")
     );
     assert!(writes.len() <= 20, "{}", writes.len());
+}
+
+proptest::proptest! {
+    /// Objects that follow changes are those of the last status.
+    #[test]
+    fn objects_follow_the_status(
+        steps in proptest::collection::vec(
+            proptest::collection::vec((0..12_u8, proptest::option::of((0..4_u32, 0..3_u32))), 0..4), 1..12),
+    ) {
+        let mut collision = SharedGroup::clone(&group_with_panic_threshold(Some(7)));
+        collision.name.clone_from(&shared_group().name);
+        let groups = [None, Some(shared_group()), Some(group_with_panic_threshold(Some(50))), Some(Arc::new(collision))];
+        let mut status = host_status(20, 3);
+        let mut wanted = Wanted::new(status.clone());
+        for step in steps {
+            // All load balancers that share targets have the same report of them.
+            for (number, change) in step {
+                let status_of = |(group, healthy): (u32, u32)| {
+                    let group = groups[usize::try_from(group).expect("small")].clone();
+                    let healthy = if group.is_some() { 300 } else { healthy };
+                    load_balancer(number, &report(group, healthy))
+                };
+                status.load_balancers.set(&format!("lb-{number}"), change.map(status_of));
+            }
+            let before = wanted.objects.clone();
+            let changed = wanted.update(status.clone());
+            let expected = objects(&status);
+            proptest::prop_assert_eq!(&wanted.objects, &expected);
+            if let ChangedKeys::These(changed) = changed {
+                for key in before.keys().chain(expected.keys()).filter(|key| before.get(*key) != expected.get(*key)) {
+                    proptest::prop_assert!(changed.contains(key), "{key:?}");
+                }
+            }
+        }
+    }
 }

@@ -12,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{
-    Dataplane, Exception, Listener, Options, Path, Sizes, State, TargetState, remove,
+    Dataplane, Exception, Listener, Options, Path, Sizes, State, StateChange, TargetState, remove,
 };
 use steerage_requirements::requires;
 
@@ -187,7 +187,8 @@ fn measure_writes() {
                 let table = table(251, &[number, 2 + number % 50 + 1]);
                 changed.tables.insert(number, Arc::clone(&table));
                 let start = Instant::now();
-                dataplane.write_table(number, table).expect("write");
+                let tables = [(number, Some(table))].into();
+                dataplane.write_change(StateChange { tables, ..StateChange::default() }).expect("write");
                 change.push(milliseconds(start));
             }
             let next = changed.clone();

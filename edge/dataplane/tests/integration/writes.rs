@@ -14,7 +14,9 @@ use proptest::test_runner::TestRunner;
 use steerage_edge_dataplane::packet::frames::Frame;
 use steerage_edge_dataplane::packet::hash::mix64;
 use steerage_edge_dataplane::packet::maps::{Counters, ListenerKey, Service, Target};
-use steerage_edge_dataplane::{Dataplane, Listener, Options, Path, Sender, State, Table, TargetState};
+use steerage_edge_dataplane::{
+    Dataplane, Listener, Options, Path, Sender, State, StateChange, Table, TargetState,
+};
 use steerage_requirements::requires;
 
 use crate::bed::{self, Pins, address, table};
@@ -62,15 +64,38 @@ fn of(size: u32, members: &BTreeSet<u32>) -> Arc<Table> {
     table(size, &members.iter().copied().collect::<Vec<_>>())
 }
 
+/// What makes one state of the other, and nothing else.
+fn change(old: &State, new: &State) -> StateChange {
+    fn differences<K: Ord + Clone, V: Clone + PartialEq>(
+        old: &BTreeMap<K, V>,
+        new: &BTreeMap<K, V>,
+    ) -> BTreeMap<K, Option<V>> {
+        let keys = old.keys().chain(new.keys()).filter(|key| old.get(key) != new.get(key));
+        keys.map(|key| (key.clone(), new.get(key).cloned())).collect()
+    }
+    StateChange {
+        vips: differences(&old.vips, &new.vips),
+        listeners: differences(&old.listeners, &new.listeners),
+        tables: differences(&old.tables, &new.tables),
+        targets: differences(&old.targets, &new.targets),
+        senders: differences(&old.senders, &new.senders),
+    }
+}
+
 #[test]
 fn maps_hold_the_state_that_was_written_last() {
     requires!(Root);
     let dataplane = Dataplane::load(bed::options()).expect("load");
     let dataplane = std::cell::RefCell::new(dataplane);
     let mut runner = TestRunner::new(ProptestConfig { cases: 300, ..ProptestConfig::default() });
-    let result = runner.run(&(any_state(), any::<bool>()), |(state, checks)| {
+    let result = runner.run(&(any_state(), any::<bool>(), any::<bool>()), |(state, checks, is_change)| {
         let mut dataplane = dataplane.borrow_mut();
-        dataplane.write(state.clone()).expect("write");
+        if is_change {
+            let change = change(dataplane.written().expect("a state"), &state);
+            dataplane.write_change(change).expect("write");
+        } else {
+            dataplane.write(state.clone()).expect("write");
+        }
         // Without a check the writer continues with its own memory of the maps.
         if checks {
             prop_assert!(dataplane.check().expect("check"), "the maps hold {:?}", dataplane.written());
@@ -95,7 +120,8 @@ fn one_table_is_written_alone() {
     for (size, members) in [(251, &[1, 2][..]), (509, &[1, 2, 3]), (251, &[]), (1021, &[3])] {
         let table = table(size, members);
         state.tables.insert(1, Arc::clone(&table));
-        dataplane.write_table(1, table).expect("write");
+        let tables = [(1, Some(table))].into();
+        dataplane.write_change(StateChange { tables, ..StateChange::default() }).expect("write");
         assert_eq!(dataplane.written(), Some(&state));
         assert!(dataplane.check().expect("check"), "{size}");
     }

@@ -83,7 +83,7 @@ impl World {
     fn follow(&mut self, lists: &[ListChange]) {
         let Self { health, endpoints, now, plan, .. } = self;
         let inputs = HealthInputs { health, endpoints, room: ROOM, now: *now };
-        assert!(follow_all(plan, &mut HashSet::new(), inputs, Changed { probes: &[], lists }));
+        assert!(follow_all(plan, &mut HashSet::new(), inputs, Changed { lists, ..Changed::default() }));
     }
 
     fn reached(&self, vip: &str) -> Vec<IpAddr> {
@@ -217,7 +217,7 @@ proptest! {
                 let probe = world.probe(node);
                 let World { health, endpoints, now, plan, .. } = &mut world;
                 let inputs = HealthInputs { health, endpoints, room: ROOM, now: *now };
-                let changed = Changed { probes: std::slice::from_ref(&probe), lists: &[] };
+                let changed = Changed { probes: std::slice::from_ref(&probe), ..Changed::default() };
                 prop_assert!(follow_all(plan, &mut HashSet::new(), inputs, changed));
                 let planned = plan_fused(&world.index, &host(), &world.health, &world.endpoints, world.now, &before);
                 prop_assert_eq!(&world.plan.state, &planned.state);

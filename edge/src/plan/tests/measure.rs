@@ -1,12 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long a plan takes. `cargo test --release -p steerage-edge -- --ignored --nocapture measure_plans`
 
+use super::amending::parsed;
 use super::*;
 
 fn milliseconds(mut values: Vec<Duration>) -> String {
     values.sort();
     let of = |at: usize| values.get(at).map_or(0.0, |value| value.as_secs_f64() * 1000.0);
     format!("{:.1} ({:.1}..{:.1})", of(values.len() / 2), of(0), of(values.len() - 1))
+}
+
+/// The times of load balancers that are added, changed and deleted without a plan, in turn, with what follows for health checks.
+fn amended(
+    index: &mut Index,
+    host: &HostNetwork,
+    health: &mut HealthByProbe,
+    plan: &mut Plan,
+    forms: [&Value; 2],
+) -> [Vec<Duration>; 3] {
+    let [mut added, mut changed, mut deleted] = [const { Vec::new() }; 3];
+    let name = forms[0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    let forms = forms.map(parsed);
+    let endpoints = EndpointNodes::default();
+    for _ in 0..11 {
+        let [first, second] = forms.clone();
+        let deletion = Event::Delete { key: name.clone(), version: String::new() };
+        let events = [Event::Apply(first), Event::Apply(second), deletion];
+        for (event, times) in events.into_iter().zip([&mut added, &mut changed, &mut deleted]) {
+            apply(index, IndexEvent::LoadBalancer(event));
+            let begun = Instant::now();
+            let inputs = PlanInputs { index, host, health, endpoints: &endpoints, room: ROOM, now: begun };
+            let amended = plan.groups.amend(&inputs, &mut plan.assignments, &[name.clone()].into());
+            let checks = amended.expect("no plan is needed").checks;
+            for (address, sets) in &checks {
+                health.set_checks_of(*address, sets);
+            }
+            times.push(begun.elapsed());
+        }
+    }
+    [added, changed, deleted]
 }
 
 #[test]
@@ -24,7 +56,7 @@ fn measure_plans() {
                 one
             })
             .collect();
-        let index = index(&load_balancers);
+        let mut index = index(&load_balancers);
         let begun = Instant::now();
         let first = plan_next(&index, &host(), &HealthByProbe::default(), begun, &Assignments::default());
         let all = begun.elapsed();
@@ -53,12 +85,26 @@ fn measure_plans() {
             let endpoints = EndpointNodes::default();
             let inputs =
                 HealthInputs { health: &health, endpoints: &endpoints, room: ROOM, now: Instant::now() };
-            let changed = Changed { probes: std::slice::from_ref(&probe), lists: &[] };
+            let changed = Changed { probes: std::slice::from_ref(&probe), ..Changed::default() };
             let result =
                 last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
             followed.push(begun.elapsed());
             assert!(!result.tables.is_empty());
         }
+        let new = |numbers: &[u8]| {
+            let targets: Vec<_> = numbers.iter().map(|number| target(*number, 1)).collect();
+            let mut one = load_balancer("new", "10.0.0.1", &targets);
+            one["spec"]["addresses"] = json!(["10.7.255.1", "fd00::8:1"]);
+            one
+        };
+        let forms = [&new(&[1, 2, 3]), &new(&[2, 3, 4])];
+        let [added, changed, deleted] = amended(&mut index, &host(), &mut health, &mut last, forms);
+        println!(
+            "one load balancer added {} ms, its targets changed {} ms, deleted {} ms",
+            milliseconds(added),
+            milliseconds(changed),
+            milliseconds(deleted)
+        );
         println!(
             "{services} Services, two families, three targets: all {:.1} ms; one target's health by a plan {} ms, without {} ms",
             all.as_secs_f64() * 1000.0,
@@ -140,10 +186,28 @@ fn measure_plans_of_many_nodes() {
             let begun = Instant::now();
             let endpoints = EndpointNodes::default();
             let inputs = HealthInputs { health: &health, endpoints: &endpoints, room: ROOM, now: begun };
-            let changed = Changed { probes: std::slice::from_ref(&probe), lists: &[] };
+            let changed = Changed { probes: std::slice::from_ref(&probe), ..Changed::default() };
             last.groups.retarget(inputs, &mut last.assignments, changed).expect("no plan is needed");
             followed.push(begun.elapsed());
         }
+        let new = |port: u16| {
+            let mut one = load_balancer("new", "10.7.255.1", &[]);
+            one["spec"]["nodeSet"] = json!("eligible");
+            one["spec"]["healthCheck"]["port"] = json!(port);
+            one["spec"]["listeners"][0]["port"] = json!(port);
+            one
+        };
+        // Another port of the health check would wait for probes.
+        let mut second = new(29_999);
+        second["spec"]["affinity"] = json!({"timeoutSeconds": 10_800});
+        let forms = [&new(29_999), &second];
+        let [added, changed, deleted] = amended(&mut index, &host, &mut health, &mut last, forms);
+        println!(
+            "one load balancer added {} ms, changed {} ms, deleted {} ms",
+            milliseconds(added),
+            milliseconds(changed),
+            milliseconds(deleted)
+        );
         let status = std::fs::read_to_string("/proc/self/status").expect("status");
         let peak = status.lines().find(|line| line.starts_with("VmHWM")).unwrap_or_default();
         println!(

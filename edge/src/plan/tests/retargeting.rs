@@ -62,7 +62,7 @@ fn follow_urgency(
 ) -> bool {
     let endpoints = EndpointNodes::default();
     let inputs = HealthInputs { health, endpoints: &endpoints, room, now };
-    follow_all(plan, urgent, inputs, Changed { probes: changed, lists: &[] })
+    follow_all(plan, urgent, inputs, Changed { probes: changed, ..Changed::default() })
 }
 
 pub(super) fn follow_all(
