@@ -32,7 +32,7 @@ fn two_nodes() -> TestBed {
 }
 
 fn is_limited(testbed: &TestBed, host: usize) -> bool {
-    testbed.forwarding_left(host).is_some_and(|left| left > KILLED - LATE && left <= LONGEST)
+    testbed.forwarding_left(host).is_some_and(|left| left.saturating_add(LATE) > KILLED && left <= LONGEST)
 }
 
 /// The process of the first node has handed everything over, and only that node is a target.
@@ -91,7 +91,7 @@ fn program_of_a_killed_process_has_a_limited_time_only_beside_another_host() {
     });
     let left = testbed.forwarding_left(0).expect("limited");
     let whole = left + killed.elapsed();
-    assert!(whole > KILLED - LATE && whole <= LONGEST, "{left:?}");
+    assert!(whole.saturating_add(LATE) > KILLED && whole <= LONGEST, "{left:?}");
     testbed.start_ready(0);
     eventually("it is renewed again", || is_limited(&testbed, 0));
     // The last one keeps all, without end.
