@@ -169,13 +169,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let (health, health_rx) = mpsc::unbounded_channel();
     let (statements, statements_rx) = mpsc::channel(STATEMENT_BUFFER);
     let prober = Prober::new(statements_port, health, statements, metrics.clone());
-    let keeper = LeaseRenewer {
-        leases: leases.clone(),
-        membership: membership.clone(),
-        leaving: leaving.subscribe(),
-        abilities: abilities.subscribe(),
-    };
-    process.spawn("lease", keeper.run());
+    process.spawn("lease", LeaseRenewer::new(&leases, &membership, &leaving, &abilities).run());
     let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving, heard_rx);
     export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;
     let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);

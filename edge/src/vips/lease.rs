@@ -284,14 +284,24 @@ fn clock() -> Duration {
 /// The task that renews and ends the leases while this process runs.
 #[derive(Debug)]
 pub(crate) struct LeaseRenewer {
-    pub(crate) leases: VipLeases,
-    pub(crate) membership: watch::Receiver<Membership>,
+    leases: VipLeases,
+    membership: watch::Receiver<Membership>,
     /// Of the engine.
-    pub(crate) leaving: watch::Receiver<bool>,
-    pub(crate) abilities: watch::Receiver<AbilityReport>,
+    leaving: watch::Receiver<bool>,
+    abilities: watch::Receiver<AbilityReport>,
 }
 
 impl LeaseRenewer {
+    pub(crate) fn new(
+        leases: &VipLeases,
+        membership: &watch::Receiver<Membership>,
+        leaving: &watch::Sender<bool>,
+        abilities: &watch::Sender<AbilityReport>,
+    ) -> Self {
+        let (leaving, abilities) = (leaving.subscribe(), abilities.subscribe());
+        Self { leases: leases.clone(), membership: membership.clone(), leaving, abilities }
+    }
+
     /// Runs until the engine is gone: the heartbeats go on for as long as anybody receives the membership.
     pub(crate) async fn run(mut self) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(RENEWAL_INTERVAL);

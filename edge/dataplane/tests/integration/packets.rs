@@ -170,14 +170,14 @@ fn program_leaves_all_to_the_kernel_once_its_time_is_over() {
             asked,
         ];
         for frame in frames.iter().chain(&solicited) {
-            for ended in [Duration::from_nanos(1), clock() - Duration::from_millis(100)] {
+            for ended in [Duration::from_nanos(1), clock().saturating_sub(Duration::from_millis(100))] {
                 bed.dataplane.leases().set_forwarding(ended);
                 assert_eq!(bed.dataplane.leases().forwarding(), ended);
                 let (verdict, out) = bed.verdict_and_frame(frame);
                 assert_eq!(verdict, Verdict::Pass, "{frame:02x?}");
                 assert_eq!(&out, frame);
             }
-            for end in [clock() + Duration::from_secs(60), Duration::MAX] {
+            for end in [clock() + Duration::from_mins(1), Duration::MAX] {
                 bed.dataplane.leases().set_forwarding(end);
                 assert_ne!(bed.verdict(frame), Verdict::Pass, "{frame:02x?}");
             }
