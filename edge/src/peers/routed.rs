@@ -59,7 +59,7 @@ pub(crate) enum Judgement {
     /// The other host has seen a later packet.
     Replaces,
     Refused,
-    /// This host has seen a later packet of the flow, which has another target: the other host does not know.
+    /// This host has seen a later packet of the flow, or was told of one, which has another target: the other host does not know.
     Outdated,
 }
 
@@ -105,18 +105,15 @@ impl RoutedFlows {
     /// `own`: what this host's program remembers of the flow, if it would still use it.
     pub(crate) fn judge(&self, session: SessionId, told: ToldFlow<'_>, own: Option<Pinned>) -> Judgement {
         let Some(own) = own else { return Judgement::New };
-        if let Some(before) = self.flows.get(told.key).filter(|before| !is_later(own.seen, before.seen)) {
-            let is_same_host = self.hosts.get(&session) == Some(&before.by);
-            // Two hosts that have a flow from a third one, which is gone, must not both leave it to the other.
-            let is_newer = is_later(told.seen, before.seen.wrapping_add(UNSURE));
-            return if is_same_host || is_newer { Judgement::Replaces } else { Judgement::Refused };
+        let before = self.flows.get(told.key).filter(|before| !is_later(own.seen, before.seen));
+        let is_of_same_host = before.is_some_and(|before| self.hosts.get(&session) == Some(&before.by));
+        // Two hosts that have a flow from a third one, which is gone, must not both leave it to the other.
+        let known = before.map_or(own.seen, |before| before.seen);
+        if is_of_same_host || is_later(told.seen, known.wrapping_add(UNSURE)) {
+            return Judgement::Replaces;
         }
-        if is_later(told.seen, own.seen.wrapping_add(UNSURE)) {
-            Judgement::Replaces
-        } else if told.target.is_some_and(|target| target != own.target)
-            && own.is_established
-            && is_later(own.seen, told.seen.wrapping_add(UNSURE))
-        {
+        let is_other_target = told.target.is_some_and(|target| target != own.target);
+        if is_other_target && own.is_established && is_later(own.seen, told.seen.wrapping_add(UNSURE)) {
             Judgement::Outdated
         } else {
             Judgement::Refused

@@ -294,6 +294,15 @@ impl World {
                 }
             }
             Step::Start(host) if !self.hosts[host].is_alive => {
+                // Given up: a port that was used again while the host was dead, if those that saw the new connection are dead.
+                let flows = &self.hosts[host].flows;
+                let is_known = |port: &u32, target: u32| {
+                    let mut alive = self.hosts.iter().filter(|host| host.is_alive);
+                    alive.any(|host| host.flows.get(port).is_some_and(|flow| flow.target == target))
+                };
+                self.connections.retain(|port, target| {
+                    flows.get(port).is_none_or(|old| old.target == *target) || is_known(port, *target)
+                });
                 self.hosts[host].is_alive = true;
                 self.hosts[host].routed = RoutedFlows::new(LISTS);
                 self.hosts[host].sent.clear();
