@@ -93,7 +93,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
         });
         let events = tokio::spawn(recording);
         let changes = provider.changes();
-        let telling = provider_notices::publish(provider.notices(), recorder.clone());
+        let telling = provider_notices::publish(provider.notices(), Arc::clone(&cluster), recorder.clone());
         let rate_limiter = RateLimiter::of_qps(provider_qps);
         let pod_gates = config.pod_readiness_gates.then(Arc::<PodGates>::default);
         let pod_writer = PodWriter::new(client.clone(), leadership.clone());

@@ -122,6 +122,11 @@ impl NodeTarget {
 }
 
 impl NodeTargets {
+    /// Whether a node of this name drains.
+    pub(crate) fn drains(&self, node: &str) -> bool {
+        self.by_name.get(node).is_some_and(|node| node.drain.is_some())
+    }
+
     /// Nodes that are as in `before` share its targets. `drains_cordoned`: cordoned nodes drain.
     pub(crate) fn new<'a>(
         nodes: impl Iterator<Item = &'a Node>,
