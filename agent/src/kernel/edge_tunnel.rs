@@ -30,6 +30,8 @@ pub struct EdgeTunnelKeeper {
     written: Vec<RuleInfo>,
     /// The generation at which they were seen to hold it.
     seen: Option<u32>,
+    /// Whether they hold it, as far as is known: what cannot be read now may be as before.
+    hold: bool,
     has_begun: bool,
     /// Why something is not as it should be.
     error: Option<String>,
@@ -56,6 +58,7 @@ impl EdgeTunnelKeeper {
             devices,
             written: Vec::new(),
             seen: None,
+            hold: false,
             has_begun: false,
             error: None,
         })
@@ -73,8 +76,10 @@ impl EdgeTunnelKeeper {
     /// Repairs what is not as it should be. Whether the tunnel receives.
     pub fn keep(&mut self) -> bool {
         let result = self.keep_tables().map_err(|error| {
-            // Nothing may come that the tables do not judge.
-            remove_devices();
+            // Nothing may come that no table judges. Tables that merely cannot be read are no reason to stop.
+            if !self.hold {
+                remove_devices();
+            }
             chain(&error)
         });
         let result = result.and_then(|()| self.keep_devices());
@@ -96,7 +101,8 @@ impl EdgeTunnelKeeper {
             return Ok(());
         }
         // Empty only before the first write.
-        if self.written.is_empty() || self.listed()? != self.written {
+        self.hold = !self.written.is_empty() && self.listed()? == self.written;
+        if !self.hold {
             if self.has_begun {
                 tracing::warn!(
                     table = TABLE,
@@ -108,6 +114,7 @@ impl EdgeTunnelKeeper {
                 self.settings.write_table(*family, &mut batch);
             }
             self.nft.commit(batch)?;
+            self.hold = true;
             self.written = self.listed()?;
         }
         // What another program commits meanwhile is seen the next time.
