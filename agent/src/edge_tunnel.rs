@@ -67,6 +67,11 @@ impl TunnelDrop {
 }
 
 impl EdgeTunnelSettings {
+    /// The number of rules in the table of a family.
+    pub fn rule_count(&self, family: Family) -> usize {
+        self.chains(family).iter().map(|(_, _, rules)| rules.len()).sum()
+    }
+
     /// What makes the table of a family hold its rules and nothing else.
     pub fn write_table(&self, family: Family, batch: &mut Batch) {
         let table = Table::new(family, TABLE);
@@ -93,17 +98,35 @@ impl EdgeTunnelSettings {
             regular("underlay", self.underlay(family)),
             regular("decapsulated", self.decapsulated(family)),
             regular("translated", translated()),
-            base("prerouting", Hook::Prerouting, EARLY, self.prerouting()),
-            base("input", Hook::Input, 0, from_tunnel("translated")),
+            base("prerouting", Hook::Prerouting, EARLY, self.prerouting(family)),
+            base("input", Hook::Input, 0, self.input()),
             base("forward", Hook::Forward, 0, from_tunnel("translated")),
             base("postrouting", Hook::Postrouting, AFTER_NAT, self.postrouting(family)),
         ]
     }
 
-    fn prerouting(&self) -> Vec<Rule> {
-        let is_local = Expression::FibType(FibAddress::Destination);
+    /// The kernel's device takes also what is sent to many, such as 255.255.255.255, and to anycast addresses. So all is judged that is
+    /// not forwarded to another host.
+    fn prerouting(&self, family: Family) -> Vec<Rule> {
+        const UNICAST: Field = Field::Number(1);
+        let destination = Expression::FibType(FibAddress::Destination);
         let mut rules = from_tunnel("decapsulated");
-        rules.push(self.to_port().equals(&is_local, Expression::LOCAL).goto("underlay"));
+        // On its way to another node, too, which could not tell it from an edge host's.
+        let forged = within(family, Expression::saddr(family), &self.sources).map(|rule| {
+            let rule = rule.equals(&Expression::l4proto(), Field::Proto(UDP));
+            let rule = rule.equals(&Expression::dport(), Field::Port(self.port));
+            dropped(rule.equals(&Expression::ReversePath, Field::Number(0)), TunnelDrop::Forged)
+        });
+        rules.extend(forged);
+        rules.push(self.to_port().not_equals(&destination, UNICAST).goto("underlay"));
+        rules
+    }
+
+    /// A Service of a tenant may lead to the port of a node: that is translated after prerouting.
+    fn input(&self) -> Vec<Rule> {
+        let translated = self.to_port().has_any(Expression::Ct(Ct::Status), Ct::DNAT);
+        let mut rules = from_tunnel("translated");
+        rules.push(dropped(translated, TunnelDrop::NoEdgeHost));
         rules
     }
 

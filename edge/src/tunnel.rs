@@ -48,6 +48,11 @@ impl TunnelKeeper {
             Err(TunnelError::PortInUse { .. }) if remove_receivers() => steerage_tunnel::ensure(&self.device),
             made => made,
         };
+        if self.index.is_some() && made.as_ref().is_err_and(TunnelError::is_unknown) {
+            // The next second tells. Without a device all targets behind it would go.
+            tracing::debug!(device = SENDER, "the kernel does not say whether the tunnel's device is there");
+            return;
+        }
         let error = match made {
             Ok(Ensured { index, is_new }) => {
                 if is_new {

@@ -51,6 +51,9 @@ const ANY_OWN: Ipv4Addr = Ipv4Addr::new(127, 83, 84, 1);
 /// Below the least that IPv6 needs, so that the kernel takes no IPv6 packet from the sender. What the program sends is compared with
 /// the MTU of each path, and never with the device's.
 const NO_IPV6: u32 = 1279;
+/// What is tried.
+const ASK: &str = "ask the kernel for";
+const FIND: &str = "find";
 
 /// A VXLAN device as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +119,15 @@ struct Found {
     vni: Option<u32>,
     port: u16,
     v6: bool,
+    /// Reverse path filtering of IPv4, if the kernel says.
+    rp_filter: Option<u32>,
+}
+
+impl TunnelError {
+    /// Whether the kernel did not answer, so that nothing new is known of the device.
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Kernel { what: ASK | FIND, .. })
+    }
 }
 
 impl Device {
@@ -131,6 +143,10 @@ impl Device {
 
     fn is(&self, found: &Found) -> bool {
         (found.vni, found.port, found.v6) == (self.vni, self.port, self.v6)
+    }
+
+    fn rp_filter(&self) -> u32 {
+        if self.vni.is_none() { STRICT } else { LOOSE }
     }
 
     fn failed(&self, what: &'static str) -> impl Fn(io::Error) -> TunnelError {
@@ -168,7 +184,7 @@ impl Device {
     /// What the kernel does not take at the creation. A sender has no address, and no route leads to it: so it receives nothing by
     /// IPv4.
     fn settings(&self, index: u32) -> Vec<u8> {
-        let rp_filter = if self.vni.is_none() { STRICT } else { LOOSE };
+        let rp_filter = self.rp_filter();
         let mut body = link(index, 0, 0);
         nested(&mut body, FAMILIES, |families| {
             nested(families, family(libc::AF_INET), |inet| {
@@ -198,16 +214,22 @@ fn family(number: i32) -> u16 {
 /// # Errors
 /// If a device of the name is another program's or has other attributes, if the port is another socket's, or the kernel refuses.
 pub fn ensure(device: &Device) -> Result<Ensured, TunnelError> {
-    let mut netlink = Netlink::open().map_err(device.failed("ask the kernel for"))?;
-    let index = match find_device(&mut netlink, device.name).map_err(device.failed("find"))? {
+    let mut netlink = Netlink::open().map_err(device.failed(ASK))?;
+    let index = match find_device(&mut netlink, device.name).map_err(device.failed(FIND))? {
         Some(Found { is_ours: false, .. }) => return Err(TunnelError::Foreign(device.name)),
         Some(found) if !device.is(&found) => return Err(TunnelError::Different(device.name)),
-        Some(Found { index, is_up: true, .. }) => return Ok(Ensured { index, is_new: false }),
+        Some(Found { index, is_up: true, rp_filter, .. }) => {
+            // Programs that apply the host's settings to each new device change it a moment after it was made.
+            if rp_filter.is_some_and(|found| found != device.rp_filter()) {
+                netlink.request(NEWLINK, 0, &device.settings(index)).map_err(device.failed("set up"))?;
+            }
+            return Ok(Ensured { index, is_new: false });
+        }
         Some(found) => found.index,
         None => {
             netlink.request(NEWLINK, CREATE, &device.creation()).map_err(device.failed("make"))?;
-            let made = find_device(&mut netlink, device.name).map_err(device.failed("find"))?;
-            made.ok_or_else(|| device.failed("find")(io::ErrorKind::NotFound.into()))?.index
+            let made = find_device(&mut netlink, device.name).map_err(device.failed(FIND))?;
+            made.ok_or_else(|| device.failed(FIND)(io::ErrorKind::NotFound.into()))?.index
         }
     };
     let result = set_up(&mut netlink, device, index);
@@ -279,7 +301,7 @@ pub fn remove(name: &'static str) -> Result<bool, TunnelError> {
 /// # Errors
 /// If the kernel refuses to say.
 pub fn is_up(name: &'static str) -> Result<bool, TunnelError> {
-    let failed = |source| TunnelError::Kernel { what: "find", name, source };
+    let failed = |source| TunnelError::Kernel { what: FIND, name, source };
     let mut netlink = Netlink::open().map_err(failed)?;
     let found = find_device(&mut netlink, name).map_err(failed)?;
     Ok(found.is_some_and(|found| found.is_ours && found.is_up))
@@ -308,6 +330,9 @@ fn decode(message: &[u8]) -> Option<Found> {
     let data = find(info, DATA).unwrap_or_default();
     let is_external = find(data, COLLECT_METADATA).is_some_and(|flag| flag != [0]);
     let address = find(attributes, ADDRESS).unwrap_or_default();
+    // An array of all settings, which are counted from one.
+    let inet = find(attributes, FAMILIES).and_then(|families| find(families, family(libc::AF_INET)));
+    let conf = inet.and_then(|inet| find(inet, INET_CONF));
     Some(Found {
         index: word(message, 4)?,
         is_ours: kind == Some(b"vxlan") && address.starts_with(&PREFIX),
@@ -316,6 +341,7 @@ fn decode(message: &[u8]) -> Option<Found> {
         port: find(data, PORT).and_then(|port| port.try_into().ok()).map_or(0, u16::from_be_bytes),
         // The kernel lists an address that is not given by neither family, so the name says it.
         v6: name_of(attributes) == RECEIVERS[1],
+        rp_filter: conf.and_then(|conf| word(conf, usize::from(RP_FILTER - 1) * 4)),
     })
 }
 
@@ -337,6 +363,24 @@ mod tests {
         let done = Command::new("ip").args(line.split(' ')).output().expect("ip");
         assert!(done.status.success(), "ip {line}: {}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8_lossy(&done.stdout).into_owned()
+    }
+
+    /// As systemd-udevd does on some distributions, with the settings of /etc/sysctl.d.
+    #[test]
+    fn reverse_path_filter_that_another_program_sets_is_set_back() {
+        requires!(NetworkNamespace, Program("ip"));
+        in_new_netns(|| {
+            let [device, _] = receivers(7, 10_361);
+            ensure(&device).expect("made");
+            let file = format!("/proc/sys/net/ipv4/conf/{}/rp_filter", device.name());
+            let read = || std::fs::read_to_string(&file).expect("rp_filter").trim().to_owned();
+            assert_eq!(read(), "2");
+            for other in ["1", "0"] {
+                std::fs::write(&file, other).expect("set");
+                assert!(!ensure(&device).expect("kept").is_new);
+                assert_eq!(read(), "2");
+            }
+        });
     }
 
     #[test]

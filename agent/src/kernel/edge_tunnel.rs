@@ -2,7 +2,7 @@
 //! Keeps what [`crate::edge_tunnel`] says: first the tables, then the devices, so that nothing comes by the tunnel that no rule has
 //! judged. The agent's composition root asks [`EdgeTunnelKeeper::keep`] again each second. At the end of the process all stays.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steerage_model::chain;
 use steerage_nft::{Batch, Error, Family, Nft, RuleInfo, Table};
@@ -17,6 +17,8 @@ use crate::edge_tunnel::{EdgeTunnelSettings, TABLE};
 
 /// How often all is looked at.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How often a port that is in use is tried again, unless the edge host's device goes.
+const RETRY_PORT: Duration = Duration::from_secs(30);
 
 /// Keeps the tunnel's tables and devices.
 #[derive(Debug)]
@@ -33,6 +35,10 @@ pub struct EdgeTunnelKeeper {
     /// Whether they hold it, as far as is known: what cannot be read now may be as before.
     hold: bool,
     has_begun: bool,
+    /// While the port is in use: each try makes a device and removes it again, which other programs see.
+    retry_at: Option<Instant>,
+    /// It is in use by the device of an edge host on this node.
+    is_edge_host: bool,
     /// Why something is not as it should be.
     error: Option<String>,
 }
@@ -60,6 +66,8 @@ impl EdgeTunnelKeeper {
             seen: None,
             hold: false,
             has_begun: false,
+            retry_at: None,
+            is_edge_host: false,
             error: None,
         })
     }
@@ -115,7 +123,13 @@ impl EdgeTunnelKeeper {
             }
             self.nft.commit(batch)?;
             self.hold = true;
-            self.written = self.listed()?;
+            let listed = self.listed()?;
+            let counts = self.families.iter().map(|family| self.settings.rule_count(*family));
+            if listed.len() != counts.sum::<usize>() {
+                // Another program was quicker. The next look writes them again.
+                return Ok(());
+            }
+            self.written = listed;
         }
         // What another program commits meanwhile is seen the next time.
         self.seen = Some(generation);
@@ -134,7 +148,23 @@ impl EdgeTunnelKeeper {
         Ok(found)
     }
 
+    /// Whether the port is in use still, as far as is known.
+    fn waits_for_port(&self) -> bool {
+        let is_as_before = || is_up(SENDER).is_ok_and(|is_edge_host| is_edge_host == self.is_edge_host);
+        self.retry_at.is_some_and(|at| Instant::now() < at) && is_as_before()
+    }
+
     fn keep_devices(&mut self) -> Result<bool, String> {
+        if has_ipv6() && !self.families.contains(&Family::Ip6) {
+            remove_devices();
+            return Err(
+                "the kernel has IPv6 and no nftables for it, so nothing would judge IPv6 packets".to_owned()
+            );
+        }
+        if self.waits_for_port() {
+            return self.error.clone().map_or(Ok(false), Err);
+        }
+        (self.retry_at, self.is_edge_host) = (None, false);
         let ensure = if self.has_begun { ensure } else { ensure_anew };
         for device in &self.devices {
             match ensure(device) {
@@ -147,10 +177,16 @@ impl EdgeTunnelKeeper {
                     if !self.has_begun {
                         tracing::info!("this node is an edge host, and needs no end of the tunnel");
                     }
-                    self.has_begun = true;
+                    (self.has_begun, self.is_edge_host) = (true, true);
+                    self.retry_at = Some(Instant::now() + RETRY_PORT);
                     return Ok(false);
                 }
-                Err(error) => return Err(chain(&error)),
+                Err(error) => {
+                    if matches!(error, TunnelError::PortInUse { .. }) {
+                        self.retry_at = Some(Instant::now() + RETRY_PORT);
+                    }
+                    return Err(chain(&error));
+                }
             }
         }
         self.has_begun = true;

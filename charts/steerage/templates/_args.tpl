@@ -138,7 +138,7 @@
 - --interface={{ . }}
 {{- end }}
 {{- with .Values.edge.tunnel }}
-{{- if .vni }}
+{{- if and .vni .send }}
 - --tunnel-vni={{ int .vni }}
 - --tunnel-port={{ int .port }}
 - --tunnel-mtu={{ int .mtu }}

@@ -98,10 +98,27 @@ fn edge_hosts_reach_vips_through_the_tunnel_and_nobody_anything_else() {
     let after = drops(&scene, "no-edge-host");
     assert!(after > before);
     scene.world.own(At::Pod2, &["10.1.0.2"]);
-    scene.world.run(At::Pod2, || {
-        UdpSocket::bind("10.1.0.2:0").unwrap().send_to(&[0; 100], "10.1.0.1:10361").unwrap();
-    });
-    eventually("the forged packet is dropped", || drops(&scene, "no-edge-host") > after);
+    let forged = drops(&scene, "forged");
+    for (number, to) in [(1, "10.1.0.1:10361"), (2, "10.1.0.3:10361")] {
+        scene.world.run(At::Pod2, || {
+            UdpSocket::bind("10.1.0.2:0").unwrap().send_to(&[0; 100], to).unwrap();
+        });
+        eventually("the forged packet is dropped", || drops(&scene, "forged") == forged + number);
+    }
+
+    // The kernel's device takes what is sent to all hosts of a link, and what a Service of a tenant leads to the node's port.
+    scene.nft(
+        "add table ip tenant; add chain ip tenant pre { type nat hook prerouting priority dstnat; }; \
+         add rule ip tenant pre udp dport 53 dnat to 10.1.0.1:10361",
+    );
+    for (number, to) in [(1, "255.255.255.255:10361"), (2, "10.96.0.99:53")] {
+        scene.world.run(At::Pod1, || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.set_broadcast(true).unwrap();
+            socket.send_to(&[0; 100], to).unwrap();
+        });
+        eventually("a pod is no edge host", || drops(&scene, "no-edge-host") == after + number);
+    }
 
     // Both are made again, and another agent adopts them.
     let made = devices(&scene);
