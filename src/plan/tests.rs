@@ -360,12 +360,15 @@ fn fused_steering_adds_the_nodes_with_an_endpoint_to_the_plan_of_health_check_st
             );
             assert_eq!(checked.set.endpoint_nodes, None);
             let same = TargetSet { endpoint_nodes: None, ..fused.set.clone() };
-            assert_eq!(TargetPlan { set: same, ..fused }, checked, "{service:?}");
+            let depends = NodeDependence { members: Vec::new(), ..fused.depends.clone() };
+            assert_eq!(TargetPlan { set: same, depends, ..fused }, checked, "{service:?}");
             let [checked, fused] = [Steering::HealthCheck, Steering::Fused]
                 .map(|steering| load_balancer(&service, steering, &config()).expect("planned"));
             assert_eq!(checked, fused);
         }
     }
+    let (_, plan) = shown(&service(), &[slice(vec![ready("unknown", 1)])], &nodes, Steering::Fused);
+    assert_eq!(plan.depends.members, ["unknown"], "it is planned again when there is such a node");
     let cluster = Service { external_policy: TrafficPolicy::Cluster, ..service() };
     let (_, plan) = shown(&cluster, &[slice(vec![ready("a", 1)])], &nodes, Steering::Fused);
     assert_eq!(plan.set.endpoint_nodes, None, "any node serves");
