@@ -171,7 +171,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let prober = Prober::new(statements_port, health, statements, metrics.clone());
     process.spawn("lease", LeaseRenewer::new(&leases, &membership, &leaving, &abilities).run());
     let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving, heard_rx);
-    export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &metrics)?;
+    export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &leases, &metrics)?;
     let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
@@ -231,6 +231,7 @@ fn export_routes(
     flags: RouteArgs,
     lifetime: Duration,
     inputs: RouteInputs,
+    leases: &VipLeases,
     metrics: &Metrics,
 ) -> anyhow::Result<()> {
     let RouteArgs { route_table, route_withdraw_wait } = flags;
@@ -238,7 +239,14 @@ fn export_routes(
         routes::warn_of_other_tables(netlink, None)?;
         return Ok(());
     }
-    let exporter = RouteExporter::new(route_table, route_withdraw_wait, lifetime, inputs, metrics.clone())?;
+    let exporter = RouteExporter::new(
+        route_table,
+        route_withdraw_wait,
+        lifetime,
+        inputs,
+        leases.clone(),
+        metrics.clone(),
+    )?;
     process.spawn("routes", exporter.run());
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::link::mac::Mac;
 use crate::link::membership::Membership;
 use crate::link::route::{RouteError, Rtnetlink};
 use crate::metrics::Metrics;
-use crate::vips::boot_time;
+use crate::vips::{VipLeases, boot_time};
 
 mod export;
 mod fence;
@@ -63,6 +63,7 @@ pub(crate) struct RouteExporter {
     inputs: RouteInputs,
     metrics: Metrics,
     netlink: Rtnetlink,
+    leases: VipLeases,
     fence: Option<FenceProcess>,
     expiry: Duration,
     /// When another host could serve last.
@@ -102,6 +103,7 @@ impl RouteExporter {
         withdraw_wait: Duration,
         lifetime: Duration,
         inputs: RouteInputs,
+        leases: VipLeases,
         metrics: Metrics,
     ) -> Result<Self, RouteError> {
         let mut netlink = Rtnetlink::open()?;
@@ -113,6 +115,7 @@ impl RouteExporter {
             inputs,
             metrics,
             netlink,
+            leases,
             fence: None,
             expiry: boot_time() + lifetime,
             standby_at: None,
@@ -154,6 +157,9 @@ impl RouteExporter {
             }
             let is_over = |at: Instant| at.elapsed() >= self.withdraw_wait;
             if role != ExportRole::Withdrawing || withdrawn_at.is_none_or(is_over) {
+                if !self.present.is_empty() {
+                    self.leases.remain();
+                }
                 return Ok(());
             }
         }
@@ -176,6 +182,10 @@ impl RouteExporter {
         };
         if has_standby {
             self.standby_at = Some(Instant::now());
+        }
+        if matches!(role, ExportRole::Serving | ExportRole::Remaining) && !has_standby {
+            // Before routers send packets: the engine may have ended, and with it the program's time, while others still could serve.
+            self.leases.remain();
         }
         let guarded = self.guard(role, has_standby);
         // Routes that are not guarded are better than none, or than those of VIPs that are gone.

@@ -153,6 +153,11 @@ impl VipLeases {
         table.forward_for(left);
     }
 
+    /// Routers send packets to this host, and no other host can serve: the program forwards without end, also after the process.
+    pub(crate) fn remain(&self) {
+        self.lock().forward_for(Duration::MAX);
+    }
+
     fn lock(&self) -> MutexGuard<'_, LeaseTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -282,6 +282,28 @@ fn routes_stay_if_all_processes_end() {
     assert!(has_routes(&testbed, 0) && has_routes(&testbed, 1));
 }
 
+/// Its engine has ended while the other host could serve, and so has limited the time for which the program forwards.
+#[test]
+fn host_that_adds_its_routes_again_while_it_ends_forwards_without_end() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = routed(2);
+    testbed.flags = vec!["--route-table", "83", "--route-withdraw-wait", "5s"];
+    testbed.start_ready(0);
+    testbed.start_ready(1);
+    eventually("both hosts have routes", || has_routes(&testbed, 0) && has_routes(&testbed, 1));
+    let mut first = testbed.begin_to_terminate(0);
+    eventually("it has withdrawn its routes", || exported(&testbed, 0).is_empty());
+    eventually("its program has a limited time", || {
+        testbed.forwarding_left(0).is_some_and(|left| left <= Duration::from_secs(15))
+    });
+    assert!(testbed.terminate(1));
+    assert!(first.wait().expect("wait").success());
+    assert!(has_routes(&testbed, 0) && has_routes(&testbed, 1), "each has learned that the other one ends");
+    for edge in [0, 1] {
+        assert_eq!(testbed.forwarding_left(edge), None, "routers send to host {edge}");
+    }
+}
+
 #[test]
 fn host_that_cannot_serve_has_no_routes_beside_one_that_can() {
     requires!(NetworkNamespace, Program("ip"));

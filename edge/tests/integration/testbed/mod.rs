@@ -312,9 +312,14 @@ impl TestBed {
 
     /// Sends SIGTERM; whether the process ended with success.
     pub(crate) fn terminate(&mut self, edge: usize) -> bool {
-        let mut child = self.edges[edge].1.take().expect("running");
+        self.begin_to_terminate(edge).wait().expect("wait").success()
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn begin_to_terminate(&mut self, edge: usize) -> Child {
+        let child = self.edges[edge].1.take().expect("running");
         sh(&format!("kill -TERM {}", child.id()));
-        child.wait().expect("wait").success()
+        child
     }
 
     /// The value of one of its metrics.
