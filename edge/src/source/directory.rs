@@ -32,7 +32,7 @@ pub(crate) async fn watch_directory(
 ) -> anyhow::Result<()> {
     // Before the first look, so that nothing is missed in between.
     let mut notices = Notices::open(&directory);
-    let (mut files, mut looked_at) = (Files::default(), Look::AtAll);
+    let (mut files, mut looked_at) = (Files::default(), Look::at_all());
     loop {
         let news = files
             .look(&directory, looked_at)
@@ -53,16 +53,23 @@ pub(crate) async fn watch_directory(
 /// Which files may have changed.
 #[derive(Debug, PartialEq, Eq)]
 enum Look {
-    AtAll,
+    /// All whose times differ, and these.
+    AtAll(BTreeSet<PathBuf>),
     At(BTreeSet<PathBuf>),
+}
+
+impl Look {
+    fn at_all() -> Self {
+        Self::AtAll(BTreeSet::new())
+    }
 }
 
 async fn next_look(directory: &Path, notices: Option<&mut Notices>) -> Look {
     let Some(notices) = notices else {
         tokio::time::sleep(POLL_INTERVAL).await;
-        return Look::AtAll;
+        return Look::at_all();
     };
-    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or(Look::AtAll)
+    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or_else(|_| Look::at_all())
 }
 
 /// What the kernel says of the directory.
@@ -107,23 +114,29 @@ impl Notices {
 
     /// Waits until something changes.
     async fn next(&mut self, directory: &Path) -> Look {
-        let mut changed = BTreeSet::new();
+        let (mut changed, mut is_all) = (BTreeSet::new(), false);
         loop {
             let Ok(mut ready) = self.0.readable_mut().await else {
                 // As if nothing was said.
                 tokio::time::sleep(POLL_INTERVAL).await;
-                return Look::AtAll;
+                return Look::AtAll(changed);
             };
             while let Ok(read) = ready.try_io(|fd| Ok(fd.get_ref().0.read_events()?)) {
-                let Ok(events) = read else { return Look::AtAll };
+                let Ok(events) = read else {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                    return Look::AtAll(changed);
+                };
                 for event in events {
                     match event.name {
                         Some(name) if is_json(Path::new(&name)) => drop(changed.insert(directory.join(name))),
-                        // A link that leads elsewhere now, lost notices, or the end of them.
-                        _ if !event.mask.contains(AddWatchFlags::IN_CLOSE_WRITE) => return Look::AtAll,
-                        _ => {}
+                        // A link that leads elsewhere now, such as ..data of a mounted ConfigMap; lost notices, or the end of them.
+                        Some(_) => is_all |= event.mask.contains(AddWatchFlags::IN_MOVED_TO),
+                        None => is_all = true,
                     }
                 }
+            }
+            if is_all {
+                return Look::AtAll(changed);
             }
             if !changed.is_empty() {
                 return Look::At(changed);
@@ -159,13 +172,15 @@ impl Files {
     async fn look(&mut self, directory: &Path, look: Look) -> std::io::Result<Vec<IndexEvent>> {
         let changed = match look {
             Look::At(paths) if self.is_listed => paths,
-            Look::At(_) | Look::AtAll => {
+            Look::At(named) | Look::AtAll(named) => {
                 let times = modified_times(directory)?;
                 if !self.is_listed {
                     return Ok(self.list(times).await);
                 }
                 let paths = times.keys().chain(self.times.keys());
-                paths.filter(|path| times.get(*path) != self.times.get(*path)).cloned().collect()
+                let differ = paths.filter(|path| times.get(*path) != self.times.get(*path)).cloned();
+                // A file that was replaced twice within one tick of the clock has the same time.
+                differ.chain(named).collect()
             }
         };
         match self.update(changed).await {
@@ -178,7 +193,7 @@ impl Files {
     async fn update(&mut self, paths: BTreeSet<PathBuf>) -> Option<Vec<IndexEvent>> {
         let (mut before, mut now) = (Vec::new(), Vec::new());
         for path in paths {
-            let time = tokio::fs::symlink_metadata(&path).await.and_then(|file| file.modified()).ok();
+            let time = tokio::fs::metadata(&path).await.and_then(|file| file.modified()).ok();
             match time {
                 Some(time) => drop(self.times.insert(path.clone(), time)),
                 None => drop(self.times.remove(&path)),
@@ -239,7 +254,8 @@ fn modified_times(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, SystemT
         if !is_json(&entry.path()) {
             continue;
         }
-        match entry.metadata().and_then(|file| file.modified()) {
+        // Of the file to which a link leads.
+        match std::fs::metadata(entry.path()).and_then(|file| file.modified()) {
             Ok(time) => drop(files.insert(entry.path(), time)),
             // Deleted meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -352,13 +368,13 @@ mod tests {
             index.node_set("all").is_some()
         };
         let at = |name: &str| Look::At([directory.0.join(name)].into());
-        assert!(read(Look::AtAll).await);
+        assert!(read(Look::at_all()).await);
         for _ in 0..2 {
             directory.write("a.json", &set("all")[..40]);
-            assert!(read(Look::AtAll).await && read(at("a.json")).await, "half written");
+            assert!(read(Look::at_all()).await && read(at("a.json")).await, "half written");
         }
         directory.remove("a.json");
-        assert!(!read(Look::AtAll).await);
+        assert!(!read(Look::at_all()).await);
     }
 
     #[tokio::test]
@@ -368,7 +384,7 @@ mod tests {
         let (mut index, mut files) = (Index::default(), Files::default());
         let mut names = async |paths: &[&str]| {
             let look = match paths {
-                [] => Look::AtAll,
+                [] => Look::at_all(),
                 paths => Look::At(paths.iter().map(|name| directory.0.join(name)).collect()),
             };
             for event in files.look(&directory.0, look).await.expect("read") {
@@ -418,5 +434,48 @@ mod tests {
         tokio::time::timeout(SLOW_INTERVAL / 2, all).await.expect("the kernel says so");
         shutdown.cancel();
         watch.await.expect("no panic").expect("no error");
+    }
+
+    /// Programs write files beside their place and rename them.
+    #[tokio::test]
+    async fn renamed_file_is_named_and_nothing_else_is_looked_at() {
+        let directory = Directory::new("renamed");
+        let mut notices = Notices::open(&directory.0).expect("inotify");
+        directory.write("b.tmp", &set("two"));
+        std::fs::rename(directory.0.join("b.tmp"), directory.0.join("b.json")).expect("rename");
+        let look = notices.next(&directory.0).await;
+        assert_eq!(look, Look::At([directory.0.join("b.json")].into()));
+    }
+
+    /// The kubelet changes one link, to which those of all files lead.
+    #[tokio::test]
+    async fn files_of_a_mounted_config_map_are_followed() {
+        let directory = Directory::new("mounted");
+        let link = |to: &str, name: &str| {
+            std::os::unix::fs::symlink(to, directory.0.join(name)).expect("a link");
+        };
+        for (version, object) in [("v1", "one"), ("v2", "two")] {
+            std::fs::create_dir(directory.0.join(version)).expect("directory");
+            directory.write(&format!("{version}/a.json"), &set(object));
+        }
+        let old = std::fs::File::open(directory.0.join("v1/a.json")).expect("file");
+        old.set_modified(SystemTime::UNIX_EPOCH).expect("an earlier time");
+        link("v1", "..data");
+        link("..data/a.json", "a.json");
+        let mut notices = Notices::open(&directory.0).expect("inotify");
+        let (mut files, mut index) = (Files::default(), Index::default());
+        let mut apply = |events: Vec<IndexEvent>| {
+            for event in events {
+                index.apply(event, &mut IndexChange::default());
+            }
+            [index.node_set("one").is_some(), index.node_set("two").is_some()]
+        };
+        let listed = files.look(&directory.0, Look::at_all()).await.expect("listed");
+        assert_eq!(apply(listed), [true, false]);
+        link("v2", "..data_tmp");
+        std::fs::rename(directory.0.join("..data_tmp"), directory.0.join("..data")).expect("rename");
+        let look = notices.next(&directory.0).await;
+        let changed = files.look(&directory.0, look).await.expect("looked at");
+        assert_eq!(apply(changed), [false, true]);
     }
 }
