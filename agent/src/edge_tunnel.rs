@@ -113,25 +113,24 @@ impl EdgeTunnelSettings {
         let mut rules = from_tunnel("decapsulated");
         // On its way to another node, too, which could not tell it from an edge host's.
         let forged = within(family, Expression::saddr(family), &self.sources).map(|rule| {
-            let rule = rule.equals(&Expression::l4proto(), Field::Proto(UDP));
-            let rule = rule.equals(&Expression::dport(), Field::Port(self.port));
-            dropped(rule.equals(&Expression::ReversePath, Field::Number(0)), TunnelDrop::Forged)
+            let rule = self.to_port(rule).equals(&Expression::ReversePath, Field::Number(0));
+            dropped(rule, TunnelDrop::Forged)
         });
         rules.extend(forged);
-        rules.push(self.to_port().not_equals(&destination, UNICAST).goto("underlay"));
+        rules.push(self.to_port(Rule::new()).not_equals(&destination, UNICAST).goto("underlay"));
         rules
     }
 
     /// A Service of a tenant may lead to the port of a node: that is translated after prerouting.
     fn input(&self) -> Vec<Rule> {
-        let translated = self.to_port().has_any(Expression::Ct(Ct::Status), Ct::DNAT);
+        let translated = self.to_port(Rule::new()).has_any(Expression::Ct(Ct::Status), Ct::DNAT);
         let mut rules = from_tunnel("translated");
         rules.push(dropped(translated, TunnelDrop::NoEdgeHost));
         rules
     }
 
-    fn to_port(&self) -> Rule {
-        let rule = Rule::new().equals(&Expression::l4proto(), Field::Proto(UDP));
+    fn to_port(&self, rule: Rule) -> Rule {
+        let rule = rule.equals(&Expression::l4proto(), Field::Proto(UDP));
         rule.equals(&Expression::dport(), Field::Port(self.port))
     }
 
@@ -157,13 +156,10 @@ impl EdgeTunnelSettings {
     fn postrouting(&self, family: Family) -> Vec<Rule> {
         const NOBODY: Field = Field::Number(u32::MAX);
         let sources = || within(family, Expression::saddr(family), &self.sources);
-        let join = |rule: Rule| {
-            let rule = rule.equals(&Expression::l4proto(), Field::Proto(UDP));
-            rule.equals(&Expression::dport(), Field::Port(self.port))
-        };
-        let translated = sources().map(|rule| join(rule).has_any(Expression::Ct(Ct::Status), Ct::SNAT));
+        let translated =
+            sources().map(|rule| self.to_port(rule).has_any(Expression::Ct(Ct::Status), Ct::SNAT));
         let by_processes =
-            sources().map(|rule| join(rule).not_equals(&Expression::Meta(Meta::SkUid), NOBODY));
+            sources().map(|rule| self.to_port(rule).not_equals(&Expression::Meta(Meta::SkUid), NOBODY));
         translated.chain(by_processes).map(|rule| dropped(rule, TunnelDrop::Forged)).collect()
     }
 }
