@@ -13,3 +13,4 @@ pub(crate) mod mac;
 pub(crate) mod membership;
 pub(crate) mod packet;
 pub(crate) mod route;
+mod sending;

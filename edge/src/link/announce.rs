@@ -27,6 +27,8 @@ const REPEATS: [Duration; 5] = [
 ];
 /// How often every held VIP is announced.
 const REFRESH_INTERVAL: Duration = Duration::from_mins(1);
+/// Announcements wait for so long, again and again, while another host may have taken over unnoticed.
+const ROLES_WAIT: Duration = Duration::from_millis(50);
 /// Frames sent at once: more could overflow the device's queue.
 const BURST: usize = 128;
 const BURST_PAUSE: Duration = Duration::from_millis(2);
@@ -60,8 +62,10 @@ impl Announcer {
         // When each VIP is announced next, and how often it has been since it was requested.
         let mut schedule = BTreeMap::<IpAddr, (Instant, usize)>::new();
         let mut refresh = Instant::now() + REFRESH_INTERVAL;
+        let mut not_before = Instant::now();
         loop {
-            let next = schedule.values().map(|(due, _)| *due).min().unwrap_or(refresh).min(refresh);
+            let next =
+                schedule.values().map(|(due, _)| *due).min().unwrap_or(refresh).min(refresh).max(not_before);
             tokio::select! {
                 request = self.requests.recv() => {
                     let Some(vips) = request else { return Ok(()) };
@@ -70,6 +74,10 @@ impl Announcer {
                 () = sleep_until(next) => {}
             }
             let now = Instant::now();
+            if !self.membership.borrow().roles_hold(now.into_std()) {
+                not_before = now + ROLES_WAIT;
+                continue;
+            }
             if now >= refresh {
                 refresh = now + REFRESH_INTERVAL;
                 schedule.extend(self.held.borrow().iter().map(|vip| (*vip, (now, REPEATS.len()))));

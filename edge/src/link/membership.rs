@@ -15,7 +15,7 @@ use super::ability::AbilityReport;
 use super::election::{Election, HeartbeatTiming};
 use super::heartbeat;
 use super::packet::PacketSocket;
-use crate::channel::send_if_changed;
+use super::sending::Sending;
 use crate::cluster::Cluster;
 use crate::host::EdgePeer;
 use crate::link::mac::{Mac, display_mac};
@@ -45,6 +45,16 @@ pub(crate) struct Membership {
     pub(crate) live: usize,
     /// All other hosts that are known: one that is dead may still forward packets.
     pub(crate) peers: Vec<EdgePeer>,
+    /// Until when the roles hold unless this host sends another heartbeat; `None` if others may have taken over. Wakes nobody up.
+    pub(crate) roles_hold_until: Option<Instant>,
+}
+
+impl Membership {
+    /// Whether no other host can have taken over unnoticed. After a time in which the process did not run, its other tasks may run
+    /// before the one that listens.
+    pub(crate) fn roles_hold(&self, now: Instant) -> bool {
+        self.roles_hold_until.is_some_and(|until| now < until)
+    }
 }
 
 /// Counts for each shard how often another host has ceased to be active for it.
@@ -89,6 +99,7 @@ pub(crate) struct HeartbeatLoop {
     socket: PacketSocket,
     local: LocalHost,
     election: Election,
+    sending: Sending,
     addresses: watch::Receiver<Vec<IpAddr>>,
     leaving: watch::Receiver<bool>,
     abilities: watch::Receiver<AbilityReport>,
@@ -134,6 +145,7 @@ impl HeartbeatLoop {
             socket,
             local,
             election,
+            sending: Sending::new(timing.timeout(), started),
             addresses,
             leaving,
             abilities,
@@ -202,6 +214,7 @@ impl HeartbeatLoop {
         let heartbeat = self.election.heartbeat(self.addresses.borrow().clone());
         match self.socket.send(&heartbeat::encode(self.election.mac(), &heartbeat)) {
             Ok(()) => {
+                self.sending.on_sent(Instant::now());
                 self.sent_since_failure = self.sent_since_failure.map(|sent| sent + 1);
                 if self.sent_since_failure == Some(RECOVERED) {
                     self.sent_since_failure = None;
@@ -305,8 +318,14 @@ impl HeartbeatLoop {
             departures,
             live: self.election.live(now),
             peers,
+            roles_hold_until: self.membership.borrow().roles_hold_until,
         };
-        send_if_changed(&self.membership, next);
+        self.membership.send_if_modified(|current| {
+            let changed = *current != next;
+            *current = next;
+            current.roles_hold_until = self.sending.roles_hold_until(now);
+            changed
+        });
     }
 }
 

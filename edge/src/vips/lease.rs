@@ -56,13 +56,15 @@ enum Renewal {
 }
 
 impl Renewal {
-    /// `lasts`: whether the lease lasts now.
-    fn new(role: VipRole, lasts: bool) -> Self {
-        match (role, lasts) {
+    /// `lasts`: whether the lease lasts now; `holds`: whether no other host can have taken over unnoticed.
+    fn new(role: VipRole, lasts: bool, holds: bool) -> Self {
+        match (role, lasts, holds) {
             // A process that has just started does not know whether another host has the VIPs.
-            (VipRole::Undecided, _) | (VipRole::Unanswered, false) => Self::Unchanged,
-            (VipRole::Standby, _) => Self::End,
-            (VipRole::Active, _) | (VipRole::Unanswered, true) => Self::Renewed,
+            (VipRole::Undecided, ..) | (VipRole::Unanswered, false, _) => Self::Unchanged,
+            // One that did not run for so long that its lease has ended does not know that either.
+            (VipRole::Active, false, false) => Self::Unchanged,
+            (VipRole::Standby, ..) => Self::End,
+            (VipRole::Active, ..) | (VipRole::Unanswered, true, _) => Self::Renewed,
         }
     }
 }
@@ -110,8 +112,8 @@ impl VipLeases {
         }
         let time = table.time_of_renewed(membership);
         let roles = VipRoles::new(membership, is_leaving);
-        let (now, before) = (now(), table.lasting());
-        let until = |shard: Shard| match Renewal::new(roles.of(shard), before.contains(shard)) {
+        let (now, before, holds) = (now(), table.lasting(), membership.roles_hold(Instant::now()));
+        let until = |shard: Shard| match Renewal::new(roles.of(shard), before.contains(shard), holds) {
             Renewal::Unchanged => table.leases.get(shard.lease()),
             Renewal::End => Duration::ZERO,
             Renewal::Renewed => now.saturating_add(time),
@@ -381,7 +383,10 @@ mod tests {
             (Undecided, true, Unchanged),
             (Undecided, false, Unchanged),
         ] {
-            assert_eq!(Renewal::new(role, lasts), wanted, "{role:?}, {lasts}");
+            assert_eq!(Renewal::new(role, lasts, true), wanted, "{role:?}, {lasts}");
+            // The process did not run, and continues with the role that it had.
+            let unheard = if role == Active && !lasts { Unchanged } else { wanted };
+            assert_eq!(Renewal::new(role, lasts, false), unheard, "{role:?}, {lasts}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use steerage_requirements::requires;
 
 use crate::testbed::net::{Load, responding_nodes};
-use crate::testbed::{TestBed, VIP4, VIP6, eventually};
+use crate::testbed::{TestBed, VIP4, VIP6, eventually, sh};
 
 /// The time of a program whose process handed all VIPs over; of one whose process was killed beside another host, with its lease.
 const HANDED_OVER: Duration = Duration::from_secs(10);
@@ -16,6 +16,9 @@ const KILLED: Duration = Duration::from_secs(66);
 const LATE: Duration = Duration::from_secs(4);
 /// The time of a program whose process lost sight of the other host a moment ago.
 const LONGEST: Duration = Duration::from_mins(2);
+
+/// The Ethernet address of the second node.
+const SECOND: &str = "02:00:00:00:00:16";
 
 /// Two of three nodes are edge hosts, and the first one has the VIPs.
 fn two_nodes() -> TestBed {
@@ -123,7 +126,8 @@ fn retired_host_that_starts_without_the_api_server_forwards_only_if_no_other_can
     testbed.wait_until_served_by(&[0, 1, 2]);
 }
 
-/// A process that is stopped renews nothing, and its program's time ends. One that continues renews it.
+/// A process that is stopped renews nothing, and its program's time ends. One that continues renews it, and takes nothing back from
+/// the host that has its VIPs, although it was active when it was stopped, and an announcement is due since then.
 #[test]
 fn host_whose_process_continues_forwards_again() {
     requires!(NetworkNamespace, Program("ip"));
@@ -139,5 +143,10 @@ fn host_whose_process_continues_forwards_again() {
     testbed.resume(0);
     eventually("it is renewed", || is_limited(&testbed, 0));
     std::thread::sleep(Duration::from_secs(1));
+    let router = testbed.netns("router");
+    for vip in [VIP4, VIP6] {
+        let neighbour = sh(&format!("ip -n {router} neigh show {vip} dev eth0"));
+        assert!(neighbour.contains(SECOND), "the host that was stopped has announced {vip}: {neighbour}");
+    }
     load.stop("SIGSTOP for more than a minute, and SIGCONT");
 }
