@@ -10,6 +10,7 @@
 
 pub mod addresses;
 pub mod bed;
+pub mod change;
 pub mod configs;
 pub mod contender;
 pub mod empty_program;
@@ -48,6 +49,10 @@ const BUSY: u32 = 64;
 const CLIENTS: u8 = 8;
 /// Datagrams per second for the CPU time of one: few enough that none is lost.
 const RATE: u32 = 20_000;
+/// Changes of a Service's targets in each round, an even number: at the end they are as before.
+const CHANGES: u8 = 6;
+/// The time between them.
+const PAUSE: Duration = Duration::from_millis(300);
 /// The number of Services at which goals are looked at.
 const GOAL: u32 = 10_000;
 
@@ -201,6 +206,7 @@ impl Run<'_> {
             self.costs(&running, &targets, &mut add)?;
         }
         self.rates(contender, &targets, &mut add)?;
+        self.changes(&running, &mut add)?;
         if contender == Contender::Edge {
             let adopted = running.restart_edge(bed, programs)?;
             add("restart to ready, with what is in the kernel", "ms", Better::Less, milliseconds(adopted));
@@ -320,6 +326,28 @@ impl Run<'_> {
             let sent = load::datagrams(self.bed, targets, self.time, None)?;
             let rate = sent.arrived as f64 / sent.took.as_secs_f64();
             add("packets", "1/s", Better::More, rate);
+        }
+        Ok(())
+    }
+
+    /// The targets of a Service change and change back.
+    fn changes(
+        &self,
+        running: &Running,
+        add: &mut impl FnMut(&str, &'static str, Better, f64),
+    ) -> Result<()> {
+        for number in 0..CHANGES {
+            let took = change::measure(self.bed, self.servers, running, number % 2 == 0)?;
+            if let Some(took) = took {
+                add(
+                    "a change of targets, until a connection goes by it",
+                    "ms",
+                    Better::Less,
+                    milliseconds(took),
+                );
+            }
+            // What the change causes besides is not the next one's.
+            thread::sleep(PAUSE);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use steerage_model::Family;
@@ -23,11 +24,11 @@ fn at(address: IpAddr) -> SocketAddr {
     SocketAddr::new(address, PORT)
 }
 
-/// The EdgeLoadBalancer of a Service.
-pub fn edge_load_balancer(family: Family, service: u32) -> Value {
-    let targets: Vec<_> = nodes_of(service)
-        .into_iter()
-        .map(|node| json!({ "node": format!("node{node}"), "weight": 1, "addresses": [node_address(family, node)] }))
+/// The EdgeLoadBalancer of a Service with these nodes.
+pub fn edge_load_balancer(family: Family, service: u32, nodes: &[u8]) -> Value {
+    let targets: Vec<_> = nodes
+        .iter()
+        .map(|node| json!({ "node": format!("node{node}"), "weight": 1, "addresses": [node_address(family, *node)] }))
         .collect();
     json!({
         "apiVersion": "steerage.dev/v1alpha1", "kind": "EdgeLoadBalancer",
@@ -46,11 +47,13 @@ pub fn edge_load_balancer(family: Family, service: u32) -> Value {
 }
 
 /// `HAProxy` in TCP mode, a proxy for each Service, without health checks: they would be thousands of connections a second. It has
-/// no UDP.
-pub fn haproxy(family: Family, services: u32) -> String {
-    let mut text = "global\n  maxconn 3000\n  log 127.0.0.1 local0 emerg\ndefaults\n  mode tcp\n  balance roundrobin\n  \
-                    timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n"
-        .to_owned();
+/// no UDP. In `folder` is the socket for its commands.
+pub fn haproxy(family: Family, services: u32, folder: &Path) -> String {
+    let mut text = format!(
+        "global\n  maxconn 3000\n  log 127.0.0.1 local0 emerg\n  stats socket {} level admin\ndefaults\n  mode tcp\n  \
+         balance roundrobin\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n",
+        haproxy_socket(folder).display()
+    );
     for service in 0..services {
         let _ = writeln!(text, "listen s{service}\n  bind {}", at(vip(family, service)));
         for node in nodes_of(service) {
@@ -60,18 +63,47 @@ pub fn haproxy(family: Family, services: u32) -> String {
     text
 }
 
-/// Envoy with a TCP and a UDP proxy for each Service.
-pub fn envoy(family: Family, services: u32) -> String {
+/// Where `HAProxy` takes commands.
+pub fn haproxy_socket(folder: &Path) -> PathBuf {
+    folder.join("haproxy.sock")
+}
+
+/// The file that Envoy watches for the endpoints of the first Service.
+pub fn envoy_endpoints_file(folder: &Path) -> PathBuf {
+    folder.join("envoy-endpoints.json")
+}
+
+/// A Service's endpoints.
+fn envoy_assignment(family: Family, service: u32, nodes: &[u8]) -> Value {
+    let endpoint = |node: &u8| {
+        json!({ "endpoint": { "address": { "socket_address": {
+            "address": node_address(family, *node), "port_value": PORT } } } })
+    };
+    let endpoints: Vec<_> = nodes.iter().map(endpoint).collect();
+    json!({ "cluster_name": format!("c{service}"), "endpoints": [{ "lb_endpoints": endpoints }] })
+}
+
+/// The content of [`envoy_endpoints_file`].
+pub fn envoy_endpoints(family: Family, service: u32, nodes: &[u8]) -> Value {
+    let mut assignment = envoy_assignment(family, service, nodes);
+    assignment["@type"] = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment".into();
+    json!({ "resources": [assignment] })
+}
+
+/// Envoy with a TCP and a UDP proxy for each Service. `folder` has the file with the first one's endpoints.
+pub fn envoy(family: Family, services: u32, folder: &Path) -> String {
     let cluster = |service: u32| {
-        let endpoint = |node: u8| {
-            json!({ "endpoint": { "address": { "socket_address": {
-                "address": node_address(family, node), "port_value": PORT } } } })
-        };
-        let endpoints: Vec<_> = nodes_of(service).into_iter().map(endpoint).collect();
-        json!({
-            "name": format!("c{service}"), "type": "STATIC", "connect_timeout": "5s", "lb_policy": "ROUND_ROBIN",
-            "load_assignment": { "cluster_name": format!("c{service}"), "endpoints": [{ "lb_endpoints": endpoints }] },
-        })
+        let mut cluster =
+            json!({ "name": format!("c{service}"), "connect_timeout": "5s", "lb_policy": "ROUND_ROBIN" });
+        if service == 0 {
+            cluster["type"] = "EDS".into();
+            cluster["eds_cluster_config"] = json!({ "eds_config": {
+                "resource_api_version": "V3", "path_config_source": { "path": envoy_endpoints_file(folder) } } });
+        } else {
+            cluster["type"] = "STATIC".into();
+            cluster["load_assignment"] = envoy_assignment(family, service, &nodes_of(service));
+        }
+        cluster
     };
     let address = |service: u32, protocol: &str| json!({ "socket_address": { "protocol": protocol, "address": vip(family, service), "port_value": PORT } });
     let tcp = |service: u32| {
@@ -98,15 +130,45 @@ pub fn envoy(family: Family, services: u32) -> String {
     };
     let listeners: Vec<_> = (0..services).flat_map(|service| [tcp(service), udp(service)]).collect();
     let clusters: Vec<_> = (0..services).map(cluster).collect();
-    json!({ "static_resources": { "listeners": listeners, "clusters": clusters } }).to_string()
+    json!({
+        "node": { "id": "bench", "cluster": "bench" },
+        "static_resources": { "listeners": listeners, "clusters": clusters },
+    })
+    .to_string()
+}
+
+fn nat_types(family: Family) -> (&'static str, &'static str) {
+    if family == Family::V4 { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") }
+}
+
+/// The table of [`nat`].
+pub fn nat_table(family: Family) -> String {
+    format!("{} kube-proxy", nat_types(family).0)
+}
+
+/// The rules of an endpoint's chain.
+pub fn nat_endpoint_rules(family: Family, protocol: &str, node: u8) -> [String; 2] {
+    let (ip, address) = (nat_types(family).0, node_address(family, node));
+    [
+        format!("{ip} saddr {address} jump mark-for-masquerade"),
+        format!("meta l4proto {protocol} dnat to {}", at(address)),
+    ]
+}
+
+/// What the chain of a Service's port does, whose endpoints are at these nodes.
+pub fn nat_service_rule(name: &str, nodes: &[u8]) -> String {
+    let choice = |(index, node)| format!("{index} : goto endpoint-{name}-{node}");
+    let choices: Vec<_> = nodes.iter().enumerate().map(choice).collect();
+    format!("numgen random mod {} vmap {{ {} }}", nodes.len(), choices.join(", "))
 }
 
 /// A ruleset as kube-proxy's nftables mode makes it for Services with external addresses under policy Cluster: a map from address and
 /// port to a chain for each Service, a chain for each endpoint, and masquerading.
 pub fn nat(family: Family, services: u32) -> String {
-    let (ip, kind) = if family == Family::V4 { ("ip", "ipv4_addr") } else { ("ip6", "ipv6_addr") };
+    let (ip, kind) = nat_types(family);
     let mut text = format!(
-        "table {ip} kube-proxy {{\n  chain mark-for-masquerade {{ meta mark set meta mark or 0x4000; }}\n"
+        "table {} {{\n  chain mark-for-masquerade {{ meta mark set meta mark or 0x4000; }}\n",
+        nat_table(family)
     );
     let mut elements = Vec::new();
     for service in 0..services {
@@ -114,25 +176,14 @@ pub fn nat(family: Family, services: u32) -> String {
             let name = format!("{protocol}-{service}");
             let nodes = nodes_of(service);
             for node in &nodes {
-                let address = node_address(family, *node);
-                let _ = writeln!(
-                    text,
-                    "  chain endpoint-{name}-{node} {{ {ip} saddr {address} jump mark-for-masquerade; \
-                     meta l4proto {protocol} dnat to {}; }}",
-                    at(address)
-                );
+                let rules = nat_endpoint_rules(family, protocol, *node).join("; ");
+                let _ = writeln!(text, "  chain endpoint-{name}-{node} {{ {rules}; }}");
             }
-            let choices: Vec<_> = nodes
-                .iter()
-                .enumerate()
-                .map(|(index, node)| format!("{index} : goto endpoint-{name}-{node}"))
-                .collect();
             let _ = writeln!(
                 text,
-                "  chain service-{name} {{ numgen random mod {} vmap {{ {} }}; }}\n  \
+                "  chain service-{name} {{ {}; }}\n  \
                  chain external-{name} {{ jump mark-for-masquerade; goto service-{name}; }}",
-                nodes.len(),
-                choices.join(", ")
+                nat_service_rule(&name, &nodes)
             );
             elements.push(format!("{} . {protocol} . {PORT} : goto external-{name}", vip(family, service)));
         }
@@ -199,8 +250,9 @@ mod tests {
     fn every_contender_has_every_service_and_target() {
         for family in [Family::V4, Family::V6] {
             let last = vip(family, 9).to_string();
-            let edge = edge_load_balancer(family, 9).to_string();
-            for text in [haproxy(family, 10), envoy(family, 10), nat(family, 10), ipvs(family, 10), edge] {
+            let (edge, folder) = (edge_load_balancer(family, 9, &nodes_of(9)).to_string(), Path::new("/f"));
+            let (haproxy, envoy) = (haproxy(family, 10, folder), envoy(family, 10, folder));
+            for text in [haproxy, envoy, nat(family, 10), ipvs(family, 10), edge] {
                 assert!(text.contains(&last), "{text}");
                 for node in nodes_of(9) {
                     assert!(text.contains(&node_address(family, node).to_string()), "{text}");

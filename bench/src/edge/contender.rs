@@ -211,8 +211,12 @@ impl Running {
                 bed.shell(&self.host.netns(), &command)?;
             }
             Contender::Edge => write_objects(&self.objects(bed), family, services)?,
-            Contender::Haproxy => file("haproxy.cfg", configs::haproxy(family, services))?,
-            Contender::Envoy => file("envoy.json", configs::envoy(family, services))?,
+            Contender::Haproxy => file("haproxy.cfg", configs::haproxy(family, services, &bed.folder))?,
+            Contender::Envoy => {
+                let endpoints = configs::envoy_endpoints(family, 0, &configs::nodes_of(0));
+                fs::write(configs::envoy_endpoints_file(&bed.folder), endpoints.to_string())?;
+                file("envoy.json", configs::envoy(family, services, &bed.folder))?;
+            }
             Contender::Ipvs => file("ipvs", configs::ipvs(family, services))?,
             Contender::Nat => file("nat.nft", configs::nat(family, services))?,
         }
@@ -223,7 +227,7 @@ impl Running {
     }
 
     /// The edge's folder of objects.
-    fn objects(&self, bed: &Bed) -> PathBuf {
+    pub fn objects(&self, bed: &Bed) -> PathBuf {
         bed.folder.join(format!("objects-{}", self.host.netns()))
     }
 
@@ -442,7 +446,7 @@ fn write_objects(folder: &Path, family: Family, services: u32) -> Result<()> {
     for service in 0..services {
         fs::write(
             folder.join(format!("lb-{service}.json")),
-            configs::edge_load_balancer(family, service).to_string(),
+            configs::edge_load_balancer(family, service, &configs::nodes_of(service)).to_string(),
         )?;
     }
     Ok(())

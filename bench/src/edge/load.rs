@@ -60,7 +60,7 @@ impl Servers {
 
     /// Requests that each node has served.
     pub fn served(&self) -> Vec<u64> {
-        self.accepted.iter().map(|count| count.load(Ordering::Relaxed)).collect()
+        self.accepted.iter().map(|count| count.load(Ordering::SeqCst)).collect()
     }
 }
 
@@ -79,8 +79,12 @@ fn serve(listener: &TcpListener, served: &AtomicU64) {
         let Ok(mut stream) = stream else { continue };
         let mut byte = [0; 1];
         let _ = stream.set_read_timeout(Some(TIMEOUT));
-        if stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte)).is_ok() {
-            served.fetch_add(1, Ordering::Relaxed);
+        if stream.read_exact(&mut byte).is_err() {
+            continue;
+        }
+        // First: whoever has the answer finds it counted.
+        served.fetch_add(1, Ordering::SeqCst);
+        if stream.write_all(&byte).is_ok() {
             // The client closes first, so that no port of a node waits.
             let _ = stream.read(&mut byte);
         }

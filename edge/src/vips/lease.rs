@@ -59,10 +59,11 @@ impl Renewal {
     /// `lasts`: whether the lease lasts now; `holds`: whether no other host can have taken over unnoticed.
     fn new(role: VipRole, lasts: bool, holds: bool) -> Self {
         match (role, lasts, holds) {
-            // A process that has just started does not know whether another host has the VIPs.
-            (VipRole::Undecided, ..) | (VipRole::Unanswered, false, _) => Self::Unchanged,
-            // One that did not run for so long that its lease has ended does not know that either.
-            (VipRole::Active, false, false) => Self::Unchanged,
+            // A process that has just started does not know whether another host has the VIPs, and neither does one that did not run
+            // for so long that its lease has ended.
+            (VipRole::Undecided, ..) | (VipRole::Unanswered, false, _) | (VipRole::Active, false, false) => {
+                Self::Unchanged
+            }
             (VipRole::Standby, ..) => Self::End,
             (VipRole::Active, ..) | (VipRole::Unanswered, true, _) => Self::Renewed,
         }
