@@ -4,25 +4,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use steerage_model::chain;
 use steerage_watch::Event;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::parse;
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
 
-/// How often all files' times are read, in case the kernel has missed something, as for a directory of another machine.
-const SLOW_INTERVAL: Duration = Duration::from_secs(5);
-/// The same where the kernel reports no changes.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+mod notices;
+
+use notices::{Look, Notices, next_look};
 
 /// Delivers all `*.json` of a directory, one object each, and then what changes, until shutdown.
 pub(crate) async fn watch_directory(
@@ -47,101 +42,6 @@ pub(crate) async fn watch_directory(
             return Ok(());
         };
         looked_at = next;
-    }
-}
-
-/// Which files may have changed.
-#[derive(Debug, PartialEq, Eq)]
-enum Look {
-    /// All whose times differ, and these.
-    AtAll(BTreeSet<PathBuf>),
-    At(BTreeSet<PathBuf>),
-}
-
-impl Look {
-    fn at_all() -> Self {
-        Self::AtAll(BTreeSet::new())
-    }
-}
-
-async fn next_look(directory: &Path, notices: Option<&mut Notices>) -> Look {
-    let Some(notices) = notices else {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        return Look::at_all();
-    };
-    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or_else(|_| Look::at_all())
-}
-
-/// What the kernel says of the directory.
-struct Notices(AsyncFd<Descriptor>);
-
-struct Descriptor(Inotify);
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-#[allow(unsafe_code, reason = "tokio requires a descriptor that stays open and the same")]
-fn register(descriptor: Descriptor) -> std::io::Result<AsyncFd<Descriptor>> {
-    // SAFETY: a `Descriptor` owns one descriptor for its whole life, and the `AsyncFd` owns the `Descriptor`.
-    unsafe { Ok(AsyncFd::register(descriptor)?) }
-}
-
-impl Notices {
-    fn open(directory: &Path) -> Option<Self> {
-        let open = || {
-            let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-            let whole = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO;
-            let gone = AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE;
-            inotify.add_watch(directory, whole | gone)?;
-            register(Descriptor(inotify))
-        };
-        match open() {
-            Ok(inotify) => Some(Self(inotify)),
-            Err(error) => {
-                let error = chain(&error);
-                tracing::warn!(
-                    directory = %directory.display(),
-                    error,
-                    "the kernel does not report changes of this directory; reading all files' times ten times a second"
-                );
-                None
-            }
-        }
-    }
-
-    /// Waits until something changes.
-    async fn next(&mut self, directory: &Path) -> Look {
-        let (mut changed, mut is_all) = (BTreeSet::new(), false);
-        loop {
-            let Ok(mut ready) = self.0.readable_mut().await else {
-                // As if nothing was said.
-                tokio::time::sleep(POLL_INTERVAL).await;
-                return Look::AtAll(changed);
-            };
-            while let Ok(read) = ready.try_io(|fd| Ok(fd.get_ref().0.read_events()?)) {
-                let Ok(events) = read else {
-                    tokio::time::sleep(POLL_INTERVAL).await;
-                    return Look::AtAll(changed);
-                };
-                for event in events {
-                    match event.name {
-                        Some(name) if is_json(Path::new(&name)) => drop(changed.insert(directory.join(name))),
-                        // A link that leads elsewhere now, such as ..data of a mounted ConfigMap; lost notices, or the end of them.
-                        Some(_) => is_all |= event.mask.contains(AddWatchFlags::IN_MOVED_TO),
-                        None => is_all = true,
-                    }
-                }
-            }
-            if is_all {
-                return Look::AtAll(changed);
-            }
-            if !changed.is_empty() {
-                return Look::At(changed);
-            }
-        }
     }
 }
 
@@ -318,164 +218,4 @@ fn change(event: &IndexEvent) -> Option<IndexEvent> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::{Index, IndexChange};
-
-    const SET: &str = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "NAME"}, "spec": {"targets": []}}"#;
-
-    fn set(name: &str) -> String {
-        SET.replace("NAME", name)
-    }
-
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("steerage-edge-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).expect("directory");
-            Self(path)
-        }
-
-        fn write(&self, name: &str, text: &str) {
-            std::fs::write(self.0.join(name), text).expect("write");
-        }
-
-        fn remove(&self, name: &str) {
-            std::fs::remove_file(self.0.join(name)).expect("remove");
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[tokio::test]
-    async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
-        let directory = Directory::new("unreadable");
-        for (name, text) in [("a.json", set("all").as_str()), ("b.json", "{"), ("c.txt", &set("other"))] {
-            directory.write(name, text);
-        }
-        let (mut index, mut files) = (Index::default(), Files::default());
-        let mut read = async |look| {
-            for event in files.look(&directory.0, look).await.expect("list") {
-                index.apply(event, &mut IndexChange::default());
-            }
-            assert!(index.has_synced() && index.load_balancers().next().is_none());
-            assert!(index.node_set("other").is_none());
-            index.node_set("all").is_some()
-        };
-        let at = |name: &str| Look::At([directory.0.join(name)].into());
-        assert!(read(Look::at_all()).await);
-        for _ in 0..2 {
-            directory.write("a.json", &set("all")[..40]);
-            assert!(read(Look::at_all()).await && read(at("a.json")).await, "half written");
-        }
-        directory.remove("a.json");
-        assert!(!read(Look::at_all()).await);
-    }
-
-    #[tokio::test]
-    async fn object_follows_its_files() {
-        let directory = Directory::new("follows");
-        directory.write("a.json", &set("one"));
-        let (mut index, mut files) = (Index::default(), Files::default());
-        let mut names = async |paths: &[&str]| {
-            let look = match paths {
-                [] => Look::at_all(),
-                paths => Look::At(paths.iter().map(|name| directory.0.join(name)).collect()),
-            };
-            for event in files.look(&directory.0, look).await.expect("read") {
-                index.apply(event, &mut IndexChange::default());
-            }
-            ["one", "two"].map(|name| index.node_set(name).is_some())
-        };
-        assert_eq!(names(&[]).await, [true, false]);
-        directory.write("b.json", &set("one"));
-        assert_eq!(names(&["b.json"]).await, [true, false], "in two files");
-        directory.remove("a.json");
-        assert_eq!(names(&["a.json"]).await, [true, false], "still in one");
-        std::fs::rename(directory.0.join("b.json"), directory.0.join("c.json")).expect("rename");
-        assert_eq!(names(&["b.json", "c.json"]).await, [true, false]);
-        directory.write("c.json", &set("two"));
-        assert_eq!(names(&["c.json"]).await, [false, true], "another object");
-        directory.remove("c.json");
-        assert_eq!(names(&["c.json"]).await, [false, false]);
-    }
-
-    /// Much sooner than all times are read.
-    #[tokio::test]
-    async fn kernel_says_which_file_has_changed() {
-        let directory = Directory::new("notices");
-        directory.write("a.json", &set("one"));
-        let (events, mut received) = mpsc::channel(64);
-        let shutdown = CancellationToken::new();
-        let watch = tokio::spawn(watch_directory(directory.0.clone(), events, shutdown.clone()));
-        let mut index = Index::default();
-        let mut wait_for = async |one: bool, two: bool| {
-            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
-                || !index.has_synced()
-            {
-                index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
-            }
-        };
-        let all = async {
-            wait_for(true, false).await;
-            directory.write("b.new", &set("two"));
-            std::fs::rename(directory.0.join("b.new"), directory.0.join("b.json")).expect("rename");
-            wait_for(true, true).await;
-            directory.remove("a.json");
-            wait_for(false, true).await;
-            directory.write("b.json", &set("one"));
-            wait_for(true, false).await;
-        };
-        tokio::time::timeout(SLOW_INTERVAL / 2, all).await.expect("the kernel says so");
-        shutdown.cancel();
-        watch.await.expect("no panic").expect("no error");
-    }
-
-    /// Programs write files beside their place and rename them.
-    #[tokio::test]
-    async fn renamed_file_is_named_and_nothing_else_is_looked_at() {
-        let directory = Directory::new("renamed");
-        let mut notices = Notices::open(&directory.0).expect("inotify");
-        directory.write("b.tmp", &set("two"));
-        std::fs::rename(directory.0.join("b.tmp"), directory.0.join("b.json")).expect("rename");
-        let look = notices.next(&directory.0).await;
-        assert_eq!(look, Look::At([directory.0.join("b.json")].into()));
-    }
-
-    /// The kubelet changes one link, to which those of all files lead.
-    #[tokio::test]
-    async fn files_of_a_mounted_config_map_are_followed() {
-        let directory = Directory::new("mounted");
-        let link = |to: &str, name: &str| {
-            std::os::unix::fs::symlink(to, directory.0.join(name)).expect("a link");
-        };
-        for (version, object) in [("v1", "one"), ("v2", "two")] {
-            std::fs::create_dir(directory.0.join(version)).expect("directory");
-            directory.write(&format!("{version}/a.json"), &set(object));
-        }
-        let old = std::fs::File::open(directory.0.join("v1/a.json")).expect("file");
-        old.set_modified(SystemTime::UNIX_EPOCH).expect("an earlier time");
-        link("v1", "..data");
-        link("..data/a.json", "a.json");
-        let mut notices = Notices::open(&directory.0).expect("inotify");
-        let (mut files, mut index) = (Files::default(), Index::default());
-        let mut apply = |events: Vec<IndexEvent>| {
-            for event in events {
-                index.apply(event, &mut IndexChange::default());
-            }
-            [index.node_set("one").is_some(), index.node_set("two").is_some()]
-        };
-        let listed = files.look(&directory.0, Look::at_all()).await.expect("listed");
-        assert_eq!(apply(listed), [true, false]);
-        link("v2", "..data_tmp");
-        std::fs::rename(directory.0.join("..data_tmp"), directory.0.join("..data")).expect("rename");
-        let look = notices.next(&directory.0).await;
-        let changed = files.look(&directory.0, look).await.expect("looked at");
-        assert_eq!(apply(changed), [false, true]);
-    }
-}
+mod tests;

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which files of a directory may have changed, as the kernel says. `directory` asks, and reads them.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use steerage_model::chain;
+use tokio::io::unix::AsyncFd;
+
+use super::is_json;
+
+/// How often all files' times are read, in case the kernel has missed something, as for a directory of another machine.
+pub(super) const SLOW_INTERVAL: Duration = Duration::from_secs(5);
+/// The same where the kernel reports no changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Which files may have changed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// All whose times differ, and these.
+    AtAll(BTreeSet<PathBuf>),
+    At(BTreeSet<PathBuf>),
+}
+
+impl Look {
+    pub(super) fn at_all() -> Self {
+        Self::AtAll(BTreeSet::new())
+    }
+}
+
+pub(super) async fn next_look(directory: &Path, notices: Option<&mut Notices>) -> Look {
+    let Some(notices) = notices else {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        return Look::at_all();
+    };
+    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or_else(|_| Look::at_all())
+}
+
+/// What the kernel says of the directory.
+pub(super) struct Notices(AsyncFd<Descriptor>);
+
+struct Descriptor(Inotify);
+
+impl AsRawFd for Descriptor {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+#[allow(unsafe_code, reason = "tokio requires a descriptor that stays open and the same")]
+fn register(descriptor: Descriptor) -> std::io::Result<AsyncFd<Descriptor>> {
+    // SAFETY: a `Descriptor` owns one descriptor for its whole life, and the `AsyncFd` owns the `Descriptor`.
+    unsafe { Ok(AsyncFd::register(descriptor)?) }
+}
+
+impl Notices {
+    pub(super) fn open(directory: &Path) -> Option<Self> {
+        let open = || {
+            let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+            let whole = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO;
+            let gone = AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE;
+            inotify.add_watch(directory, whole | gone)?;
+            register(Descriptor(inotify))
+        };
+        match open() {
+            Ok(inotify) => Some(Self(inotify)),
+            Err(error) => {
+                let error = chain(&error);
+                tracing::warn!(
+                    directory = %directory.display(),
+                    error,
+                    "the kernel does not report changes of this directory; reading all files' times ten times a second"
+                );
+                None
+            }
+        }
+    }
+
+    /// Waits until something changes.
+    pub(super) async fn next(&mut self, directory: &Path) -> Look {
+        let (mut changed, mut is_all) = (BTreeSet::new(), false);
+        loop {
+            let Ok(mut ready) = self.0.readable_mut().await else {
+                // As if nothing was said.
+                tokio::time::sleep(POLL_INTERVAL).await;
+                return Look::AtAll(changed);
+            };
+            while let Ok(read) = ready.try_io(|fd| Ok(fd.get_ref().0.read_events()?)) {
+                let Ok(events) = read else {
+                    tokio::time::sleep(POLL_INTERVAL).await;
+                    return Look::AtAll(changed);
+                };
+                for event in events {
+                    match event.name {
+                        Some(name) if is_json(Path::new(&name)) => drop(changed.insert(directory.join(name))),
+                        // A link that leads elsewhere now, such as ..data of a mounted ConfigMap; lost notices, or the end of them.
+                        Some(_) => is_all |= event.mask.contains(AddWatchFlags::IN_MOVED_TO),
+                        None => is_all = true,
+                    }
+                }
+            }
+            if is_all {
+                return Look::AtAll(changed);
+            }
+            if !changed.is_empty() {
+                return Look::At(changed);
+            }
+        }
+    }
+}
