@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 use steerage_watch::Event;
@@ -19,6 +19,9 @@ mod notices;
 
 use notices::{Look, Notices, next_look};
 
+/// A file that is not there is believed to be deleted after this time: many programs delete a file and write it again.
+const GONE_AFTER: Duration = Duration::from_millis(100);
+
 /// Delivers all `*.json` of a directory, one object each, and then what changes, until shutdown.
 pub(crate) async fn watch_directory(
     directory: PathBuf,
@@ -30,7 +33,7 @@ pub(crate) async fn watch_directory(
     let (mut files, mut looked_at) = (Files::default(), Look::at_all());
     loop {
         let news = files
-            .look(&directory, looked_at)
+            .look(&directory, looked_at, Instant::now())
             .await
             .with_context(|| format!("cannot read {}", directory.display()))?;
         for event in news {
@@ -38,9 +41,8 @@ pub(crate) async fn watch_directory(
                 return Ok(());
             }
         }
-        let Some(next) = shutdown.run_until_cancelled(next_look(&directory, notices.as_mut())).await else {
-            return Ok(());
-        };
+        let next = next_look(&directory, notices.as_mut(), files.next_due());
+        let Some(next) = shutdown.run_until_cancelled(next).await else { return Ok(()) };
         looked_at = next;
     }
 }
@@ -63,19 +65,21 @@ pub(super) struct Files {
     times: BTreeMap<PathBuf, SystemTime>,
     /// The last event of each file.
     contents: BTreeMap<PathBuf, IndexEvent>,
+    /// Since when files are not there whose objects are kept for now.
+    missing: BTreeMap<PathBuf, Instant>,
     /// In how many files each object is.
     holders: HashMap<Identity, usize>,
 }
 
 impl Files {
-    /// What has changed.
-    async fn look(&mut self, directory: &Path, look: Look) -> std::io::Result<Vec<IndexEvent>> {
-        let changed = match look {
+    /// What has changed. Also looks at the files that have been missing for long enough.
+    async fn look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
+        let mut changed = match look {
             Look::At(paths) if self.is_listed => paths,
             Look::At(named) | Look::AtAll(named) => {
                 let times = modified_times(directory)?;
                 if !self.is_listed {
-                    return Ok(self.list(times).await);
+                    return Ok(self.list(times, now).await);
                 }
                 let paths = times.keys().chain(self.times.keys());
                 let differ = paths.filter(|path| times.get(*path) != self.times.get(*path)).cloned();
@@ -83,67 +87,108 @@ impl Files {
                 differ.chain(named).collect()
             }
         };
-        match self.update(changed).await {
+        let due = self.missing.iter().filter(|(_, since)| **since + GONE_AFTER <= now);
+        changed.extend(due.map(|(path, _)| path.clone()));
+        match self.update(changed, now).await {
             Some(events) => Ok(events),
-            None => Ok(self.list(modified_times(directory)?).await),
+            None => Ok(self.list(modified_times(directory)?, now).await),
         }
     }
 
+    /// When the next missing file is believed to be deleted.
+    fn next_due(&self) -> Option<Instant> {
+        self.missing.values().min().map(|since| *since + GONE_AFTER)
+    }
+
     /// The events of these files alone; `None` if they have an object that is in several: then the order of all counts.
-    async fn update(&mut self, paths: BTreeSet<PathBuf>) -> Option<Vec<IndexEvent>> {
-        let (mut before, mut now) = (Vec::new(), Vec::new());
-        for path in paths {
-            let time = tokio::fs::metadata(&path).await.and_then(|file| file.modified()).ok();
+    async fn update(&mut self, paths: BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
+        let mut before = Vec::new();
+        for path in &paths {
+            let time = tokio::fs::metadata(path).await.and_then(|file| file.modified()).ok();
             match time {
                 Some(time) => drop(self.times.insert(path.clone(), time)),
-                None => drop(self.times.remove(&path)),
+                None => drop(self.times.remove(path)),
             }
-            let old = self.contents.remove(&path);
+            let old = self.remove(path);
             before.extend(old.iter().filter_map(identity));
-            if let Some(event) = read(&path, old).await {
-                now.extend(identity(&event));
-                self.contents.insert(path.clone(), event);
-            }
+            self.insert(path, old, now).await;
         }
-        for identity in &before {
-            if let Some(number) = self.holders.get_mut(identity) {
-                *number -= 1;
-            }
-        }
-        for identity in &now {
-            *self.holders.entry(identity.clone()).or_default() += 1;
-        }
-        self.holders.retain(|_, number| *number > 0);
+        self.drop_moved();
+        let after = paths.iter().filter_map(|path| self.contents.get(path)).filter_map(identity);
+        let after: HashSet<_> = after.collect();
         let holders = |identity: &Identity| self.holders.get(identity).copied().unwrap_or_default();
-        let is_elsewhere = |identity: &Identity| holders(identity) > usize::from(now.contains(identity));
-        if before.iter().chain(&now).any(is_elsewhere) {
+        let is_elsewhere = |identity: &Identity| holders(identity) > usize::from(after.contains(identity));
+        if before.iter().chain(&after).any(is_elsewhere) {
             return None;
         }
-        let gone = before.iter().filter(|identity| !now.contains(identity));
+        let gone = before.iter().filter(|identity| !after.contains(identity));
         let mut events: Vec<_> = gone.map(deletion).collect();
-        let now: HashSet<_> = now.into_iter().collect();
         let changed =
-            self.contents.values().filter(|event| identity(event).is_some_and(|one| now.contains(&one)));
+            self.contents.values().filter(|event| identity(event).is_some_and(|one| after.contains(&one)));
         events.extend(changed.filter_map(change));
         Some(events)
     }
 
     /// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
-    async fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>) -> Vec<IndexEvent> {
-        let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
-        let mut contents = std::mem::take(&mut self.contents);
-        self.holders.clear();
-        for path in times.keys() {
-            let Some(event) = read(path, contents.remove(path)).await else { continue };
-            if let Some(identity) = identity(&event) {
-                *self.holders.entry(identity).or_default() += 1;
-            }
-            self.contents.insert(path.clone(), event.clone());
-            events.push(event);
+    async fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>, now: Instant) -> Vec<IndexEvent> {
+        let paths: BTreeSet<_> = times.keys().chain(self.contents.keys()).cloned().collect();
+        for path in paths {
+            let old = self.remove(&path);
+            self.insert(&path, old, now).await;
         }
+        self.drop_moved();
+        let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
+        events.extend(self.contents.values().cloned());
         events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
         (self.times, self.is_listed) = (times, true);
         events
+    }
+
+    fn remove(&mut self, path: &Path) -> Option<IndexEvent> {
+        let event = self.contents.remove(path)?;
+        if let Some(identity) = identity(&event)
+            && let Some(number) = self.holders.get_mut(&identity)
+        {
+            *number -= 1;
+            if *number == 0 {
+                self.holders.remove(&identity);
+            }
+        }
+        Some(event)
+    }
+
+    /// What the file contains, or contained last if it is missing for a short time, or unreadable.
+    async fn insert(&mut self, path: &Path, last: Option<IndexEvent>, now: Instant) {
+        let event = match read(path).await {
+            Some(text) => {
+                self.missing.remove(path);
+                contents(path, text, last)
+            }
+            None => last.filter(|_| {
+                let since = *self.missing.entry(path.to_owned()).or_insert(now);
+                now < since + GONE_AFTER
+            }),
+        };
+        let Some(event) = event else {
+            self.missing.remove(path);
+            return;
+        };
+        if let Some(identity) = identity(&event) {
+            *self.holders.entry(identity).or_default() += 1;
+        }
+        self.contents.insert(path.to_owned(), event);
+    }
+
+    /// A missing file whose object is in another one was renamed.
+    fn drop_moved(&mut self) {
+        let missing: Vec<_> = self.missing.keys().cloned().collect();
+        for path in missing {
+            let identity = self.contents.get(&path).and_then(identity);
+            if identity.and_then(|identity| self.holders.get(&identity)).is_some_and(|holders| *holders > 1) {
+                self.remove(&path);
+                self.missing.remove(&path);
+            }
+        }
     }
 }
 
@@ -165,14 +210,17 @@ fn modified_times(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, SystemT
     Ok(files)
 }
 
-/// What the file contains, or contained last if that cannot be read; `None` if it is gone or never was readable.
-async fn read(path: &Path, last: Option<IndexEvent>) -> Option<IndexEvent> {
-    let text = match tokio::fs::read_to_string(path).await {
-        Ok(text) => Ok(text),
-        // Deleted meanwhile.
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        Err(error) => Err(error.to_string()),
-    };
+/// The text of a file, or why it cannot be read; `None` if it is not there.
+async fn read(path: &Path) -> Option<Result<String, String>> {
+    match tokio::fs::read_to_string(path).await {
+        Ok(text) => Some(Ok(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
+}
+
+/// What a file contains, or contained last if that cannot be read; `None` if it never was readable.
+fn contents(path: &Path, text: Result<String, String>, last: Option<IndexEvent>) -> Option<IndexEvent> {
     match text.and_then(|text| parse(&text).map_err(|error| error.to_string())) {
         Ok(event) => Some(event),
         Err(error) => {

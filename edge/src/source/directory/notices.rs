@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use steerage_model::chain;
 use tokio::io::unix::AsyncFd;
 
 use super::is_json;
+use crate::timer::sleep_until;
 
 /// How often all files' times are read, in case the kernel has missed something, as for a directory of another machine.
 pub(super) const SLOW_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,12 +32,17 @@ impl Look {
     }
 }
 
-pub(super) async fn next_look(directory: &Path, notices: Option<&mut Notices>) -> Look {
+/// Waits until a file may have changed, or until `due`.
+pub(super) async fn next_look(directory: &Path, notices: Option<&mut Notices>, due: Option<Instant>) -> Look {
     let Some(notices) = notices else {
         tokio::time::sleep(POLL_INTERVAL).await;
         return Look::at_all();
     };
-    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or_else(|_| Look::at_all())
+    tokio::select! {
+        look = notices.next(directory) => look,
+        () = sleep_until(due.map(Into::into)) => Look::At(BTreeSet::new()),
+        () = tokio::time::sleep(SLOW_INTERVAL) => Look::at_all(),
+    }
 }
 
 /// What the kernel says of the directory.

@@ -42,8 +42,8 @@ async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
         directory.write(name, text);
     }
     let (mut index, mut files) = (Index::default(), Files::default());
-    let mut read = async |look| {
-        for event in files.look(&directory.0, look).await.expect("list") {
+    let mut read = async |look, now| {
+        for event in files.look(&directory.0, look, now).await.expect("list") {
             index.apply(event, &mut IndexChange::default());
         }
         assert!(index.has_synced() && index.load_balancers().next().is_none());
@@ -51,26 +51,93 @@ async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
         index.node_set("all").is_some()
     };
     let at = |name: &str| Look::At([directory.0.join(name)].into());
-    assert!(read(Look::at_all()).await);
+    let now = Instant::now();
+    assert!(read(Look::at_all(), now).await);
     for _ in 0..2 {
         directory.write("a.json", &set("all")[..40]);
-        assert!(read(Look::at_all()).await && read(at("a.json")).await, "half written");
+        assert!(read(Look::at_all(), now).await && read(at("a.json"), now).await, "half written");
     }
     directory.remove("a.json");
-    assert!(!read(Look::at_all()).await);
+    assert!(read(Look::at_all(), now).await && !read(Look::at_all(), now + GONE_AFTER).await);
+}
+
+/// Many programs write a file so. Its load balancer must not lose its VIP meanwhile.
+#[tokio::test]
+async fn deleted_file_keeps_its_object_for_a_moment() {
+    let directory = Directory::new("moment");
+    let at = |name: &str| Look::At([directory.0.join(name)].into());
+    let mut files = Files::default();
+    for name in ["a", "b"] {
+        directory.write(&format!("{name}.json"), &set(name));
+    }
+    let begun = Instant::now();
+    files.look(&directory.0, Look::at_all(), begun).await.expect("listed");
+    let mut deleted = async |look, milliseconds| {
+        let now = begun + Duration::from_millis(milliseconds);
+        let events = files.look(&directory.0, look, now).await.expect("looked at");
+        let is_list = |event: &IndexEvent| matches!(event, IndexEvent::NodeSet(Event::Init));
+        assert!(!events.iter().any(is_list), "no list is needed: {events:?}");
+        let name = |event| match event {
+            IndexEvent::NodeSet(Event::Delete { key, .. }) => Some(key),
+            _ => None,
+        };
+        (events.into_iter().filter_map(name).collect::<Vec<_>>(), files.next_due().map(|due| due - begun))
+    };
+    let (none, at_190) = (Vec::<String>::new(), Some(Duration::from_millis(190)));
+    directory.remove("a.json");
+    assert_eq!(deleted(at("a.json"), 0).await, (none.clone(), Some(GONE_AFTER)));
+    directory.write("a.json", &set("a")[..40]);
+    assert_eq!(deleted(Look::at_all(), 80).await, (none.clone(), None), "half written");
+    directory.remove("a.json");
+    assert_eq!(deleted(at("a.json"), 90).await, (none.clone(), at_190));
+    directory.remove("b.json");
+    assert_eq!(deleted(at("b.json"), 150).await, (none.clone(), at_190));
+    assert_eq!(deleted(Look::at_all(), 189).await, (none.clone(), at_190));
+    let nothing = || Look::At(BTreeSet::new());
+    assert_eq!(deleted(nothing(), 190).await, (vec!["a".to_owned()], Some(Duration::from_millis(250))));
+    assert_eq!(deleted(nothing(), 250).await, (vec!["b".to_owned()], None));
+    assert_eq!(deleted(Look::at_all(), 500).await, (none, None));
+}
+
+/// Of a renamed file the new one counts at once, and not the one that is missing.
+#[tokio::test]
+async fn renamed_file_may_have_changed() {
+    let directory = Directory::new("changed");
+    directory.write("b.json", &set("one"));
+    let mut files = Files::default();
+    let now = Instant::now();
+    files.look(&directory.0, Look::at_all(), now).await.expect("listed");
+    let other = set("one").replace("[]", r#"[{"node": "x", "addresses": ["10.0.0.1"]}]"#);
+    for names in [&["a.json"][..], &["b.json", "a.json"]] {
+        directory.remove("b.json");
+        let paths = |names: &[&str]| Look::At(names.iter().map(|name| directory.0.join(name)).collect());
+        files.look(&directory.0, paths(&["b.json"]), now).await.expect("looked at");
+        directory.write("a.json", &other);
+        let events = files.look(&directory.0, paths(names), now).await.expect("looked at");
+        let targets = |event: &IndexEvent| match event {
+            IndexEvent::NodeSet(Event::Apply(set)) => Some(set.spec.targets.len()),
+            _ => None,
+        };
+        assert_eq!(events.iter().map(targets).collect::<Vec<_>>(), [Some(1)], "{events:?}");
+        assert_eq!(files.next_due(), None);
+        // Back.
+        std::fs::rename(directory.0.join("a.json"), directory.0.join("b.json")).expect("rename");
+        files.look(&directory.0, Look::at_all(), now).await.expect("looked at");
+    }
 }
 
 #[tokio::test]
 async fn object_follows_its_files() {
     let directory = Directory::new("follows");
     directory.write("a.json", &set("one"));
-    let (mut index, mut files) = (Index::default(), Files::default());
+    let (mut index, mut files, mut now) = (Index::default(), Files::default(), Instant::now());
     let mut names = async |paths: &[&str]| {
         let look = match paths {
             [] => Look::at_all(),
             paths => Look::At(paths.iter().map(|name| directory.0.join(name)).collect()),
         };
-        for event in files.look(&directory.0, look).await.expect("read") {
+        now += GONE_AFTER;
+        for event in files.look(&directory.0, look, now).await.expect("read") {
             index.apply(event, &mut IndexChange::default());
         }
         ["one", "two"].map(|name| index.node_set(name).is_some())
@@ -85,6 +152,7 @@ async fn object_follows_its_files() {
     directory.write("c.json", &set("two"));
     assert_eq!(names(&["c.json"]).await, [false, true], "another object");
     directory.remove("c.json");
+    assert_eq!(names(&["c.json"]).await, [false, true], "for a moment");
     assert_eq!(names(&["c.json"]).await, [false, false]);
 }
 
@@ -113,6 +181,8 @@ async fn kernel_says_which_file_has_changed() {
         wait_for(false, true).await;
         directory.write("b.json", &set("one"));
         wait_for(true, false).await;
+        directory.remove("b.json");
+        wait_for(false, false).await;
     };
     tokio::time::timeout(SLOW_INTERVAL / 2, all).await.expect("the kernel says so");
     shutdown.cancel();
@@ -153,11 +223,11 @@ async fn files_of_a_mounted_config_map_are_followed() {
         }
         [index.node_set("one").is_some(), index.node_set("two").is_some()]
     };
-    let listed = files.look(&directory.0, Look::at_all()).await.expect("listed");
+    let listed = files.look(&directory.0, Look::at_all(), Instant::now()).await.expect("listed");
     assert_eq!(apply(listed), [true, false]);
     link("v2", "..data_tmp");
     std::fs::rename(directory.0.join("..data_tmp"), directory.0.join("..data")).expect("rename");
     let look = notices.next(&directory.0).await;
-    let changed = files.look(&directory.0, look).await.expect("looked at");
+    let changed = files.look(&directory.0, look, Instant::now()).await.expect("looked at");
     assert_eq!(apply(changed), [false, true]);
 }
