@@ -22,10 +22,12 @@ use steerage_watch::Event;
 
 mod amending;
 mod fused;
+mod host_network;
 mod kept_targets;
 mod last_good;
 mod measure;
 mod retargeting;
+mod room;
 mod shared_vips;
 mod statements;
 
@@ -119,6 +121,24 @@ fn plan_fused(
     previous: &Assignments,
 ) -> Plan {
     super::plan(&PlanInputs { index, host, health, endpoints, room: ROOM, now }, previous)
+}
+
+fn plan_in(room: Room, load_balancers: &[Value]) -> Plan {
+    plan_in_after(room, load_balancers, &Assignments::default())
+}
+
+fn plan_in_after(room: Room, load_balancers: &[Value], previous: &Assignments) -> Plan {
+    let (index, health) = (index(load_balancers), HealthByProbe::default());
+    let endpoints = EndpointNodes::default();
+    let inputs = PlanInputs {
+        index: &index,
+        host: &host(),
+        health: &health,
+        endpoints: &endpoints,
+        room,
+        now: Instant::now(),
+    };
+    super::plan(&inputs, previous)
 }
 
 /// The listener and its table.
@@ -218,87 +238,6 @@ fn removed_target_keeps_its_address_for_a_day() {
 }
 
 #[test]
-fn local_host_as_a_target_accepts() {
-    let load_balancers = [load_balancer("a", "10.0.0.100", &[target(5, 1), target(2, 1)])];
-    let plan = plan(&load_balancers, &host(), &HealthByProbe::default());
-    let paths: BTreeMap<_, _> =
-        plan.state.targets.values().map(|target| (target.address, target.path)).collect();
-    assert_eq!(paths, [(ip("10.0.0.2"), Path::Neighbour), (ip("10.0.0.5"), Path::Local)].into());
-    assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.5")].into());
-}
-
-/// Edge hosts on nodes: what another one sends to a VIP is for this node.
-#[test]
-fn host_that_is_a_node_takes_what_other_edge_hosts_forward() {
-    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
-    let of_peer = |targets: &[Value]| {
-        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
-        plan(&load_balancers, &host, &HealthByProbe::default()).state.senders[&[2, 0, 0, 0, 0, 9]].clone()
-    };
-    let own = Sender::Own(Arc::new(["10.0.0.9/32".parse().expect("net")].into()));
-    assert_eq!(of_peer(&[target(2, 1)]), own);
-    assert_eq!(of_peer(&[target(2, 1), target(5, 1)]), Sender::Forwarder);
-}
-
-/// Other edge hosts forward the packets of its flows for as long as these last.
-#[test]
-fn host_that_was_a_target_takes_what_other_edge_hosts_forward() {
-    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
-    let (begun, health) = (Instant::now(), HealthByProbe::default());
-    let next = |targets: &[Value], previous: &Plan, now| {
-        let index = index(&[load_balancer("a", "10.0.0.100", targets)]);
-        plan_next(&index, &host, &health, now, &previous.assignments)
-    };
-    let is_forwarder = |plan: &Plan| plan.state.senders[&[2, 0, 0, 0, 0, 9]] == Sender::Forwarder;
-    let both = next(&[target(2, 1), target(5, 1)], &Plan::default(), begun);
-    let one = next(&[target(2, 1)], &both, begun);
-    assert_eq!([is_forwarder(&both), is_forwarder(&one)], [true; 2]);
-    let later = next(&[target(2, 1)], &one, begun + Duration::from_hours(24));
-    assert!(!is_forwarder(&later));
-}
-
-/// A forged heartbeat has its Ethernet address, and what it forwards would be dropped.
-#[test]
-fn router_of_this_host_is_no_edge_host() {
-    let default = Route {
-        net: "0.0.0.0/0".parse().expect("net"),
-        device: Some(2),
-        gateway: true,
-        next_hop: Some(ip("10.0.0.254")),
-    };
-    let router = [2, 0, 0, 0, 0, 254];
-    let mut host =
-        HostNetwork { peers: [254, 9].map(|number| peer(number, PeerLiveness::Live)).into(), ..host() };
-    // A node with an edge host, and the network of its Pods.
-    let pods = Route {
-        net: "10.244.9.0/24".parse().expect("net"),
-        next_hop: Some(ip("10.0.0.9")),
-        ..default.clone()
-    };
-    host.routes = host.routes.iter().cloned().chain([default, pods]).collect::<Vec<_>>().into();
-    host.neighbours.extend([(ip("10.0.0.254"), router), (ip("10.0.0.9"), [2, 0, 0, 0, 0, 9])]);
-    for targets in [&[target(2, 1)][..], &[target(5, 1)]] {
-        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
-        let senders = plan(&load_balancers, &host, &HealthByProbe::default()).state.senders;
-        assert!(!senders.contains_key(&router));
-        assert!(senders.contains_key(&[2, 0, 0, 0, 0, 9]));
-    }
-}
-
-/// A new load balancer may have the address of a host that is gone.
-#[test]
-fn address_of_a_dead_edge_host_is_served() {
-    let problem = |liveness| {
-        let host = HostNetwork { peers: vec![peer(6, liveness)], ..host() };
-        let load_balancers = [load_balancer("a", "10.0.0.6", &[target(1, 1)])];
-        plan(&load_balancers, &host, &HealthByProbe::default()).statuses["a"].problem.clone()
-    };
-    assert!(problem(PeerLiveness::Live).contains("own address"));
-    assert!(problem(PeerLiveness::Recent).contains("own address"));
-    assert_eq!(problem(PeerLiveness::Dead), "");
-}
-
-#[test]
 fn weights_come_from_the_spec_or_else_from_probes() {
     let share = |plan: &Plan, address: &str| {
         slots(plan, "10.0.0.100", 6, 80).into_iter().filter(|target| *target == ip(address)).count()
@@ -343,52 +282,6 @@ fn load_balancers_of_one_node_set_share_a_table() {
     let has_affinity = |vip| listener(&plan, vip, 6, 80).0.has_affinity;
     assert_eq!([has_affinity("10.0.0.100"), has_affinity("10.0.0.101")], [false, true]);
     assert!(Arc::ptr_eq(&plan.statuses["a"].targets[0], &plan.statuses["b"].targets[0]));
-}
-
-/// Also under a change of the routes, or of the tunnel, all connections stay with their targets' numbers.
-#[test]
-fn targets_off_the_link_are_tunnelled_if_there_is_a_tunnel() {
-    let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
-    let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), far, target(5, 1)])];
-    let default =
-        Route { net: "0.0.0.0/0".parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
-    let routes: Vec<_> = host().routes.iter().cloned().chain([default]).collect();
-    let tunnel = Tunnel::Ready { vni: 7, mtu: None };
-    let host = HostNetwork { routes: routes.into(), tunnel, mtus: [(2, 1500)].into(), ..host() };
-    let now = Instant::now();
-    let next = |host: &HostNetwork, previous: &Assignments| {
-        plan_next(&index(&load_balancers), host, &HealthByProbe::default(), now, previous)
-    };
-    let paths = |plan: &Plan| -> BTreeMap<IpAddr, (u32, Path)> {
-        let targets = plan.state.targets.iter();
-        targets.map(|(number, target)| (target.address, (*number, target.path))).collect()
-    };
-    let first = next(&host, &Assignments::default());
-    let far_path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1450, vni: 7 };
-    let found = paths(&first);
-    for (address, path) in [("10.0.0.1", Path::Neighbour), ("192.0.2.1", far_path), ("10.0.0.5", Path::Local)]
-    {
-        assert_eq!(found[&ip(address)].1, path, "{address}");
-    }
-    assert!(first.checks.probes().keys().any(|probe| probe.address == ip("192.0.2.1")), "it is probed");
-    assert!(
-        first.state.senders.values().all(|sender| !matches!(sender, Sender::Own(nets)
-        if nets.contains(&"192.0.2.1/32".parse().expect("net")))),
-        "its frames are a router's"
-    );
-
-    let smaller = HostNetwork { mtus: [(2, 1400)].into(), ..host.clone() };
-    let number = found[&ip("192.0.2.1")].0;
-    let path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1350, vni: 7 };
-    assert_eq!(paths(&next(&smaller, &first.assignments))[&ip("192.0.2.1")], (number, path));
-
-    let failed = HostNetwork { tunnel: Tunnel::Failed("no device".to_owned()), ..host };
-    let plan = next(&failed, &first.assignments);
-    let status = &plan.statuses["a"].targets[0].targets;
-    let refused = status.iter().find(|target| target.address == ip("192.0.2.1")).expect("a status");
-    assert_eq!(refused.state, TargetState::Refused);
-    assert!(refused.reason.ends_with("the tunnel does not work: no device"), "{}", refused.reason);
-    assert_eq!(paths(&plan)[&ip("10.0.0.1")], found[&ip("10.0.0.1")]);
 }
 
 #[test]
@@ -456,139 +349,6 @@ fn new_process_adopts_the_kernels_numbers() {
     let adopted = Assignments::adopt(&old.state);
     let new = plan_next(&index, &host(), &health, now, &adopted);
     assert_eq!(new.state, old.state);
-}
-
-fn size(plan: &Plan, vip: &str) -> usize {
-    listener(plan, vip, 6, 80).1.slots.len()
-}
-
-#[test]
-fn table_without_a_healthy_target_stays_small() {
-    let targets: Vec<_> = (1..=100).map(|number| target(number, 1)).collect();
-    let load_balancers = [load_balancer("a", "10.0.0.100", &targets)];
-    let open = plan(&load_balancers, &host(), &HealthByProbe::default());
-    assert_eq!(
-        (size(&open, "10.0.0.100"), reached(&open, "10.0.0.100", 6, 80).len()),
-        (1021, 32),
-        "not tried"
-    );
-    let all: Vec<_> = (1..=100).map(|number| format!("10.0.0.{number}")).collect();
-    let all: Vec<_> = all.iter().map(String::as_str).collect();
-    let failed = plan(&load_balancers, &host(), &health(&open, &all));
-    assert_eq!((size(&failed, "10.0.0.100"), reached(&failed, "10.0.0.100", 6, 80).len()), (1021, 100));
-    let healthy = plan(&load_balancers, &host(), &health(&open, &[]));
-    assert_eq!(size(&healthy, "10.0.0.100"), 8191);
-    let all_but_two: Vec<_> = (3..=100).map(|number| format!("10.0.0.{number}")).collect();
-    let all_but_two: Vec<_> = all_but_two.iter().map(String::as_str).collect();
-    let two = plan(&load_balancers, &host(), &health(&open, &all_but_two));
-    assert_eq!((size(&two, "10.0.0.100"), reached(&two, "10.0.0.100", 6, 80).len()), (251, 2));
-}
-
-fn plan_in(room: Room, load_balancers: &[Value]) -> Plan {
-    plan_in_after(room, load_balancers, &Assignments::default())
-}
-
-fn plan_in_after(room: Room, load_balancers: &[Value], previous: &Assignments) -> Plan {
-    let (index, health) = (index(load_balancers), HealthByProbe::default());
-    let endpoints = EndpointNodes::default();
-    let inputs = PlanInputs {
-        index: &index,
-        host: &host(),
-        health: &health,
-        endpoints: &endpoints,
-        room,
-        now: Instant::now(),
-    };
-    super::plan(&inputs, previous)
-}
-
-#[test]
-fn largest_tables_get_less_if_there_is_no_room_for_all() {
-    let many: Vec<_> = (1..=100).map(|number| target(number, 1)).collect();
-    let load_balancers = [
-        load_balancer("a", "10.0.0.100", &many),
-        load_balancer("b", "10.0.0.101", &many[..50]),
-        load_balancer("c", "10.0.0.102", &many[..2]),
-    ];
-    let first = plan(&load_balancers, &host(), &HealthByProbe::default());
-    let all: Vec<_> = probes(&first).iter().map(|probe| probe.address.to_string()).collect();
-    let failed = health(&first, &all.iter().map(String::as_str).collect::<Vec<_>>());
-    let (index, endpoints) = (index(&load_balancers), EndpointNodes::default());
-    let sizes = |room| {
-        let inputs = PlanInputs {
-            index: &index,
-            host: &host(),
-            health: &failed,
-            endpoints: &endpoints,
-            room,
-            now: Instant::now(),
-        };
-        let plan = super::plan(&inputs, &Assignments::default());
-        ["10.0.0.100", "10.0.0.101", "10.0.0.102"]
-            .map(|vip| (size(&plan, vip), reached(&plan, vip, 6, 80).len()))
-    };
-    assert_eq!(sizes(ROOM), [(1021, 100), (1021, 50), (251, 2)]);
-    assert_eq!(sizes(Room { slots: 1500, ..ROOM }), [(509, 100), (509, 50), (251, 2)]);
-    assert_eq!(sizes(Room { members: 62, ..ROOM }), [(1021, 30), (1021, 30), (251, 2)]);
-    assert_eq!(sizes(Room { members: 1, ..ROOM }), [(1021, 1), (1021, 1), (251, 1)], "each has one");
-}
-
-/// A load balancer with as many listeners and source ranges.
-fn sized(namespace: &str, name: &str, last: u8, created: u8, ports: u16) -> Value {
-    let mut load_balancer = load_balancer(name, &format!("10.0.0.{last}"), &[target(1, 1)]);
-    load_balancer["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:{created:02}Z"));
-    load_balancer["spec"]["service"]["namespace"] = json!(namespace);
-    load_balancer["spec"]["listeners"] =
-        (1..=ports).map(|port| json!({"protocol": "TCP", "port": port})).collect();
-    load_balancer["spec"]["sourceRanges"] =
-        (1..=ports).map(|number| json!(format!("10.{}.0.0/16", 2 * number))).collect();
-    load_balancer
-}
-
-fn served_vips(plan: &Plan) -> Vec<String> {
-    plan.state.vips.keys().map(|vip| vip.to_string().rsplit('.').next().expect("octet").to_owned()).collect()
-}
-
-#[test]
-fn what_is_new_gets_what_is_left_the_smallest_namespace_first() {
-    let load_balancers = [
-        sized("greedy", "a", 100, 1, 30),
-        sized("greedy", "b", 101, 2, 30),
-        sized("modest", "c", 102, 3, 10),
-        sized("greedy", "d", 103, 4, 5),
-    ];
-    for (room, wanted) in [
-        (Room { listeners: 60, ..ROOM }, ["100", "102", "103"]),
-        (Room { prefixes: 60, ..ROOM }, ["100", "102", "103"]),
-        (Room { slots: 800, ..ROOM }, ["100", "101", "102"]),
-    ] {
-        let plan = plan_in(room, &load_balancers);
-        assert_eq!(served_vips(&plan), wanted, "{room:?}");
-        let refused = if wanted.contains(&"101") { "d" } else { "b" };
-        let problem = &plan.statuses[refused].problem;
-        assert!(problem.contains("no room for its"), "{problem}");
-    }
-}
-
-#[test]
-fn what_is_served_stays_and_what_grows_does_not_take_its_place() {
-    let room = Room { listeners: 60, ..ROOM };
-    let old = [sized("old", "a", 100, 1, 20), sized("old", "b", 101, 2, 20), sized("new", "c", 102, 3, 10)];
-    let before = plan_in(room, &old);
-    assert_eq!(served_vips(&before).len(), 3);
-    for adopted in [before.assignments, Assignments::adopt(&before.state)] {
-        // An older object grows; a younger one is added, with the first of all names.
-        let grown = [
-            sized("old", "a", 100, 1, 20),
-            sized("old", "b", 101, 2, 20),
-            sized("new", "c", 102, 3, 40),
-            sized("old", "0", 103, 4, 20),
-        ];
-        let after = plan_in_after(room, &grown, &adopted);
-        assert_eq!(served_vips(&after), ["100", "101", "103"], "the one that has grown lost only itself");
-        let fewer = [grown[0].clone(), grown[1].clone(), sized("new", "c", 102, 3, 10), grown[3].clone()];
-        assert_eq!(served_vips(&plan_in_after(room, &fewer, &adopted)), ["100", "101", "102"]);
-    }
 }
 
 fn index_of_one() -> Index {

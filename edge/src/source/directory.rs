@@ -4,25 +4,24 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::ErrorKind;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use steerage_model::chain;
 use steerage_watch::Event;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::parse;
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
+use crate::logged_problem::LoggedProblem;
 
-/// How often all files' times are read, in case the kernel has missed something, as for a directory of another machine.
-const SLOW_INTERVAL: Duration = Duration::from_secs(5);
-/// The same where the kernel reports no changes.
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+mod notices;
+
+use notices::{Look, Notices, POLL_INTERVAL, next_look};
+
+/// A file that is not there is believed to be deleted after this time: many programs delete a file and write it again.
+const GONE_AFTER: Duration = Duration::from_millis(100);
 
 /// Delivers all `*.json` of a directory, one object each, and then what changes, until shutdown.
 pub(crate) async fn watch_directory(
@@ -30,118 +29,43 @@ pub(crate) async fn watch_directory(
     events: mpsc::Sender<IndexEvent>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    // Before the first look, so that nothing is missed in between.
     let mut notices = Notices::open(&directory);
     let (mut files, mut looked_at) = (Files::default(), Look::at_all());
+    let (mut has_listed, mut problem) = (false, LoggedProblem::default());
     loop {
-        let news = files
-            .look(&directory, looked_at)
-            .await
-            .with_context(|| format!("cannot read {}", directory.display()))?;
-        for event in news {
-            if events.send(event).await.is_err() {
-                return Ok(());
-            }
+        if let (Look::AtAll(_), Some(notices)) = (&looked_at, &mut notices) {
+            // Before the look, so that nothing is missed in between.
+            notices.watch(&directory);
         }
-        let Some(next) = shutdown.run_until_cancelled(next_look(&directory, notices.as_mut())).await else {
-            return Ok(());
-        };
-        looked_at = next;
-    }
-}
-
-/// Which files may have changed.
-#[derive(Debug, PartialEq, Eq)]
-enum Look {
-    /// All whose times differ, and these.
-    AtAll(BTreeSet<PathBuf>),
-    At(BTreeSet<PathBuf>),
-}
-
-impl Look {
-    fn at_all() -> Self {
-        Self::AtAll(BTreeSet::new())
-    }
-}
-
-async fn next_look(directory: &Path, notices: Option<&mut Notices>) -> Look {
-    let Some(notices) = notices else {
-        tokio::time::sleep(POLL_INTERVAL).await;
-        return Look::at_all();
-    };
-    tokio::time::timeout(SLOW_INTERVAL, notices.next(directory)).await.unwrap_or_else(|_| Look::at_all())
-}
-
-/// What the kernel says of the directory.
-struct Notices(AsyncFd<Descriptor>);
-
-struct Descriptor(Inotify);
-
-impl AsRawFd for Descriptor {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-#[allow(unsafe_code, reason = "tokio requires a descriptor that stays open and the same")]
-fn register(descriptor: Descriptor) -> std::io::Result<AsyncFd<Descriptor>> {
-    // SAFETY: a `Descriptor` owns one descriptor for its whole life, and the `AsyncFd` owns the `Descriptor`.
-    unsafe { Ok(AsyncFd::register(descriptor)?) }
-}
-
-impl Notices {
-    fn open(directory: &Path) -> Option<Self> {
-        let open = || {
-            let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-            let whole = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MOVED_TO;
-            let gone = AddWatchFlags::IN_MOVED_FROM | AddWatchFlags::IN_DELETE;
-            inotify.add_watch(directory, whole | gone)?;
-            register(Descriptor(inotify))
-        };
-        match open() {
-            Ok(inotify) => Some(Self(inotify)),
-            Err(error) => {
-                let error = chain(&error);
-                tracing::warn!(
-                    directory = %directory.display(),
-                    error,
-                    "the kernel does not report changes of this directory; reading all files' times ten times a second"
-                );
-                None
-            }
-        }
-    }
-
-    /// Waits until something changes.
-    async fn next(&mut self, directory: &Path) -> Look {
-        let (mut changed, mut is_all) = (BTreeSet::new(), false);
-        loop {
-            let Ok(mut ready) = self.0.readable_mut().await else {
-                // As if nothing was said.
-                tokio::time::sleep(POLL_INTERVAL).await;
-                return Look::AtAll(changed);
-            };
-            while let Ok(read) = ready.try_io(|fd| Ok(fd.get_ref().0.read_events()?)) {
-                let Ok(events) = read else {
-                    tokio::time::sleep(POLL_INTERVAL).await;
-                    return Look::AtAll(changed);
-                };
-                for event in events {
-                    match event.name {
-                        Some(name) if is_json(Path::new(&name)) => drop(changed.insert(directory.join(name))),
-                        // A link that leads elsewhere now, such as ..data of a mounted ConfigMap; lost notices, or the end of them.
-                        Some(_) => is_all |= event.mask.contains(AddWatchFlags::IN_MOVED_TO),
-                        None => is_all = true,
+        let next = match files.look(&directory, looked_at, Instant::now()).await {
+            Ok(news) => {
+                if problem.set(None) {
+                    tracing::info!(directory = %directory.display(), "directory read again");
+                }
+                has_listed = true;
+                for event in news {
+                    if events.send(event).await.is_err() {
+                        return Ok(());
                     }
                 }
+                let next = next_look(&directory, notices.as_mut(), files.next_due());
+                shutdown.run_until_cancelled(next).await
             }
-            if is_all {
-                return Look::AtAll(changed);
+            Err(error) if has_listed => {
+                let error = error.to_string();
+                if problem.set(Some(error.clone())) {
+                    let directory = directory.display();
+                    tracing::error!(%directory, error, "directory not read; keeping the objects that it contained; retrying");
+                }
+                let next = shutdown.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await;
+                next.map(|()| Look::at_all())
             }
-            if !changed.is_empty() {
-                return Look::At(changed);
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", directory.display()));
             }
-        }
+        };
+        let Some(next) = next else { return Ok(()) };
+        looked_at = next;
     }
 }
 
@@ -163,19 +87,37 @@ pub(super) struct Files {
     times: BTreeMap<PathBuf, SystemTime>,
     /// The last event of each file.
     contents: BTreeMap<PathBuf, IndexEvent>,
+    /// Since when files are not there whose objects are kept for now.
+    missing: BTreeMap<PathBuf, Instant>,
     /// In how many files each object is.
     holders: HashMap<Identity, usize>,
 }
 
 impl Files {
-    /// What has changed.
-    async fn look(&mut self, directory: &Path, look: Look) -> std::io::Result<Vec<IndexEvent>> {
-        let changed = match look {
+    /// What has changed. Also looks at the files that have been missing for long enough. After an error all are listed anew.
+    async fn look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
+        let result = self.try_look(directory, look, now).await;
+        if result.is_err() {
+            self.is_listed = false;
+            // Files are not gone because their directory is.
+            self.missing.values_mut().for_each(|since| *since = now);
+        }
+        result
+    }
+
+    async fn try_look(
+        &mut self,
+        directory: &Path,
+        look: Look,
+        now: Instant,
+    ) -> std::io::Result<Vec<IndexEvent>> {
+        std::fs::metadata(directory)?;
+        let mut changed = match look {
             Look::At(paths) if self.is_listed => paths,
             Look::At(named) | Look::AtAll(named) => {
                 let times = modified_times(directory)?;
                 if !self.is_listed {
-                    return Ok(self.list(times).await);
+                    return Ok(self.list(times, now).await);
                 }
                 let paths = times.keys().chain(self.times.keys());
                 let differ = paths.filter(|path| times.get(*path) != self.times.get(*path)).cloned();
@@ -183,67 +125,108 @@ impl Files {
                 differ.chain(named).collect()
             }
         };
-        match self.update(changed).await {
+        let due = self.missing.iter().filter(|(_, since)| **since + GONE_AFTER <= now);
+        changed.extend(due.map(|(path, _)| path.clone()));
+        match self.update(changed, now).await {
             Some(events) => Ok(events),
-            None => Ok(self.list(modified_times(directory)?).await),
+            None => Ok(self.list(modified_times(directory)?, now).await),
         }
     }
 
+    /// When the next missing file is believed to be deleted.
+    fn next_due(&self) -> Option<Instant> {
+        self.missing.values().min().map(|since| *since + GONE_AFTER)
+    }
+
     /// The events of these files alone; `None` if they have an object that is in several: then the order of all counts.
-    async fn update(&mut self, paths: BTreeSet<PathBuf>) -> Option<Vec<IndexEvent>> {
-        let (mut before, mut now) = (Vec::new(), Vec::new());
-        for path in paths {
-            let time = tokio::fs::metadata(&path).await.and_then(|file| file.modified()).ok();
+    async fn update(&mut self, paths: BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
+        let mut before = Vec::new();
+        for path in &paths {
+            let time = tokio::fs::metadata(path).await.and_then(|file| file.modified()).ok();
             match time {
                 Some(time) => drop(self.times.insert(path.clone(), time)),
-                None => drop(self.times.remove(&path)),
+                None => drop(self.times.remove(path)),
             }
-            let old = self.contents.remove(&path);
+            let old = self.remove(path);
             before.extend(old.iter().filter_map(identity));
-            if let Some(event) = read(&path, old).await {
-                now.extend(identity(&event));
-                self.contents.insert(path.clone(), event);
-            }
+            self.insert(path, old, now).await;
         }
-        for identity in &before {
-            if let Some(number) = self.holders.get_mut(identity) {
-                *number -= 1;
-            }
-        }
-        for identity in &now {
-            *self.holders.entry(identity.clone()).or_default() += 1;
-        }
-        self.holders.retain(|_, number| *number > 0);
+        self.drop_moved();
+        let after = paths.iter().filter_map(|path| self.contents.get(path)).filter_map(identity);
+        let after: HashSet<_> = after.collect();
         let holders = |identity: &Identity| self.holders.get(identity).copied().unwrap_or_default();
-        let is_elsewhere = |identity: &Identity| holders(identity) > usize::from(now.contains(identity));
-        if before.iter().chain(&now).any(is_elsewhere) {
+        let is_elsewhere = |identity: &Identity| holders(identity) > usize::from(after.contains(identity));
+        if before.iter().chain(&after).any(is_elsewhere) {
             return None;
         }
-        let gone = before.iter().filter(|identity| !now.contains(identity));
+        let gone = before.iter().filter(|identity| !after.contains(identity));
         let mut events: Vec<_> = gone.map(deletion).collect();
-        let now: HashSet<_> = now.into_iter().collect();
         let changed =
-            self.contents.values().filter(|event| identity(event).is_some_and(|one| now.contains(&one)));
+            self.contents.values().filter(|event| identity(event).is_some_and(|one| after.contains(&one)));
         events.extend(changed.filter_map(change));
         Some(events)
     }
 
     /// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
-    async fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>) -> Vec<IndexEvent> {
-        let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
-        let mut contents = std::mem::take(&mut self.contents);
-        self.holders.clear();
-        for path in times.keys() {
-            let Some(event) = read(path, contents.remove(path)).await else { continue };
-            if let Some(identity) = identity(&event) {
-                *self.holders.entry(identity).or_default() += 1;
-            }
-            self.contents.insert(path.clone(), event.clone());
-            events.push(event);
+    async fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>, now: Instant) -> Vec<IndexEvent> {
+        let paths: BTreeSet<_> = times.keys().chain(self.contents.keys()).cloned().collect();
+        for path in paths {
+            let old = self.remove(&path);
+            self.insert(&path, old, now).await;
         }
+        self.drop_moved();
+        let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
+        events.extend(self.contents.values().cloned());
         events.extend([IndexEvent::LoadBalancer(Event::InitDone), IndexEvent::NodeSet(Event::InitDone)]);
         (self.times, self.is_listed) = (times, true);
         events
+    }
+
+    fn remove(&mut self, path: &Path) -> Option<IndexEvent> {
+        let event = self.contents.remove(path)?;
+        if let Some(identity) = identity(&event)
+            && let Some(number) = self.holders.get_mut(&identity)
+        {
+            *number -= 1;
+            if *number == 0 {
+                self.holders.remove(&identity);
+            }
+        }
+        Some(event)
+    }
+
+    /// What the file contains, or contained last if it is missing for a short time, or unreadable.
+    async fn insert(&mut self, path: &Path, last: Option<IndexEvent>, now: Instant) {
+        let event = match read(path).await {
+            Some(text) => {
+                self.missing.remove(path);
+                contents(path, text, last)
+            }
+            None => last.filter(|_| {
+                let since = *self.missing.entry(path.to_owned()).or_insert(now);
+                now < since + GONE_AFTER
+            }),
+        };
+        let Some(event) = event else {
+            self.missing.remove(path);
+            return;
+        };
+        if let Some(identity) = identity(&event) {
+            *self.holders.entry(identity).or_default() += 1;
+        }
+        self.contents.insert(path.to_owned(), event);
+    }
+
+    /// A missing file whose object is in another one was renamed.
+    fn drop_moved(&mut self) {
+        let missing: Vec<_> = self.missing.keys().cloned().collect();
+        for path in missing {
+            let identity = self.contents.get(&path).and_then(identity);
+            if identity.and_then(|identity| self.holders.get(&identity)).is_some_and(|holders| *holders > 1) {
+                self.remove(&path);
+                self.missing.remove(&path);
+            }
+        }
     }
 }
 
@@ -265,14 +248,17 @@ fn modified_times(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, SystemT
     Ok(files)
 }
 
-/// What the file contains, or contained last if that cannot be read; `None` if it is gone or never was readable.
-async fn read(path: &Path, last: Option<IndexEvent>) -> Option<IndexEvent> {
-    let text = match tokio::fs::read_to_string(path).await {
-        Ok(text) => Ok(text),
-        // Deleted meanwhile.
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        Err(error) => Err(error.to_string()),
-    };
+/// The text of a file, or why it cannot be read; `None` if it is not there.
+async fn read(path: &Path) -> Option<Result<String, String>> {
+    match tokio::fs::read_to_string(path).await {
+        Ok(text) => Some(Ok(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(Err(error.to_string())),
+    }
+}
+
+/// What a file contains, or contained last if that cannot be read; `None` if it never was readable.
+fn contents(path: &Path, text: Result<String, String>, last: Option<IndexEvent>) -> Option<IndexEvent> {
     match text.and_then(|text| parse(&text).map_err(|error| error.to_string())) {
         Ok(event) => Some(event),
         Err(error) => {
@@ -318,164 +304,4 @@ fn change(event: &IndexEvent) -> Option<IndexEvent> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::{Index, IndexChange};
-
-    const SET: &str = r#"{"kind": "EdgeNodeSet", "apiVersion": "steerage.dev/v1alpha1", "metadata": {"name": "NAME"}, "spec": {"targets": []}}"#;
-
-    fn set(name: &str) -> String {
-        SET.replace("NAME", name)
-    }
-
-    struct Directory(PathBuf);
-
-    impl Directory {
-        fn new(name: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("steerage-edge-{name}-{}", std::process::id()));
-            std::fs::create_dir_all(&path).expect("directory");
-            Self(path)
-        }
-
-        fn write(&self, name: &str, text: &str) {
-            std::fs::write(self.0.join(name), text).expect("write");
-        }
-
-        fn remove(&self, name: &str) {
-            std::fs::remove_file(self.0.join(name)).expect("remove");
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
-    #[tokio::test]
-    async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
-        let directory = Directory::new("unreadable");
-        for (name, text) in [("a.json", set("all").as_str()), ("b.json", "{"), ("c.txt", &set("other"))] {
-            directory.write(name, text);
-        }
-        let (mut index, mut files) = (Index::default(), Files::default());
-        let mut read = async |look| {
-            for event in files.look(&directory.0, look).await.expect("list") {
-                index.apply(event, &mut IndexChange::default());
-            }
-            assert!(index.has_synced() && index.load_balancers().next().is_none());
-            assert!(index.node_set("other").is_none());
-            index.node_set("all").is_some()
-        };
-        let at = |name: &str| Look::At([directory.0.join(name)].into());
-        assert!(read(Look::at_all()).await);
-        for _ in 0..2 {
-            directory.write("a.json", &set("all")[..40]);
-            assert!(read(Look::at_all()).await && read(at("a.json")).await, "half written");
-        }
-        directory.remove("a.json");
-        assert!(!read(Look::at_all()).await);
-    }
-
-    #[tokio::test]
-    async fn object_follows_its_files() {
-        let directory = Directory::new("follows");
-        directory.write("a.json", &set("one"));
-        let (mut index, mut files) = (Index::default(), Files::default());
-        let mut names = async |paths: &[&str]| {
-            let look = match paths {
-                [] => Look::at_all(),
-                paths => Look::At(paths.iter().map(|name| directory.0.join(name)).collect()),
-            };
-            for event in files.look(&directory.0, look).await.expect("read") {
-                index.apply(event, &mut IndexChange::default());
-            }
-            ["one", "two"].map(|name| index.node_set(name).is_some())
-        };
-        assert_eq!(names(&[]).await, [true, false]);
-        directory.write("b.json", &set("one"));
-        assert_eq!(names(&["b.json"]).await, [true, false], "in two files");
-        directory.remove("a.json");
-        assert_eq!(names(&["a.json"]).await, [true, false], "still in one");
-        std::fs::rename(directory.0.join("b.json"), directory.0.join("c.json")).expect("rename");
-        assert_eq!(names(&["b.json", "c.json"]).await, [true, false]);
-        directory.write("c.json", &set("two"));
-        assert_eq!(names(&["c.json"]).await, [false, true], "another object");
-        directory.remove("c.json");
-        assert_eq!(names(&["c.json"]).await, [false, false]);
-    }
-
-    /// Much sooner than all times are read.
-    #[tokio::test]
-    async fn kernel_says_which_file_has_changed() {
-        let directory = Directory::new("notices");
-        directory.write("a.json", &set("one"));
-        let (events, mut received) = mpsc::channel(64);
-        let shutdown = CancellationToken::new();
-        let watch = tokio::spawn(watch_directory(directory.0.clone(), events, shutdown.clone()));
-        let mut index = Index::default();
-        let mut wait_for = async |one: bool, two: bool| {
-            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
-                || !index.has_synced()
-            {
-                index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
-            }
-        };
-        let all = async {
-            wait_for(true, false).await;
-            directory.write("b.new", &set("two"));
-            std::fs::rename(directory.0.join("b.new"), directory.0.join("b.json")).expect("rename");
-            wait_for(true, true).await;
-            directory.remove("a.json");
-            wait_for(false, true).await;
-            directory.write("b.json", &set("one"));
-            wait_for(true, false).await;
-        };
-        tokio::time::timeout(SLOW_INTERVAL / 2, all).await.expect("the kernel says so");
-        shutdown.cancel();
-        watch.await.expect("no panic").expect("no error");
-    }
-
-    /// Programs write files beside their place and rename them.
-    #[tokio::test]
-    async fn renamed_file_is_named_and_nothing_else_is_looked_at() {
-        let directory = Directory::new("renamed");
-        let mut notices = Notices::open(&directory.0).expect("inotify");
-        directory.write("b.tmp", &set("two"));
-        std::fs::rename(directory.0.join("b.tmp"), directory.0.join("b.json")).expect("rename");
-        let look = notices.next(&directory.0).await;
-        assert_eq!(look, Look::At([directory.0.join("b.json")].into()));
-    }
-
-    /// The kubelet changes one link, to which those of all files lead.
-    #[tokio::test]
-    async fn files_of_a_mounted_config_map_are_followed() {
-        let directory = Directory::new("mounted");
-        let link = |to: &str, name: &str| {
-            std::os::unix::fs::symlink(to, directory.0.join(name)).expect("a link");
-        };
-        for (version, object) in [("v1", "one"), ("v2", "two")] {
-            std::fs::create_dir(directory.0.join(version)).expect("directory");
-            directory.write(&format!("{version}/a.json"), &set(object));
-        }
-        let old = std::fs::File::open(directory.0.join("v1/a.json")).expect("file");
-        old.set_modified(SystemTime::UNIX_EPOCH).expect("an earlier time");
-        link("v1", "..data");
-        link("..data/a.json", "a.json");
-        let mut notices = Notices::open(&directory.0).expect("inotify");
-        let (mut files, mut index) = (Files::default(), Index::default());
-        let mut apply = |events: Vec<IndexEvent>| {
-            for event in events {
-                index.apply(event, &mut IndexChange::default());
-            }
-            [index.node_set("one").is_some(), index.node_set("two").is_some()]
-        };
-        let listed = files.look(&directory.0, Look::at_all()).await.expect("listed");
-        assert_eq!(apply(listed), [true, false]);
-        link("v2", "..data_tmp");
-        std::fs::rename(directory.0.join("..data_tmp"), directory.0.join("..data")).expect("rename");
-        let look = notices.next(&directory.0).await;
-        let changed = files.look(&directory.0, look).await.expect("looked at");
-        assert_eq!(apply(changed), [false, true]);
-    }
-}
+mod tests;

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What follows from the host's network: whether it is a node, the other edge hosts, routers and the tunnel.
+
+use super::*;
+
+#[test]
+fn local_host_as_a_target_accepts() {
+    let load_balancers = [load_balancer("a", "10.0.0.100", &[target(5, 1), target(2, 1)])];
+    let plan = plan(&load_balancers, &host(), &HealthByProbe::default());
+    let paths: BTreeMap<_, _> =
+        plan.state.targets.values().map(|target| (target.address, target.path)).collect();
+    assert_eq!(paths, [(ip("10.0.0.2"), Path::Neighbour), (ip("10.0.0.5"), Path::Local)].into());
+    assert_eq!(reached(&plan, "10.0.0.100", 6, 80), [ip("10.0.0.2"), ip("10.0.0.5")].into());
+}
+
+/// Edge hosts on nodes: what another one sends to a VIP is for this node.
+#[test]
+fn host_that_is_a_node_takes_what_other_edge_hosts_forward() {
+    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
+    let of_peer = |targets: &[Value]| {
+        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
+        plan(&load_balancers, &host, &HealthByProbe::default()).state.senders[&[2, 0, 0, 0, 0, 9]].clone()
+    };
+    let own = Sender::Own(Arc::new(["10.0.0.9/32".parse().expect("net")].into()));
+    assert_eq!(of_peer(&[target(2, 1)]), own);
+    assert_eq!(of_peer(&[target(2, 1), target(5, 1)]), Sender::Forwarder);
+}
+
+/// Other edge hosts forward the packets of its flows for as long as these last.
+#[test]
+fn host_that_was_a_target_takes_what_other_edge_hosts_forward() {
+    let host = HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() };
+    let (begun, health) = (Instant::now(), HealthByProbe::default());
+    let next = |targets: &[Value], previous: &Plan, now| {
+        let index = index(&[load_balancer("a", "10.0.0.100", targets)]);
+        plan_next(&index, &host, &health, now, &previous.assignments)
+    };
+    let is_forwarder = |plan: &Plan| plan.state.senders[&[2, 0, 0, 0, 0, 9]] == Sender::Forwarder;
+    let both = next(&[target(2, 1), target(5, 1)], &Plan::default(), begun);
+    let one = next(&[target(2, 1)], &both, begun);
+    assert_eq!([is_forwarder(&both), is_forwarder(&one)], [true; 2]);
+    let later = next(&[target(2, 1)], &one, begun + Duration::from_hours(24));
+    assert!(!is_forwarder(&later));
+}
+
+/// A forged heartbeat has its Ethernet address, and what it forwards would be dropped.
+#[test]
+fn router_of_this_host_is_no_edge_host() {
+    let default = Route {
+        net: "0.0.0.0/0".parse().expect("net"),
+        device: Some(2),
+        gateway: true,
+        next_hop: Some(ip("10.0.0.254")),
+    };
+    let router = [2, 0, 0, 0, 0, 254];
+    let mut host =
+        HostNetwork { peers: [254, 9].map(|number| peer(number, PeerLiveness::Live)).into(), ..host() };
+    // A node with an edge host, and the network of its Pods.
+    let pods = Route {
+        net: "10.244.9.0/24".parse().expect("net"),
+        next_hop: Some(ip("10.0.0.9")),
+        ..default.clone()
+    };
+    host.routes = host.routes.iter().cloned().chain([default, pods]).collect::<Vec<_>>().into();
+    host.neighbours.extend([(ip("10.0.0.254"), router), (ip("10.0.0.9"), [2, 0, 0, 0, 0, 9])]);
+    for targets in [&[target(2, 1)][..], &[target(5, 1)]] {
+        let load_balancers = [load_balancer("a", "10.0.0.100", targets)];
+        let senders = plan(&load_balancers, &host, &HealthByProbe::default()).state.senders;
+        assert!(!senders.contains_key(&router));
+        assert!(senders.contains_key(&[2, 0, 0, 0, 0, 9]));
+    }
+}
+
+/// A new load balancer may have the address of a host that is gone.
+#[test]
+fn address_of_a_dead_edge_host_is_served() {
+    let problem = |liveness| {
+        let host = HostNetwork { peers: vec![peer(6, liveness)], ..host() };
+        let load_balancers = [load_balancer("a", "10.0.0.6", &[target(1, 1)])];
+        plan(&load_balancers, &host, &HealthByProbe::default()).statuses["a"].problem.clone()
+    };
+    assert!(problem(PeerLiveness::Live).contains("own address"));
+    assert!(problem(PeerLiveness::Recent).contains("own address"));
+    assert_eq!(problem(PeerLiveness::Dead), "");
+}
+
+/// Also under a change of the routes, or of the tunnel, all connections stay with their targets' numbers.
+#[test]
+fn targets_off_the_link_are_tunnelled_if_there_is_a_tunnel() {
+    let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
+    let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), far, target(5, 1)])];
+    let default =
+        Route { net: "0.0.0.0/0".parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
+    let routes: Vec<_> = host().routes.iter().cloned().chain([default]).collect();
+    let tunnel = Tunnel::Ready { vni: 7, mtu: None };
+    let host = HostNetwork { routes: routes.into(), tunnel, mtus: [(2, 1500)].into(), ..host() };
+    let now = Instant::now();
+    let next = |host: &HostNetwork, previous: &Assignments| {
+        plan_next(&index(&load_balancers), host, &HealthByProbe::default(), now, previous)
+    };
+    let paths = |plan: &Plan| -> BTreeMap<IpAddr, (u32, Path)> {
+        let targets = plan.state.targets.iter();
+        targets.map(|(number, target)| (target.address, (*number, target.path))).collect()
+    };
+    let first = next(&host, &Assignments::default());
+    let far_path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1450, vni: 7 };
+    let found = paths(&first);
+    for (address, path) in [("10.0.0.1", Path::Neighbour), ("192.0.2.1", far_path), ("10.0.0.5", Path::Local)]
+    {
+        assert_eq!(found[&ip(address)].1, path, "{address}");
+    }
+    assert!(first.checks.probes().keys().any(|probe| probe.address == ip("192.0.2.1")), "it is probed");
+    assert!(
+        first.state.senders.values().all(|sender| !matches!(sender, Sender::Own(nets)
+        if nets.contains(&"192.0.2.1/32".parse().expect("net")))),
+        "its frames are a router's"
+    );
+
+    let smaller = HostNetwork { mtus: [(2, 1400)].into(), ..host.clone() };
+    let number = found[&ip("192.0.2.1")].0;
+    let path = Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu: 1350, vni: 7 };
+    assert_eq!(paths(&next(&smaller, &first.assignments))[&ip("192.0.2.1")], (number, path));
+
+    let failed = HostNetwork { tunnel: Tunnel::Failed("no device".to_owned()), ..host };
+    let plan = next(&failed, &first.assignments);
+    let status = &plan.statuses["a"].targets[0].targets;
+    let refused = status.iter().find(|target| target.address == ip("192.0.2.1")).expect("a status");
+    assert_eq!(refused.state, TargetState::Refused);
+    assert!(refused.reason.ends_with("the tunnel does not work: no device"), "{}", refused.reason);
+    assert_eq!(paths(&plan)[&ip("10.0.0.1")], found[&ip("10.0.0.1")]);
+}
