@@ -37,7 +37,9 @@ pub(crate) async fn watch_directory(
             // Before the look, so that nothing is missed in between.
             notices.watch(&directory);
         }
-        let next = match files.look(&directory, looked_at, Instant::now()).await {
+        let result;
+        (files, result) = look(files, directory.clone(), looked_at).await?;
+        let next = match result {
             Ok(news) => {
                 if problem.set(None) {
                     tracing::info!(directory = %directory.display(), "directory read again");
@@ -69,6 +71,19 @@ pub(crate) async fn watch_directory(
     }
 }
 
+/// Reads the files on a thread that may wait for a disk.
+async fn look(
+    mut files: Files,
+    directory: PathBuf,
+    looked_at: Look,
+) -> anyhow::Result<(Files, std::io::Result<Vec<IndexEvent>>)> {
+    let look = move || {
+        let result = files.look(&directory, looked_at, Instant::now());
+        (files, result)
+    };
+    tokio::task::spawn_blocking(look).await.context("reading the directory ended early")
+}
+
 fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json")
 }
@@ -95,8 +110,8 @@ pub(super) struct Files {
 
 impl Files {
     /// What has changed. Also looks at the files that have been missing for long enough. After an error all are listed anew.
-    async fn look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
-        let result = self.try_look(directory, look, now).await;
+    fn look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
+        let result = self.try_look(directory, look, now);
         if result.is_err() {
             self.is_listed = false;
             // Files are not gone because their directory is.
@@ -105,19 +120,14 @@ impl Files {
         result
     }
 
-    async fn try_look(
-        &mut self,
-        directory: &Path,
-        look: Look,
-        now: Instant,
-    ) -> std::io::Result<Vec<IndexEvent>> {
+    fn try_look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
         std::fs::metadata(directory)?;
         let mut changed = match look {
             Look::At(paths) if self.is_listed => paths,
             Look::At(named) | Look::AtAll(named) => {
                 let times = modified_times(directory)?;
                 if !self.is_listed {
-                    return Ok(self.list(times, now).await);
+                    return Ok(self.list(times, now));
                 }
                 let paths = times.keys().chain(self.times.keys());
                 let differ = paths.filter(|path| times.get(*path) != self.times.get(*path)).cloned();
@@ -127,9 +137,9 @@ impl Files {
         };
         let due = self.missing.iter().filter(|(_, since)| **since + GONE_AFTER <= now);
         changed.extend(due.map(|(path, _)| path.clone()));
-        match self.update(changed, now).await {
+        match self.update(changed, now) {
             Some(events) => Ok(events),
-            None => Ok(self.list(modified_times(directory)?, now).await),
+            None => Ok(self.list(modified_times(directory)?, now)),
         }
     }
 
@@ -139,17 +149,17 @@ impl Files {
     }
 
     /// The events of these files alone; `None` if they have an object that is in several: then the order of all counts.
-    async fn update(&mut self, paths: BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
+    fn update(&mut self, paths: BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
         let mut before = Vec::new();
         for path in &paths {
-            let time = tokio::fs::metadata(path).await.and_then(|file| file.modified()).ok();
+            let time = std::fs::metadata(path).and_then(|file| file.modified()).ok();
             match time {
                 Some(time) => drop(self.times.insert(path.clone(), time)),
                 None => drop(self.times.remove(path)),
             }
             let old = self.remove(path);
             before.extend(old.iter().filter_map(identity));
-            self.insert(path, old, now).await;
+            self.insert(path, old, now);
         }
         self.drop_moved();
         let after = paths.iter().filter_map(|path| self.contents.get(path)).filter_map(identity);
@@ -168,11 +178,11 @@ impl Files {
     }
 
     /// The files as one list of each kind. A file that cannot be read, perhaps because it is only half written, keeps its object.
-    async fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>, now: Instant) -> Vec<IndexEvent> {
+    fn list(&mut self, times: BTreeMap<PathBuf, SystemTime>, now: Instant) -> Vec<IndexEvent> {
         let paths: BTreeSet<_> = times.keys().chain(self.contents.keys()).cloned().collect();
         for path in paths {
             let old = self.remove(&path);
-            self.insert(&path, old, now).await;
+            self.insert(&path, old, now);
         }
         self.drop_moved();
         let mut events = vec![IndexEvent::LoadBalancer(Event::Init), IndexEvent::NodeSet(Event::Init)];
@@ -196,8 +206,8 @@ impl Files {
     }
 
     /// What the file contains, or contained last if it is missing for a short time, or unreadable.
-    async fn insert(&mut self, path: &Path, last: Option<IndexEvent>, now: Instant) {
-        let event = match read(path).await {
+    fn insert(&mut self, path: &Path, last: Option<IndexEvent>, now: Instant) {
+        let event = match read(path) {
             Some(text) => {
                 self.missing.remove(path);
                 contents(path, text, last)
@@ -249,8 +259,8 @@ fn modified_times(directory: &Path) -> std::io::Result<BTreeMap<PathBuf, SystemT
 }
 
 /// The text of a file, or why it cannot be read; `None` if it is not there.
-async fn read(path: &Path) -> Option<Result<String, String>> {
-    match tokio::fs::read_to_string(path).await {
+fn read(path: &Path) -> Option<Result<String, String>> {
+    match std::fs::read_to_string(path) {
         Ok(text) => Some(Ok(text)),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => Some(Err(error.to_string())),

@@ -35,15 +35,15 @@ impl Drop for Directory {
     }
 }
 
-#[tokio::test]
-async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
+#[test]
+fn unreadable_files_are_skipped_and_keep_what_they_contained() {
     let directory = Directory::new("unreadable");
     for (name, text) in [("a.json", set("all").as_str()), ("b.json", "{"), ("c.txt", &set("other"))] {
         directory.write(name, text);
     }
     let (mut index, mut files) = (Index::default(), Files::default());
-    let mut read = async |look, now| {
-        for event in files.look(&directory.0, look, now).await.expect("list") {
+    let mut read = |look, now| {
+        for event in files.look(&directory.0, look, now).expect("list") {
             index.apply(event, &mut IndexChange::default());
         }
         assert!(index.has_synced() && index.load_balancers().next().is_none());
@@ -52,18 +52,18 @@ async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
     };
     let at = |name: &str| Look::At([directory.0.join(name)].into());
     let now = Instant::now();
-    assert!(read(Look::at_all(), now).await);
+    assert!(read(Look::at_all(), now));
     for _ in 0..2 {
         directory.write("a.json", &set("all")[..40]);
-        assert!(read(Look::at_all(), now).await && read(at("a.json"), now).await, "half written");
+        assert!(read(Look::at_all(), now) && read(at("a.json"), now), "half written");
     }
     directory.remove("a.json");
-    assert!(read(Look::at_all(), now).await && !read(Look::at_all(), now + GONE_AFTER).await);
+    assert!(read(Look::at_all(), now) && !read(Look::at_all(), now + GONE_AFTER));
 }
 
 /// Many programs write a file so. Its load balancer must not lose its VIP meanwhile.
-#[tokio::test]
-async fn deleted_file_keeps_its_object_for_a_moment() {
+#[test]
+fn deleted_file_keeps_its_object_for_a_moment() {
     let directory = Directory::new("moment");
     let at = |name: &str| Look::At([directory.0.join(name)].into());
     let mut files = Files::default();
@@ -71,10 +71,10 @@ async fn deleted_file_keeps_its_object_for_a_moment() {
         directory.write(&format!("{name}.json"), &set(name));
     }
     let begun = Instant::now();
-    files.look(&directory.0, Look::at_all(), begun).await.expect("listed");
-    let mut deleted = async |look, milliseconds| {
+    files.look(&directory.0, Look::at_all(), begun).expect("listed");
+    let mut deleted = |look, milliseconds| {
         let now = begun + Duration::from_millis(milliseconds);
-        let events = files.look(&directory.0, look, now).await.expect("looked at");
+        let events = files.look(&directory.0, look, now).expect("looked at");
         let is_list = |event: &IndexEvent| matches!(event, IndexEvent::NodeSet(Event::Init));
         assert!(!events.iter().any(is_list), "no list is needed: {events:?}");
         let name = |event| match event {
@@ -85,35 +85,35 @@ async fn deleted_file_keeps_its_object_for_a_moment() {
     };
     let (none, at_190) = (Vec::<String>::new(), Some(Duration::from_millis(190)));
     directory.remove("a.json");
-    assert_eq!(deleted(at("a.json"), 0).await, (none.clone(), Some(GONE_AFTER)));
+    assert_eq!(deleted(at("a.json"), 0), (none.clone(), Some(GONE_AFTER)));
     directory.write("a.json", &set("a")[..40]);
-    assert_eq!(deleted(Look::at_all(), 80).await, (none.clone(), None), "half written");
+    assert_eq!(deleted(Look::at_all(), 80), (none.clone(), None), "half written");
     directory.remove("a.json");
-    assert_eq!(deleted(at("a.json"), 90).await, (none.clone(), at_190));
+    assert_eq!(deleted(at("a.json"), 90), (none.clone(), at_190));
     directory.remove("b.json");
-    assert_eq!(deleted(at("b.json"), 150).await, (none.clone(), at_190));
-    assert_eq!(deleted(Look::at_all(), 189).await, (none.clone(), at_190));
+    assert_eq!(deleted(at("b.json"), 150), (none.clone(), at_190));
+    assert_eq!(deleted(Look::at_all(), 189), (none.clone(), at_190));
     let nothing = || Look::At(BTreeSet::new());
-    assert_eq!(deleted(nothing(), 190).await, (vec!["a".to_owned()], Some(Duration::from_millis(250))));
-    assert_eq!(deleted(nothing(), 250).await, (vec!["b".to_owned()], None));
-    assert_eq!(deleted(Look::at_all(), 500).await, (none, None));
+    assert_eq!(deleted(nothing(), 190), (vec!["a".to_owned()], Some(Duration::from_millis(250))));
+    assert_eq!(deleted(nothing(), 250), (vec!["b".to_owned()], None));
+    assert_eq!(deleted(Look::at_all(), 500), (none, None));
 }
 
 /// Of a renamed file the new one counts at once, and not the one that is missing.
-#[tokio::test]
-async fn renamed_file_may_have_changed() {
+#[test]
+fn renamed_file_may_have_changed() {
     let directory = Directory::new("changed");
     directory.write("b.json", &set("one"));
     let mut files = Files::default();
     let now = Instant::now();
-    files.look(&directory.0, Look::at_all(), now).await.expect("listed");
+    files.look(&directory.0, Look::at_all(), now).expect("listed");
     let other = set("one").replace("[]", r#"[{"node": "x", "addresses": ["10.0.0.1"]}]"#);
     for names in [&["a.json"][..], &["b.json", "a.json"]] {
         directory.remove("b.json");
         let paths = |names: &[&str]| Look::At(names.iter().map(|name| directory.0.join(name)).collect());
-        files.look(&directory.0, paths(&["b.json"]), now).await.expect("looked at");
+        files.look(&directory.0, paths(&["b.json"]), now).expect("looked at");
         directory.write("a.json", &other);
-        let events = files.look(&directory.0, paths(names), now).await.expect("looked at");
+        let events = files.look(&directory.0, paths(names), now).expect("looked at");
         let targets = |event: &IndexEvent| match event {
             IndexEvent::NodeSet(Event::Apply(set)) => Some(set.spec.targets.len()),
             _ => None,
@@ -122,38 +122,38 @@ async fn renamed_file_may_have_changed() {
         assert_eq!(files.next_due(), None);
         // Back.
         std::fs::rename(directory.0.join("a.json"), directory.0.join("b.json")).expect("rename");
-        files.look(&directory.0, Look::at_all(), now).await.expect("looked at");
+        files.look(&directory.0, Look::at_all(), now).expect("looked at");
     }
 }
 
-#[tokio::test]
-async fn object_follows_its_files() {
+#[test]
+fn object_follows_its_files() {
     let directory = Directory::new("follows");
     directory.write("a.json", &set("one"));
     let (mut index, mut files, mut now) = (Index::default(), Files::default(), Instant::now());
-    let mut names = async |paths: &[&str]| {
+    let mut names = |paths: &[&str]| {
         let look = match paths {
             [] => Look::at_all(),
             paths => Look::At(paths.iter().map(|name| directory.0.join(name)).collect()),
         };
         now += GONE_AFTER;
-        for event in files.look(&directory.0, look, now).await.expect("read") {
+        for event in files.look(&directory.0, look, now).expect("read") {
             index.apply(event, &mut IndexChange::default());
         }
         ["one", "two"].map(|name| index.node_set(name).is_some())
     };
-    assert_eq!(names(&[]).await, [true, false]);
+    assert_eq!(names(&[]), [true, false]);
     directory.write("b.json", &set("one"));
-    assert_eq!(names(&["b.json"]).await, [true, false], "in two files");
+    assert_eq!(names(&["b.json"]), [true, false], "in two files");
     directory.remove("a.json");
-    assert_eq!(names(&["a.json"]).await, [true, false], "still in one");
+    assert_eq!(names(&["a.json"]), [true, false], "still in one");
     std::fs::rename(directory.0.join("b.json"), directory.0.join("c.json")).expect("rename");
-    assert_eq!(names(&["b.json", "c.json"]).await, [true, false]);
+    assert_eq!(names(&["b.json", "c.json"]), [true, false]);
     directory.write("c.json", &set("two"));
-    assert_eq!(names(&["c.json"]).await, [false, true], "another object");
+    assert_eq!(names(&["c.json"]), [false, true], "another object");
     directory.remove("c.json");
-    assert_eq!(names(&["c.json"]).await, [false, true], "for a moment");
-    assert_eq!(names(&["c.json"]).await, [false, false]);
+    assert_eq!(names(&["c.json"]), [false, true], "for a moment");
+    assert_eq!(names(&["c.json"]), [false, false]);
 }
 
 /// Much sooner than all times are read.
@@ -276,11 +276,11 @@ async fn files_of_a_mounted_config_map_are_followed() {
         }
         [index.node_set("one").is_some(), index.node_set("two").is_some()]
     };
-    let listed = files.look(&directory.0, Look::at_all(), Instant::now()).await.expect("listed");
+    let listed = files.look(&directory.0, Look::at_all(), Instant::now()).expect("listed");
     assert_eq!(apply(listed), [true, false]);
     link("v2", "..data_tmp");
     std::fs::rename(directory.0.join("..data_tmp"), directory.0.join("..data")).expect("rename");
     let look = notices.next(&directory.0).await;
-    let changed = files.look(&directory.0, look, Instant::now()).await.expect("looked at");
+    let changed = files.look(&directory.0, look, Instant::now()).expect("looked at");
     assert_eq!(apply(changed), [false, true]);
 }
