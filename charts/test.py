@@ -51,9 +51,14 @@ ON_NODES = {
     "edge": {"createPeersSecret": False, "onNodes": {"enabled": True, "interface": "eth1", "peersPort": 20360, "extraArgs": ["--group=a"], "nodeSelector": {"edge": "true"}}},
     "metrics": MONITORING["metrics"],
 }
-VALID = {"defaults": {}, "pools": POOLS, "all of a pool": {"edge": {"addressPools": [{"name": "a", **FULL_POOL}]}}, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING, "edge on nodes": ON_NODES}
+TUNNEL = {"edge": {**POOLS["edge"], "tunnel": {"vni": 7, "mtu": 1280, "sources": ["10.0.0.11", "fd00::/64"], "send": True}, "onNodes": {"enabled": True}}}
+VALID = {"defaults": {}, "pools": POOLS, "all of a pool": {"edge": {"addressPools": [{"name": "a", **FULL_POOL}]}}, "aws": AWS, "aws without subnets": AWS_BY_TAGS, "all of aws": FULL_AWS, "azure": AZURE, "all of azure": FULL_AZURE, "gce": GCE, "all of gce": FULL_GCE, "openstack": OPENSTACK, "all of openstack": FULL_OPENSTACK, "switches": SWITCHES, "monitoring": MONITORING, "edge on nodes": ON_NODES, "edge with a tunnel": TUNNEL}
 INVALID = {
     "the edge on nodes beside a cloud": {**AWS, "edge": {"onNodes": {"enabled": True}}},
+    "a tunnel without edge hosts": {**POOLS, "edge": {**POOLS["edge"], "tunnel": {"vni": 7}}},
+    "a tunnel without address pools": {"edge": {"tunnel": {"vni": 7, "sources": ["10.0.0.11"]}}},
+    "a tunnel beside a cloud": {**AWS, **TUNNEL, "edge": {**TUNNEL["edge"], "onNodes": {"enabled": False}}},
+    "a tunnel too small for IPv6": {"edge": {"tunnel": {"mtu": 1279}}},
     "a class of Steerage as another's": {"controller": {"serveClasses": ["steerage.dev/edge"]}},
     "an unknown value": {"controler": {}},
     "an unknown value inside": {"agent": {"service": "all"}},
@@ -205,6 +210,17 @@ class Values(unittest.TestCase):
         self.assertEqual(wanted, guarded(POOLS))
         self.assertEqual([], guarded({**POOLS, "agent": {"dropUnassignedVips": False}}))
         self.assertEqual([], guarded(AWS))
+
+    def test_agents_receive_before_edge_hosts_on_nodes_send(self):
+        def of_tunnel(values, program):
+            arguments = pod(render(values)[f"DaemonSet/steerage-{program}"])["containers"][0]["args"]
+            return [argument for argument in arguments if "tunnel" in argument]
+
+        receive = ["--edge-tunnel-vni=7", "--edge-tunnel-port=10361", "--edge-tunnel-sources=10.0.0.11,fd00::/64", "--edge-tunnel-vips=10.0.200.0/24,fd00::1-fd00::9"]
+        silent = {"edge": {**TUNNEL["edge"], "tunnel": {**TUNNEL["edge"]["tunnel"], "send": False}}}
+        for values, sent in ((TUNNEL, ["--tunnel-vni=7", "--tunnel-port=10361", "--tunnel-mtu=1280"]), (silent, [])):
+            self.assertEqual((receive, sent), (of_tunnel(values, "agent"), of_tunnel(values, "edge")))
+        self.assertEqual(([], []), (of_tunnel(ON_NODES, "agent"), of_tunnel(ON_NODES, "edge")))
 
     def test_shared_load_balancers_are_a_file_whose_change_restarts_the_controller(self):
         objects = render(FULL_AWS)

@@ -179,8 +179,8 @@ struct AgentArgs {
         value_parser = interface
     )]
     forward_tunnel_devices: Vec<String>,
-    /// Receive what edge hosts that are not on this node's link send through VXLAN, with this number of the virtual network, the edge
-    /// hosts' --tunnel-vni
+    /// Receive what edge hosts that are not on this node's link send through VXLAN, with this number of the virtual network (VNI), the
+    /// edge hosts' --tunnel-vni
     #[arg(
         long,
         env = "STEERAGE_EDGE_TUNNEL_VNI",
@@ -189,7 +189,7 @@ struct AgentArgs {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(steerage_tunnel::MAX_VNI))
     )]
     edge_tunnel_vni: Option<u32>,
-    /// Receive it on this UDP port, the edge hosts' --tunnel-port
+    /// Receive the edge hosts' VXLAN packets on this UDP port, the edge hosts' --tunnel-port
     #[arg(
         long,
         env = "STEERAGE_EDGE_TUNNEL_PORT",
@@ -198,7 +198,8 @@ struct AgentArgs {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     edge_tunnel_port: u16,
-    /// Receive it from these networks alone: the addresses from which edge hosts reach this node. What others send to the port is dropped
+    /// Receive VXLAN packets only from these networks: the addresses from which edge hosts send to this node. What other hosts send to
+    /// the port is dropped
     #[arg(
         long,
         env = "STEERAGE_EDGE_TUNNEL_SOURCES",
@@ -208,8 +209,8 @@ struct AgentArgs {
         value_parser = network
     )]
     edge_tunnel_sources: Vec<IpNet>,
-    /// Take packets to these addresses alone out of the tunnel: CIDRs, addresses or ranges first-last, as in the load balancer's pools.
-    /// Of these, what no Service proxy on this node translates is dropped
+    /// Accept only packets to these addresses out of the tunnel: CIDRs, addresses or ranges first-last, as in the load balancer's pools.
+    /// Of these packets, what no Service proxy on this node translates is dropped
     #[arg(
         long,
         env = "STEERAGE_EDGE_TUNNEL_VIPS",

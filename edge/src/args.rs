@@ -68,11 +68,12 @@ pub(crate) struct EdgeArgs {
     #[arg(long, env = "STEERAGE_HEARTBEAT_MISSES", value_name = "COUNT", default_value_t = 3,
           value_parser = clap::value_parser!(u8).range(2..=100))]
     pub(crate) heartbeat_misses: u8,
-    /// Ask nodes for statements on this port, the agents' `--healthz-port`; 0 disables, and all health checks are probed
+    /// Ask the nodes' agents for statements (how many local endpoints each Service has) on this port, their `--healthz-port`; 0 disables,
+    /// and all health checks are probed
     #[arg(long, env = "STEERAGE_STATEMENTS_PORT", value_name = "PORT", default_value_t = 10356)]
     pub(crate) statements_port: u16,
-    /// Exchange flow exceptions with the other edge hosts on this TCP port of their addresses on the link; 0 disables, and connections
-    /// whose slots have moved break at a takeover
+    /// Exchange flow exceptions (connections that stay on a node although their slot has moved) with the other edge hosts on this TCP
+    /// port of their addresses on the link; 0 disables, and such connections break at a takeover
     #[arg(long, env = "STEERAGE_PEERS_PORT", value_name = "PORT", default_value_t = 10360)]
     pub(crate) peers_port: u16,
     /// Read the key with which edge hosts of a group recognise each other from the entry `key` of this Secret, in --namespace; without a
@@ -84,7 +85,7 @@ pub(crate) struct EdgeArgs {
         default_value = "steerage-edge-peers"
     )]
     pub(crate) peers_key_secret: String,
-    /// Read that key from this file instead, 32 to 4096 bytes
+    /// Read the key of the edge hosts' group from this file instead of --peers-key-secret, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
     #[command(flatten)]
@@ -122,12 +123,12 @@ impl RouteArgs {
 /// The flags of the tunnel.
 #[derive(Flags, Clone, Copy, Debug)]
 pub(crate) struct TunnelArgs {
-    /// Reach nodes that are not on the link of --interface through VXLAN, with this number of the virtual network, up to 16777215; 0
-    /// disables, and such nodes are refused. The agents need the same number in --edge-tunnel-vni
+    /// Reach nodes that are not on the link of --interface through VXLAN, with this number of the virtual network (VNI), up to 16777215; 0
+    /// disables, and such nodes get no packets. The agents need the same number in --edge-tunnel-vni
     #[arg(id = "tunnel_vni", long = "tunnel-vni", env = "STEERAGE_TUNNEL_VNI", value_name = "NUMBER", default_value_t = 0,
           value_parser = clap::value_parser!(u32).range(..=i64::from(steerage_tunnel::MAX_VNI)))]
     pub(crate) vni: u32,
-    /// Send the tunnel's packets to this UDP port of nodes, the agents' --edge-tunnel-port. No other VXLAN device of this host may have it
+    /// Send the tunnel's packets to this UDP port of nodes, the agents' --edge-tunnel-port. No other VXLAN device of this host may use it
     #[arg(id = "tunnel_port", long = "tunnel-port", env = "STEERAGE_TUNNEL_PORT", value_name = "PORT", default_value_t = steerage_tunnel::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,

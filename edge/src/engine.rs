@@ -483,7 +483,7 @@ impl Engine {
             0 => tracing::info!("VIPs handed over to other edge hosts"),
             vips => tracing::info!(
                 vips,
-                "no other edge host answers for these VIPs yet; the kernel continues to; to retire this host, run `steerage-edge cleanup`"
+                "no other edge host answers for these VIPs yet; the kernel continues to answer; to retire this host, run `steerage-edge cleanup`"
             ),
         }
     }

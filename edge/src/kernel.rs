@@ -142,7 +142,7 @@ impl Kernel {
         if keeper.keep() {
             self.dataplane.set_tunnel(keeper.index());
         }
-        self.metrics.tunnel.set(keeper.index().is_some().into());
+        keeper.show(&self.metrics);
         keeper.state()
     }
 

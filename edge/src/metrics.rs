@@ -26,7 +26,8 @@ pub(crate) struct Metrics {
     pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
     pub(crate) routes: Gauge<i64, AtomicI64>,
-    pub(crate) tunnel: Gauge<i64, AtomicI64>,
+    pub(crate) tunnel_ready: Gauge<i64, AtomicI64>,
+    pub(crate) tunnel_failed: Gauge<i64, AtomicI64>,
     pub(crate) load_balancers: Gauge<i64, AtomicI64>,
     pub(crate) problems: Gauge<i64, AtomicI64>,
     pub(crate) probes: Gauge<i64, AtomicI64>,
@@ -76,8 +77,13 @@ impl Metrics {
             ),
             (
                 "tunnel_ready",
-                "Whether the device of --tunnel-vni is there (1), through which nodes off the link are served; or not (0)",
-                &self.tunnel,
+                "Whether the device of --tunnel-vni exists (1), through which nodes off the link get packets; or not (0)",
+                &self.tunnel_ready,
+            ),
+            (
+                "tunnel_failed",
+                "Whether the device of --tunnel-vni is missing (1): the log says why; or not (0). 0 also without --tunnel-vni",
+                &self.tunnel_failed,
             ),
             (
                 "load_balancers",

@@ -6,6 +6,7 @@ use steerage_model::chain;
 use steerage_tunnel::{Device, Ensured, RECEIVERS, SENDER, TunnelError};
 
 use crate::args::TunnelArgs;
+use crate::metrics::Metrics;
 use crate::reach::Tunnel;
 
 #[derive(Debug)]
@@ -50,13 +51,16 @@ impl TunnelKeeper {
         };
         if self.index.is_some() && made.as_ref().is_err_and(TunnelError::is_unknown) {
             // The next second tells. Without a device all targets behind it would go.
-            tracing::debug!(device = SENDER, "the kernel does not say whether the tunnel's device is there");
+            tracing::debug!(
+                device = SENDER,
+                "the kernel does not say whether the tunnel's device exists; continuing as if it did"
+            );
             return;
         }
         let error = match made {
             Ok(Ensured { index, is_new }) => {
                 if is_new {
-                    tracing::info!(device = SENDER, index, "the tunnel's device is there");
+                    tracing::info!(device = SENDER, index, "the tunnel's device is set up");
                 }
                 self.index = Some(index);
                 None
@@ -67,7 +71,10 @@ impl TunnelKeeper {
             }
         };
         if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
-            tracing::error!(error, "no tunnel; nodes off the link are not served; retrying");
+            tracing::error!(
+                error,
+                "the tunnel's device is missing; nodes off the link get no packets; retrying"
+            );
         }
         self.error = error;
     }
@@ -75,6 +82,12 @@ impl TunnelKeeper {
     /// The device's index; `None` while it is missing.
     pub(crate) fn index(&self) -> Option<u32> {
         self.index
+    }
+
+    /// Shows in the metrics whether the device exists.
+    pub(crate) fn show(&self, metrics: &Metrics) {
+        metrics.tunnel_ready.set(self.index.is_some().into());
+        metrics.tunnel_failed.set(self.index.is_none().into());
     }
 
     pub(crate) fn state(&self) -> Tunnel {
@@ -142,8 +155,15 @@ mod tests {
             ip(&format!("link add {SENDER} type bridge"));
             assert!(keeper.keep() && keeper.index().is_none());
             assert!(matches!(keeper.state(), Tunnel::Failed(error) if error.contains("not Steerage's")));
+            let shown = |keeper: &TunnelKeeper| {
+                let metrics = Metrics::default();
+                keeper.show(&metrics);
+                (metrics.tunnel_ready.get(), metrics.tunnel_failed.get())
+            };
+            assert_eq!(shown(&keeper), (0, 1));
             ip(&format!("link delete {SENDER}"));
             assert!(keeper.keep() && keeper.index().is_some());
+            assert_eq!(shown(&keeper), (1, 0));
         });
     }
 

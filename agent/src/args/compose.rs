@@ -23,7 +23,7 @@ use steerage_agent::kernel::{
     AddressWatch, Dataplane, EdgeTunnelKeeper, FlowCleaner, KernelFeatures, NextHops, Noticed,
     kernel_features, remove_edge_tunnel,
 };
-use steerage_agent::metrics::{Metrics, register_counted_packets};
+use steerage_agent::metrics::{HostMetrics, Metrics, register_counted_packets};
 use steerage_agent::node_annotations::{keep_annotated, node_agent};
 use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
@@ -207,12 +207,14 @@ fn edge_tunnel(flags: &AgentArgs) -> Option<EdgeTunnelSettings> {
     })
 }
 
-/// Starts to keep the end of the edge's tunnel, or removes that of an earlier process.
+/// Starts to keep the devices and tables of the edge's tunnel, or removes those of an earlier process.
 fn keep_edge_tunnel(settings: Option<EdgeTunnelSettings>, metrics: &Metrics) -> anyhow::Result<()> {
     match settings {
         Some(settings) => {
             let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
-            tokio::spawn(keeper.run(metrics.host.edge_tunnel.clone()));
+            let HostMetrics { edge_tunnel_ready: ready, edge_tunnel_failed: failed, .. } =
+                metrics.host.clone();
+            tokio::spawn(keeper.run(ready, failed));
         }
         None => remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?),
     }

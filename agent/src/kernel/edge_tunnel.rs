@@ -72,12 +72,13 @@ impl EdgeTunnelKeeper {
         })
     }
 
-    /// Keeps all until the process ends; `ready` shows whether all is as it should be.
-    pub async fn run(mut self, ready: Gauge) {
+    /// Keeps all until the process ends. `ready` shows whether the tunnel receives, `failed` whether it should and does not.
+    pub async fn run(mut self, ready: Gauge, failed: Gauge) {
         let mut ticks = tokio::time::interval(INTERVAL);
         loop {
             ticks.tick().await;
             ready.set(self.keep().into());
+            failed.set(self.error.is_some().into());
         }
     }
 
@@ -96,7 +97,7 @@ impl EdgeTunnelKeeper {
         if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
             tracing::error!(
                 error,
-                "the edge's tunnel does not end here; edge hosts off the link do not reach this node; retrying"
+                "edge tunnel not set up; packets of edge hosts off the link to this node are lost; retrying"
             );
         }
         self.error = error;
@@ -114,7 +115,7 @@ impl EdgeTunnelKeeper {
             if self.has_begun {
                 tracing::warn!(
                     table = TABLE,
-                    "another program has changed the tables of the edge's tunnel; writing them anew"
+                    "another program has changed the tables of the edge tunnel; writing them again"
                 );
             }
             let mut batch = Batch::new();
@@ -169,13 +170,18 @@ impl EdgeTunnelKeeper {
         for device in &self.devices {
             match ensure(device) {
                 Ok(Ensured { is_new: true, .. }) => {
-                    tracing::info!(device = device.name(), "the edge's tunnel ends here");
+                    tracing::info!(
+                        device = device.name(),
+                        "edge tunnel set up; this node receives through it"
+                    );
                 }
                 Ok(_) => {}
                 Err(TunnelError::PortInUse { .. }) if is_up(SENDER).unwrap_or(false) => {
                     // Other edge hosts are on one link with it, and so is this node.
                     if !self.has_begun {
-                        tracing::info!("this node is an edge host, and needs no end of the tunnel");
+                        tracing::info!(
+                            "an edge host on this node uses the edge tunnel's port; not receiving through the tunnel"
+                        );
                     }
                     (self.has_begun, self.is_edge_host) = (true, true);
                     self.retry_at = Some(Instant::now() + RETRY_PORT);
@@ -218,9 +224,9 @@ pub fn remove_edge_tunnel(nft: &mut Nft) {
 fn remove_devices() {
     for name in RECEIVERS {
         match remove(name) {
-            Ok(true) => tracing::info!(device = name, "device of the edge's tunnel removed"),
+            Ok(true) => tracing::info!(device = name, "device of the edge tunnel removed"),
             Ok(false) => {}
-            Err(error) => tracing::warn!(error = chain(&error), "device of the edge's tunnel not removed"),
+            Err(error) => tracing::warn!(error = chain(&error), "device of the edge tunnel not removed"),
         }
     }
 }

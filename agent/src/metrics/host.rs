@@ -13,8 +13,10 @@ use crate::rules::{Feature, Features};
 pub struct HostMetrics {
     features: Family<[(&'static str, &'static str); 1], Gauge>,
     watch_restarts: Family<[(&'static str, &'static str); 1], Counter>,
-    /// Whether the edge's tunnel ends here.
-    pub edge_tunnel: Gauge,
+    /// Whether this node receives through the edge's tunnel.
+    pub edge_tunnel_ready: Gauge,
+    /// Whether it should, and does not.
+    pub edge_tunnel_failed: Gauge,
 }
 
 impl HostMetrics {
@@ -36,8 +38,14 @@ impl HostMetrics {
         registry.register("kernel_feature", help, self.features);
         registry.register(
             "edge_tunnel_ready",
-            "Whether this node receives what edge hosts off its link send (1): devices and tables of --edge-tunnel-vni are there; or not (0)",
-            self.edge_tunnel,
+            "Whether this node receives what edge hosts off its link send (1): devices and tables of --edge-tunnel-vni exist; or not (0)",
+            self.edge_tunnel_ready,
+        );
+        registry.register(
+            "edge_tunnel_failed",
+            "Whether this node should receive what edge hosts off its link send, and does not (1): the log says why; or not (0). 0 also \
+             without --edge-tunnel-vni, and where the edge host that runs on the node has the port",
+            self.edge_tunnel_failed,
         );
         registry.register(
             "host_watch_restarts",

@@ -64,6 +64,9 @@ fn kind(schema: &Value) -> String {
         let choices: Vec<_> = choices.iter().map(kind).collect();
         return choices.join(" or ");
     }
+    if let Some(value) = schema.get("const") {
+        return format!("`{value}`");
+    }
     match schema["type"].as_str().unwrap_or("any") {
         "array" => match &schema["items"] {
             items if items.is_object() => format!("list of {}", kind(items)),
@@ -88,11 +91,13 @@ mod tests {
     fn fields_carry_path_type_and_default() {
         let fields = schema(&json!({"type": "object", "required": ["port"], "properties": {
             "port": {"type": "integer", "minimum": 1, "maximum": 9, "default": 7, "description": "Listens here."},
+            "mtu": {"anyOf": [{"const": 0}, {"type": "integer", "minimum": 5, "maximum": 9}]},
             "pools": {"type": "array", "items": {"type": "object", "properties": {"mode": {"enum": ["a", "b"]}}}}
         }}));
         let find = |path: &str| fields.iter().find(|field| field.path == path).expect("a field");
         assert_eq!((find("port").kind.as_str(), find("port").default.as_str()), ("integer, 1 to 9", "7"));
         assert_eq!((find("port").required, find("port").description.as_str()), (true, "Listens here"));
-        assert_eq!((find("pools[].mode").kind.as_str(), fields.len()), ("`a`, `b`", 2));
+        assert_eq!(find("mtu").kind, "`0` or integer, 5 to 9");
+        assert_eq!((find("pools[].mode").kind.as_str(), fields.len()), ("`a`, `b`", 3));
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct FlowMetrics {
     pub(crate) session_failures: Counter<u64, AtomicU64>,
 }
 
-/// Another host told more than there is room for.
+/// Another host sent more than there is room for.
 pub(crate) const FULL: &str = "full";
 const REFUSALS: [Refusal; 4] =
     [Refusal::UnknownListener, Refusal::UnknownTarget, Refusal::Expired, Refusal::Known];
@@ -51,8 +51,8 @@ impl FlowMetrics {
         );
         registry.register(
             "flow_exceptions",
-            "Flows that stay on another target than that of their slot and that this host tells, while another host is connected: of \
-             VIPs that it answers for, and with --route-table all of which it sees packets",
+            "Flow exceptions (flows that stay on another target than that of their slot) that this host sends to other hosts: of VIPs for \
+             which it answers, and with --route-table all of which it sees packets. 0 while no other host is connected",
             self.exceptions.clone(),
         );
         registry.register(
@@ -72,12 +72,12 @@ impl FlowMetrics {
         registry.register(
             "flow_exceptions_refused",
             "Flow exceptions of other hosts that were not written, by reason: unknown_listener, unknown_target, expired, known (this \
-             host has seen the flow itself) or full",
+             host knows the flow, and no later packet) or full (no room for more)",
             self.refused.clone(),
         );
         registry.register(
             "flow_session_failures",
-            "Sessions with other hosts that ended since a message was not authentic or malformed: with another key or version, for example",
+            "Sessions with other hosts that ended because a message was malformed or not authentic, as with another key or version",
             self.session_failures.clone(),
         );
     }

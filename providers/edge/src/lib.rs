@@ -64,8 +64,9 @@ pub const EVENTS: &[(&str, &str, &str)] = &[
     ),
     (
         DRAINED,
-        "Of a Node that drains: no edge host that answers for an address has forwarded a packet to it for a minute. A connection without \
-         a packet for so long is not seen. The `EdgeHost` objects say which host still forwards (`drainingNodes`).",
+        "Of a Node that drains: no edge host that answers for a shard of the VIPs has forwarded a packet to it for a minute. A connection \
+         without a packet for so long is not seen. The `EdgeHost` objects say which host still forwards (`drainingNodes`). That of a \
+         killed host keeps its last content, and counts only for shards that no other host has taken over.",
         "Nothing: the node may be stopped. If it is an edge host, it then hands its VIPs over.",
     ),
 ];

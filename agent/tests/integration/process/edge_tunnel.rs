@@ -167,14 +167,33 @@ fn pods_and_processes_of_an_edge_host_cannot_send_as_it() {
         eventually("it is dropped", || drops(&scene, "forged") == number);
     }
     assert!(arrived.recv(&mut [0; 200]).is_err());
-    // What the kernel's own tunnel sends is the edge's.
+    // What the kernel's own tunnel sends is the edge's: packets of other hosts, which no process of this one has sent.
     send_through_tunnel(&scene, At::Node, 8, "10.1.0.2", &[UNASSIGNED]);
-    scene.world.run(At::Node, || {
+    scene.world.run(At::Pod1, || {
         UdpSocket::bind("0.0.0.0:0").unwrap().send_to(&[0; 100], "192.0.2.11:80").unwrap();
     });
-    eventually("the tunnel's packet arrives", || arrived.recv(&mut [0; 200]).is_ok());
+    // With the headers of VXLAN, Ethernet, IPv4 and UDP. The device itself looks for IPv6 routers.
+    let is_sent = |length| length == 8 + 14 + 20 + 8 + 100;
+    eventually("the tunnel's packet arrives", || arrived.recv(&mut [0; 200]).is_ok_and(is_sent));
     drop(agent);
     let (status, text) = scene.command(&["cleanup"]);
     assert!(status.success(), "{text}");
     assert!(!devices(&scene).contains("steerage-vx") && !scene.nft("list tables").contains("steerage"));
+}
+
+#[test]
+fn node_that_does_not_receive_has_failed_unless_an_edge_host_has_the_port() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"), Program("setpriv"), KubeApiserver);
+    let scene = Scene::new("edge-tunnel-port");
+    let at_node = |commands: &str| scene.world.sh_at(At::Node, commands);
+    at_node("ip link add other type vxlan external dstport 10361; ip link set other up");
+    let agent = scene.started_with("node", &FLAGS);
+    let shown =
+        || ["ready", "failed"].map(|what| agent.metric(&format!("steerage_agent_edge_tunnel_{what}")));
+    eventually("another program has the port", || shown() == [0, 1]);
+    at_node("ip link delete other");
+    scene.world.run(At::Node, || steerage_tunnel::ensure(&steerage_tunnel::sender(10_361)).expect("made"));
+    eventually("an edge host has the port", || shown() == [0, 0]);
+    at_node("ip link delete steerage-vx");
+    eventually("the port is free", || shown() == [1, 0]);
 }
