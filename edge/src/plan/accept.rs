@@ -131,7 +131,8 @@ fn accept<'a>(inputs: &PlanInputs<'a>, owners: &Owners<'_>, object: &'a LoadBala
         }
         problems.extend(inputs.host.conflicts.get(&vip).map(|mac| {
             format!(
-                "Address {vip} is in use on the link by {}. This host does not answer for it. Free it there, or remove it from the address pool.",
+                "Address {vip} is in use on the link by {}. This host does not answer for it. Free it there (if that was an edge host: \
+                 `steerage-edge cleanup`), or remove it from the address pool.",
                 display_mac(*mac)
             )
         }));
