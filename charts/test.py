@@ -291,7 +291,12 @@ class Values(unittest.TestCase):
         spec = pod(objects["DaemonSet/steerage-edge"])
         self.assertEqual((True, True, "steerage-edge"), tuple(spec[key] for key in ("hostNetwork", "automountServiceAccountToken", "serviceAccountName")))
         self.assertEqual([10359, 20360], [port["containerPort"] for port in spec["containers"][0]["ports"]])
-        self.assertIn("--peers-key-secret=steerage-edge-peers", spec["containers"][0]["args"])
+        arguments = spec["containers"][0]["args"]
+        self.assertIn("--peers-key-secret=steerage-edge-peers", arguments)
+        # The only host waits for its successor on another node, and has time to hand over.
+        times = dict(argument.split("=") for argument in arguments if argument.endswith("s"))
+        wait, grace = (int(times[flag].removesuffix("s")) for flag in ("--hand-over-wait", "--shutdown-grace-period"))
+        self.assertTrue(0 < wait < grace < spec["terminationGracePeriodSeconds"], times)
         self.assertIn("PodMonitor/steerage-edge", objects)
 
     def test_edge_hosts_have_a_key_of_their_own(self):

@@ -88,6 +88,11 @@ pub(crate) struct EdgeArgs {
     /// Read the key of the edge hosts' group from this file instead of --peers-key-secret, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
+    /// Serve on for up to this long at shutdown, until other edge hosts can serve and answer for all VIPs; at most 10m, and less than
+    /// --shutdown-grace-period. If none does, the kernel serves on without the process
+    #[arg(long, env = "STEERAGE_HAND_OVER_WAIT", value_name = "DURATION", default_value = "0s",
+          value_parser = hand_over_wait)]
+    pub(crate) hand_over_wait: Duration,
     #[command(flatten)]
     pub(crate) routes: RouteArgs,
     #[command(flatten)]
@@ -179,6 +184,11 @@ fn route_withdraw_wait(text: &str) -> Result<Duration, String> {
     if wait <= Duration::from_mins(1) { Ok(wait) } else { Err("must be at most 1m".to_owned()) }
 }
 
+fn hand_over_wait(text: &str) -> Result<Duration, String> {
+    let wait = duration::parse(text)?;
+    if wait <= Duration::from_mins(10) { Ok(wait) } else { Err("must be at most 10m".to_owned()) }
+}
+
 fn tunnel_mtu(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(mtu) if mtu == 0 || mtu >= 1280 => Ok(mtu),
@@ -219,6 +229,8 @@ mod tests {
         }
         assert!(parse(&["--route-withdraw-wait", "0s"]).is_ok());
         assert!(parse(&["--route-withdraw-wait", "61s"]).is_err());
+        assert!(parse(&["--hand-over-wait", "10m"]).is_ok());
+        assert!(parse(&["--hand-over-wait", "11m"]).is_err());
     }
 
     #[test]

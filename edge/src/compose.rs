@@ -15,6 +15,7 @@ use steerage_edge_dataplane::{Dataplane, Options, Sizes};
 use steerage_process::Process;
 use steerage_watch::{ClientArgs, Timing, Watches};
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::api_contact::{self, ContactTiming};
 use crate::args::{EdgeArgs, RouteArgs, TunnelArgs, host_name};
@@ -96,6 +97,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         peers_port,
         peers_key_secret,
         peers_key_file,
+        hand_over_wait,
         routes,
         tunnel,
         objects_dir,
@@ -103,6 +105,9 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     } = edge;
     // Other hosts take over, and the next process adopts the program and its maps.
     process.end_on_panic();
+    // What this host serves is followed until it has handed over, which the engine does; it ends with the engine, however that ends.
+    let ending = CancellationToken::new();
+    let engine_ends = ending.clone().drop_guard();
     let host = host.map_or_else(local_host_name, Ok)?;
     let metrics = Metrics::default();
     process.metrics().register("edge", |registry| metrics.register(registry));
@@ -155,12 +160,12 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 
     let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
     let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
-        process.spawn("objects", source::watch_directory(objects, events, process.shutdown().clone()));
+        process.spawn("objects", source::watch_directory(objects, events, ending));
         StatusSink::Directory(status)
     } else {
         let secret = PeersSecret { name: peers_key_secret, key: secret_key };
-        watch_cluster(&process, &client, namespace, events, ClusterNews { cluster, lost_contact }, secret)
-            .await?
+        let news = ClusterNews { cluster, lost_contact };
+        watch_cluster(&process, &client, namespace, events, news, secret, ending).await?
     };
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
@@ -183,10 +188,14 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         conflicts,
         claims,
         shutdown: process.shutdown().clone(),
+        hand_over_wait,
     };
     let kernel = Kernel::new(dataplane, exchange, tunnel, metrics.clone())?;
     let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
-    process.spawn("engine", engine.run(inputs));
+    process.spawn("engine", async move {
+        let _ends = engine_ends;
+        engine.run(inputs).await
+    });
     process.shutdown().cancelled().await;
     Ok(())
 }
@@ -288,23 +297,23 @@ async fn watch_cluster(
     events: mpsc::Sender<IndexEvent>,
     news: ClusterNews,
     secret: PeersSecret,
+    ending: CancellationToken,
 ) -> anyhow::Result<StatusSink> {
-    let shutdown = process.shutdown().clone();
     let client = steerage_watch::client("edge", env!("CARGO_PKG_VERSION"), client).await?;
     let ClusterNews { cluster, lost_contact } = news;
-    process.spawn("cluster", cluster::read(client.clone(), cluster, shutdown.clone()));
-    let asking = api_contact::watch(client.clone(), ContactTiming::default(), lost_contact, shutdown.clone());
+    process.spawn("cluster", cluster::read(client.clone(), cluster, ending.clone()));
+    let asking = api_contact::watch(client.clone(), ContactTiming::default(), lost_contact, ending.clone());
     process.spawn("contact to the API server", asking);
     if !secret.key.is_closed() {
         let PeersSecret { name, key } = secret;
-        let read = peers::read_secret(client.clone(), namespace.clone(), name, key, shutdown.clone());
+        let read = peers::read_secret(client.clone(), namespace.clone(), name, key, ending.clone());
         process.spawn("key of the edge group", read);
     }
     let retries = Timing { max_backoff: source::MAX_BACKOFF, ..Timing::default() };
     let watches = process
         .metrics()
         .register("edge_watch", |registry| Watches::with_timing(client.clone(), registry, retries));
-    process.spawn("watches", source::watch(watches, namespace.clone(), events, shutdown));
+    process.spawn("watches", source::watch(watches, namespace.clone(), events, ending));
     Ok(StatusSink::Api { client: Box::new(client), namespace })
 }
 

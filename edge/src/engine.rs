@@ -49,10 +49,11 @@ const NO_MAC: Mac = [0; 6];
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
-/// Time that a leaving host waits for another one to become active.
+/// Time that a leaving host waits for another one to become active, at least.
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
-/// Time that a leaving host waits before that for others to know its flows.
+/// Time that a leaving host waits before that for others to know its flows, and for one that has just come.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
+const FIRST_FLUSH_LIMIT: Duration = Duration::from_secs(3);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 
@@ -142,18 +143,24 @@ impl Engine {
     pub(crate) async fn run(mut self, mut inputs: Inputs) -> anyhow::Result<()> {
         let mut ticks = tokio::time::interval(REFRESH_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        let mut deadline = None;
+        // When this host leaves at the latest, although no other one can serve; and when it ends at the latest.
+        let (mut end, mut deadline) = (None, None);
         loop {
             self.report_ability();
             // Probes whose health has changed, or load balancers, if nothing else has.
             let (mut changed, mut of_index) = (None, None);
             let mut ports = BTreeSet::new();
             tokio::select! {
-                () = inputs.shutdown.cancelled(), if deadline.is_none() => {
-                    self.kernel.flush_flows(self.membership.live, FLUSH_LIMIT).await;
-                    deadline = Some(tokio::time::Instant::now() + HAND_OVER_LIMIT);
-                    self.is_leaving = true;
-                    self.outputs.leaving.send_replace(true);
+                () = inputs.shutdown.cancelled(), if end.is_none() => {
+                    let at = *end.insert(tokio::time::Instant::now() + inputs.hand_over_wait);
+                    if self.membership.has_standby {
+                        deadline = Some(self.begin_to_leave(FLUSH_LIMIT, at).await);
+                    } else {
+                        tracing::info!(wait = ?inputs.hand_over_wait, "no other edge host can serve; waiting for one");
+                    }
+                }
+                () = sleep_until(end), if deadline.is_none() && end.is_some() => {
+                    deadline = Some(self.begin_to_leave(Duration::ZERO, tokio::time::Instant::now()).await);
                 }
                 () = sleep_until(deadline), if deadline.is_some() => break,
                 Some(event) = inputs.events.recv() => {
@@ -187,6 +194,9 @@ impl Engine {
                 Ok(()) = inputs.membership.changed() => {
                     let next = inputs.membership.borrow_and_update().clone();
                     self.update_membership(next);
+                    if let Some(at) = end.filter(|_| deadline.is_none() && self.membership.has_standby) {
+                        deadline = Some(self.begin_to_leave(FIRST_FLUSH_LIMIT, at).await);
+                    }
                 }
                 Ok(()) = inputs.conflicts.changed() => {
                     let next = inputs.conflicts.borrow_and_update().clone();
@@ -237,6 +247,19 @@ impl Engine {
         }
         self.hand_over();
         Ok(())
+    }
+
+    /// Lets the other hosts know this host's flows, for as long as `flush_limit`, and asks them to take over. Returns when this host ends
+    /// at the latest: not before `at`.
+    async fn begin_to_leave(
+        &mut self,
+        flush_limit: Duration,
+        at: tokio::time::Instant,
+    ) -> tokio::time::Instant {
+        self.kernel.flush_flows(self.membership.live, flush_limit).await;
+        self.is_leaving = true;
+        self.outputs.leaving.send_replace(true);
+        at.max(tokio::time::Instant::now() + HAND_OVER_LIMIT)
     }
 
     fn report_ability(&self) {

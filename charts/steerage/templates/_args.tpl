@@ -134,6 +134,8 @@
 - --namespace={{ .Release.Namespace }}
 - --peers-port={{ $edge.peersPort }}
 - --peers-key-secret={{ include "steerage.fullname" . }}-edge-peers
+- --hand-over-wait=30s
+- --shutdown-grace-period=40s
 {{- with $edge.interface }}
 - --interface={{ . }}
 {{- end }}

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
@@ -28,6 +29,8 @@ pub(crate) struct Inputs {
     /// Claims by other hosts to VIPs that were free before.
     pub(crate) claims: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
     pub(crate) shutdown: CancellationToken,
+    /// How long a leaving host waits for others to answer for its VIPs.
+    pub(crate) hand_over_wait: Duration,
 }
 
 #[derive(Debug)]

@@ -150,3 +150,27 @@ fn host_whose_process_continues_forwards_again() {
     }
     load.stop("SIGSTOP for more than a minute, and SIGCONT");
 }
+
+/// Where the only edge host moves to another node, its process ends before that of the new one has begun.
+#[test]
+fn only_host_waits_for_its_successor() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = TestBed::on_nodes(2);
+    testbed.flags = vec!["--hand-over-wait", "18s"];
+    testbed.apply_load_balancer(&[0], |_| {});
+    testbed.start_ready(0);
+    testbed.wait_until_served_by(&[0]);
+    let load = Load::start(&testbed.client(), 20);
+    let mut first = testbed.begin_to_terminate(0);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(first.try_wait().expect("wait").is_none(), "it waits");
+    // It follows changes meanwhile, and its connections stay where they are, also with the successor.
+    testbed.apply_load_balancer(&[0, 1], |object| object["metadata"]["generation"] = 2.into());
+    testbed.wait_until_served_by(&[0, 1]);
+    testbed.start_ready(1);
+    assert!(first.wait().expect("wait").success());
+    assert!(testbed.has_vips(1) && !testbed.has_any_vip(0));
+    assert!(testbed.forwarding_left(0).is_some_and(|left| left <= HANDED_OVER));
+    std::thread::sleep(HANDED_OVER + Duration::from_secs(1));
+    load.stop("SIGTERM of the only edge host, and the start of its successor");
+}
