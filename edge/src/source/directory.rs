@@ -14,10 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::parse;
 use crate::index::{IndexEvent, LoadBalancer, NodeSet};
+use crate::logged_problem::LoggedProblem;
 
 mod notices;
 
-use notices::{Look, Notices, next_look};
+use notices::{Look, Notices, POLL_INTERVAL, next_look};
 
 /// A file that is not there is believed to be deleted after this time: many programs delete a file and write it again.
 const GONE_AFTER: Duration = Duration::from_millis(100);
@@ -28,21 +29,42 @@ pub(crate) async fn watch_directory(
     events: mpsc::Sender<IndexEvent>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    // Before the first look, so that nothing is missed in between.
     let mut notices = Notices::open(&directory);
     let (mut files, mut looked_at) = (Files::default(), Look::at_all());
+    let (mut has_listed, mut problem) = (false, LoggedProblem::default());
     loop {
-        let news = files
-            .look(&directory, looked_at, Instant::now())
-            .await
-            .with_context(|| format!("cannot read {}", directory.display()))?;
-        for event in news {
-            if events.send(event).await.is_err() {
-                return Ok(());
-            }
+        if let (Look::AtAll(_), Some(notices)) = (&looked_at, &mut notices) {
+            // Before the look, so that nothing is missed in between.
+            notices.watch(&directory);
         }
-        let next = next_look(&directory, notices.as_mut(), files.next_due());
-        let Some(next) = shutdown.run_until_cancelled(next).await else { return Ok(()) };
+        let next = match files.look(&directory, looked_at, Instant::now()).await {
+            Ok(news) => {
+                if problem.set(None) {
+                    tracing::info!(directory = %directory.display(), "directory read again");
+                }
+                has_listed = true;
+                for event in news {
+                    if events.send(event).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                let next = next_look(&directory, notices.as_mut(), files.next_due());
+                shutdown.run_until_cancelled(next).await
+            }
+            Err(error) if has_listed => {
+                let error = error.to_string();
+                if problem.set(Some(error.clone())) {
+                    let directory = directory.display();
+                    tracing::error!(%directory, error, "directory not read; keeping the objects that it contained; retrying");
+                }
+                let next = shutdown.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await;
+                next.map(|()| Look::at_all())
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", directory.display()));
+            }
+        };
+        let Some(next) = next else { return Ok(()) };
         looked_at = next;
     }
 }
@@ -72,8 +94,24 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// What has changed. Also looks at the files that have been missing for long enough.
+    /// What has changed. Also looks at the files that have been missing for long enough. After an error all are listed anew.
     async fn look(&mut self, directory: &Path, look: Look, now: Instant) -> std::io::Result<Vec<IndexEvent>> {
+        let result = self.try_look(directory, look, now).await;
+        if result.is_err() {
+            self.is_listed = false;
+            // Files are not gone because their directory is.
+            self.missing.values_mut().for_each(|since| *since = now);
+        }
+        result
+    }
+
+    async fn try_look(
+        &mut self,
+        directory: &Path,
+        look: Look,
+        now: Instant,
+    ) -> std::io::Result<Vec<IndexEvent>> {
+        std::fs::metadata(directory)?;
         let mut changed = match look {
             Look::At(paths) if self.is_listed => paths,
             Look::At(named) | Look::AtAll(named) => {

@@ -189,11 +189,63 @@ async fn kernel_says_which_file_has_changed() {
     watch.await.expect("no panic").expect("no error");
 }
 
+/// The edge keeps what it has while there is no directory, and watches the new one as it did the old one.
+#[tokio::test]
+async fn directory_may_be_replaced() {
+    let parent = Directory::new("replaced");
+    let (path, old) = (parent.0.join("objects"), parent.0.join("old"));
+    let make = |names: &[&str]| {
+        std::fs::create_dir(&path).expect("directory");
+        for name in names {
+            parent.write(&format!("objects/{name}.json"), &set(name));
+        }
+    };
+    make(&["one"]);
+    let (events, mut received) = mpsc::channel(64);
+    let shutdown = CancellationToken::new();
+    let watch = tokio::spawn(watch_directory(path.clone(), events, shutdown.clone()));
+    let mut index = Index::default();
+    let mut is_so = async |one: bool, two: bool, limit: Duration| {
+        let all = async {
+            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
+                || !index.has_synced()
+            {
+                index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
+            }
+        };
+        tokio::time::timeout(limit, all).await.is_ok()
+    };
+    // Much sooner than all times are read.
+    let (soon, silence) = (SLOW_INTERVAL / 2, Duration::from_millis(400));
+    assert!(is_so(true, false, soon).await);
+    for _ in 0..2 {
+        std::fs::rename(&path, &old).expect("rename");
+        assert!(!is_so(false, false, silence).await, "nothing is deleted with the directory");
+        make(&["one", "two"]);
+        assert!(is_so(true, true, soon).await);
+        // The new one is watched, and not the old one.
+        parent.write("old/two.json", &set("other"));
+        parent.remove("objects/one.json");
+        assert!(is_so(false, true, soon).await);
+        parent.write("objects/one.json", &set("one"));
+        parent.remove("objects/two.json");
+        assert!(is_so(true, false, soon).await);
+        std::fs::remove_dir_all(&path).expect("remove");
+        std::fs::remove_dir_all(&old).expect("remove");
+        assert!(!is_so(false, false, silence).await, "nothing is deleted with the directory");
+        make(&["one"]);
+        tokio::time::sleep(silence).await;
+    }
+    shutdown.cancel();
+    watch.await.expect("no panic").expect("no error");
+}
+
 /// Programs write files beside their place and rename them.
 #[tokio::test]
 async fn renamed_file_is_named_and_nothing_else_is_looked_at() {
     let directory = Directory::new("renamed");
     let mut notices = Notices::open(&directory.0).expect("inotify");
+    notices.watch(&directory.0);
     directory.write("b.tmp", &set("two"));
     std::fs::rename(directory.0.join("b.tmp"), directory.0.join("b.json")).expect("rename");
     let look = notices.next(&directory.0).await;
@@ -216,6 +268,7 @@ async fn files_of_a_mounted_config_map_are_followed() {
     link("v1", "..data");
     link("..data/a.json", "a.json");
     let mut notices = Notices::open(&directory.0).expect("inotify");
+    notices.watch(&directory.0);
     let (mut files, mut index) = (Files::default(), Index::default());
     let mut apply = |events: Vec<IndexEvent>| {
         for event in events {
