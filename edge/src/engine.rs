@@ -175,10 +175,11 @@ impl Engine {
                     }
                 }
                 Some(report) = inputs.statements.recv() => {
-                    self.prober.record(&report, &self.health);
+                    let urgency = |probe: &Probe| self.groups.as_ref()?.urgency(probe);
+                    self.prober.record(&report, &self.health, urgency);
                     for _ in 0..MOST_STATEMENTS_AT_ONCE {
                         let Ok(report) = inputs.statements.try_recv() else { break };
-                        self.prober.record(&report, &self.health);
+                        self.prober.record(&report, &self.health, urgency);
                     }
                     continue;
                 }

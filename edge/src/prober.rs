@@ -140,7 +140,7 @@ impl Prober {
                 StatementTask::spawn(self.last_task, to, settings, reports, turns, spread)
             });
             self.tasks.metrics.count_node(before, node.mode());
-            node.judge_new(JudgeContext { tasks: &self.tasks, known, now });
+            node.judge_new(JudgeContext { tasks: &self.tasks, known, urgency: &|_| None, now });
             node.send_ports(&self.tasks);
         }
     }
@@ -165,12 +165,18 @@ impl Prober {
         }
     }
 
-    /// A node has answered, or not.
-    pub(crate) fn record(&mut self, report: &StatementReport, known: &HealthByProbe) {
+    /// A node has answered, or not. `urgency` says whether a probe is urgent now: the sets of checks are those of the time when they
+    /// were given.
+    pub(crate) fn record(
+        &mut self,
+        report: &StatementReport,
+        known: &HealthByProbe,
+        urgency: impl Fn(&Probe) -> Option<bool>,
+    ) {
         let address = report.address;
         let Some(node) = self.nodes.get_mut(&address) else { return };
         let before = node.mode();
-        let context = JudgeContext { tasks: &self.tasks, known, now: Instant::now() };
+        let context = JudgeContext { tasks: &self.tasks, known, urgency: &urgency, now: Instant::now() };
         if node.record(report, &mut self.shared, context) {
             self.tasks.metrics.count_statement(&report.result);
             self.tasks.metrics.count_node(before, node.mode());

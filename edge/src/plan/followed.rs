@@ -106,7 +106,8 @@ impl FollowedChecks {
         self.of_targets.remove(&place);
     }
 
-    /// A group with this check has a healthy target now, or none. Who probes hears of it at once, so no set is made again for it.
+    /// A group with this check has a healthy target now, or none. The prober hears of it at once, and asks the groups before it begins
+    /// another probe, so no set is made again for it.
     pub(super) fn set_urgent(
         &mut self,
         reachable: &Arc<ReachableTargets>,

@@ -273,7 +273,11 @@ impl PlannedGroups {
         if is_due {
             self.next_change = self.next();
         }
-        result.urgent = flipped.into_iter().map(|probe| self.with_urgency(probe)).collect();
+        let with_urgency = |probe| {
+            let is_urgent = self.urgency(&probe).unwrap_or_default();
+            (probe, is_urgent)
+        };
+        result.urgent = flipped.into_iter().map(with_urgency).collect();
         Some(result)
     }
 
@@ -314,13 +318,11 @@ impl PlannedGroups {
         expected
     }
 
-    /// Whether one of the groups that share the probe has no healthy target.
-    fn with_urgency(&self, probe: Probe) -> (Probe, bool) {
-        let groups = self.asked(&probe).filter_map(|position| self.groups.get(&position));
-        let is_urgent = groups
-            .map(|planned| &planned.group)
-            .any(|group| *group.check() == probe.check && !group.has_healthy());
-        (probe, is_urgent)
+    /// Whether one of the groups that share the probe has no healthy target; `None` if none shares it.
+    pub(crate) fn urgency(&self, probe: &Probe) -> Option<bool> {
+        let groups = self.asked(probe).filter_map(|position| self.groups.get(&position));
+        let groups = groups.map(|planned| &planned.group).filter(|group| *group.check() == probe.check);
+        groups.map(|group| !group.has_healthy()).reduce(|one, other| one || other)
     }
 }
 

@@ -55,8 +55,12 @@ pub(super) struct JudgeContext<'a> {
     pub(super) tasks: &'a ProbeTasks,
     /// The health that is known.
     pub(super) known: &'a HealthByProbe,
+    pub(super) urgency: Urgency<'a>,
     pub(super) now: Instant,
 }
+
+/// Whether a probe is urgent; `None` where the sets of checks say so.
+pub(super) type Urgency<'a> = &'a dyn Fn(&Probe) -> Option<bool>;
 
 impl Node {
     pub(super) fn new(address: IpAddr) -> Self {
@@ -304,7 +308,8 @@ impl Node {
                 (known, !(was_stated && self.mode() == StatementMode::Probed))
             }
         };
-        let is_urgent = urgency(&self.sets, &probe.check).unwrap_or_default();
+        let is_urgent = (context.urgency)(probe).or_else(|| urgency(&self.sets, &probe.check));
+        let is_urgent = is_urgent.unwrap_or_default();
         let pace = Pace { is_urgent, expected: None };
         Judge::Probes(context.tasks.spawn(probe.clone(), known, self.source, pace, at_once))
     }

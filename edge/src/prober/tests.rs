@@ -105,13 +105,21 @@ struct Engine {
     health: HealthByProbe,
     changes: mpsc::UnboundedReceiver<HealthChange>,
     reports: mpsc::Receiver<StatementReport>,
+    /// Probes that have become urgent.
+    urgent: HashSet<Probe>,
 }
 
 impl Engine {
     fn new(agent: &TestAgent) -> Self {
         let ((changes, changes_rx), (reports, reports_rx)) = (mpsc::unbounded_channel(), mpsc::channel(8));
         let prober = Prober::new(agent.address.port(), changes, reports, Metrics::default());
-        Self { prober, health: HealthByProbe::default(), changes: changes_rx, reports: reports_rx }
+        Self {
+            prober,
+            health: HealthByProbe::default(),
+            changes: changes_rx,
+            reports: reports_rx,
+            urgent: HashSet::new(),
+        }
     }
 
     /// With this one probe, whose port the agent states with so many local endpoints.
@@ -148,7 +156,7 @@ impl Engine {
                 (!is_same).then_some((probe, health))
             }
             Some(report) = self.reports.recv() => {
-                self.prober.record(&report, &self.health);
+                self.prober.record(&report, &self.health, |probe| self.urgent.contains(probe).then_some(true));
                 None
             }
             () = tokio::time::sleep(Duration::from_mins(1)) => panic!("nothing for a minute"),
@@ -278,6 +286,21 @@ async fn ports_without_a_statement_are_probed() {
     assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
     assert_eq!(engine.next().await, healthy(None));
     engine.wait_until_probed(2).await;
+}
+
+/// A Service may have lost its last healthy target since the checks were set. The interval is an hour.
+#[tokio::test]
+async fn probe_that_begins_later_is_as_urgent_as_its_groups_are_then() {
+    let (agent, to) = (TestAgent::start(Manner::States).await, server(vec![BAD, GOOD]).await);
+    let probe = hourly(to);
+    let mut engine = Engine::stating(&agent, &probe, 1).await;
+    agent.set(to.port(), Some(0));
+    assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
+    engine.urgent.insert(probe.clone());
+    engine.prober.set_urgent(&probe, true);
+    agent.set(to.port(), None);
+    let soon = async { while engine.next().await != healthy(None) {} };
+    tokio::time::timeout(Duration::from_secs(20), soon).await.expect("soon");
 }
 
 /// Another program may have the port at one of the node's addresses.

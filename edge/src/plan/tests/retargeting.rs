@@ -112,6 +112,9 @@ proptest! {
             prop_assert_eq!(&followed.state, &planned.state);
             prop_assert_eq!(&followed.statuses, &planned.statuses);
             prop_assert_eq!(&urgent, &urgent_probes(&planned));
+            for probe in &probes {
+                prop_assert_eq!(followed.groups.urgency(probe), Some(urgent.contains(probe)));
+            }
             prop_assert_eq!(followed.groups.healthy_vips(), planned.groups.healthy_vips());
             // The next plan finds nothing to do.
             let next = plan_next(&index, &host, &health, now, &followed.assignments);
