@@ -24,6 +24,8 @@ mod exported;
 const EDGE_PROTOCOL: u8 = 0x53;
 
 const REQUEST: u16 = 0x1;
+/// The kernel's mark of a list that changed while it was read.
+const INTERRUPTED: u16 = 0x10;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
@@ -40,6 +42,10 @@ const GETROUTE: u16 = 26;
 const NEWNEIGH: u16 = 28;
 const GETNEIGH: u16 = 30;
 const HEADER: usize = 16;
+/// The main table of routes.
+const MAIN: u8 = 254;
+/// A list that changes while it is read is read again, so many times.
+const MOST_DUMPS: usize = 20;
 const IFF_UP: u32 = 1;
 /// Receives frames to all multicast addresses (`linux/if.h`).
 const IFF_ALLMULTI: u32 = 0x200;
@@ -56,6 +62,11 @@ impl RouteError {
     /// Whether the interface is in the group, although it has no address of it: so it is after it was down.
     pub(crate) fn is_joined_already(&self) -> bool {
         self.source.raw_os_error() == Some(libc::EADDRINUSE)
+    }
+
+    /// Whether the list changed each time that it was read. Entries may have been missing.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.source.kind() == io::ErrorKind::Interrupted
     }
 
     /// Whether the kernel has no room for another group: it has a limit for all that are joined by addresses
@@ -115,47 +126,37 @@ impl Rtnetlink {
     }
 
     pub(crate) fn link(&mut self, name: &str) -> Result<Option<Link>, RouteError> {
-        let mut found = None;
-        self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
-            let (Some(head), true) = (body.get(..16), kind == NEWLINK) else { return };
+        let found = self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
+            let head = body.get(..16).filter(|_| kind == NEWLINK)?;
             let attributes = Attributes(&body[16..]);
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-            if attributes.find(3).map(text).as_deref() == Some(name) {
-                found = Some(Link {
-                    name: name.to_owned(),
-                    index: u32_at(head, 4).unwrap_or(0),
-                    mac: attributes.find(1).and_then(|mac| mac.try_into().ok()).unwrap_or_default(),
-                    up: u32_at(head, 8).unwrap_or(0) & IFF_UP != 0,
-                    has_carrier: attributes.find(33).is_none_or(|carrier| carrier != [0]),
-                    carrier_changes: attributes.find(35).and_then(|changes| u32_at(changes, 0)).unwrap_or(0),
-                });
-            }
+            (attributes.find(3).map(text).as_deref() == Some(name)).then(|| Link {
+                name: name.to_owned(),
+                index: u32_at(head, 4).unwrap_or(0),
+                mac: attributes.find(1).and_then(|mac| mac.try_into().ok()).unwrap_or_default(),
+                up: u32_at(head, 8).unwrap_or(0) & IFF_UP != 0,
+                has_carrier: attributes.find(33).is_none_or(|carrier| carrier != [0]),
+                carrier_changes: attributes.find(35).and_then(|changes| u32_at(changes, 0)).unwrap_or(0),
+            })
         })?;
-        Ok(found)
+        Ok(found.into_iter().next())
     }
 
     /// The MTU of each interface, by its index.
     pub(crate) fn mtus(&mut self) -> Result<Vec<(u32, u32)>, RouteError> {
-        let mut mtus = Vec::new();
         self.dump(GETLINK, &[0; 16], "list the interfaces", |kind, body| {
-            if kind == NEWLINK {
-                let mtu = Attributes(body.get(16..).unwrap_or_default()).find(4);
-                mtus.extend(u32_at(body, 4).zip(mtu.and_then(|mtu| u32_at(mtu, 0))));
-            }
-        })?;
-        Ok(mtus)
+            let mtu = Attributes(body.get(16..).filter(|_| kind == NEWLINK)?).find(4)?;
+            u32_at(body, 4).zip(u32_at(mtu, 0))
+        })
     }
 
     fn name(&mut self, index: u32) -> Result<Option<String>, RouteError> {
-        let mut found = None;
-        self.dump(GETLINK, &[0; 16], "list the interfaces", |_, body| {
-            if u32_at(body, 4) == Some(index) {
-                found = Attributes(body.get(16..).unwrap_or_default())
-                    .find(3)
-                    .map(|name| String::from_utf8_lossy(name).trim_end_matches('\0').to_owned());
-            }
+        let found = self.dump(GETLINK, &[0; 16], "list the interfaces", |_, body| {
+            u32_at(body, 4).filter(|of| *of == index)?;
+            let name = Attributes(body.get(16..)?).find(3)?;
+            Some(String::from_utf8_lossy(name).trim_end_matches('\0').to_owned())
         })?;
-        Ok(found)
+        Ok(found.into_iter().next())
     }
 
     /// The interface of the default route, of IPv4 first.
@@ -171,76 +172,68 @@ impl Rtnetlink {
 
     /// The addresses of an interface.
     pub(crate) fn addresses(&mut self, index: u32) -> Result<Addresses, RouteError> {
-        let Addresses { mut own, mut groups } = Addresses::default();
-        self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
+        let found = self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
             if kind != NEWADDR || u32_at(body, 4) != Some(index) {
-                return;
+                return None;
             }
-            let attributes = Attributes(body.get(8..).unwrap_or_default());
+            let attributes = Attributes(body.get(8..)?);
             let is_marked = attributes.find(11) == Some(&[EDGE_PROTOCOL]);
-            match attributes.find(2).or(attributes.find(1)).and_then(address) {
-                Some(IpAddr::V6(group)) if group.is_multicast() => groups.push((group, is_marked)),
-                Some(address) if !is_marked => own.extend(IpNet::new(address, body[1])),
+            let found = attributes.find(2).or(attributes.find(1)).and_then(address)?;
+            Some((found, body[1], is_marked))
+        })?;
+        let mut addresses = Addresses::default();
+        for (address, length, is_marked) in found {
+            match address {
+                IpAddr::V6(group) if group.is_multicast() => addresses.groups.push((group, is_marked)),
+                address if !is_marked => addresses.own.extend(IpNet::new(address, length)),
                 _ => {}
             }
-        })?;
-        Ok(Addresses { own, groups })
+        }
+        Ok(addresses)
     }
 
     /// All addresses that carry the edge's mark, with the interface's index: groups, and VIPs of versions before the data plane in
     /// eBPF.
     pub(crate) fn marked(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
-        let mut marked = Vec::new();
         self.dump(GETADDR, &[0; 8], "list the addresses", |kind, body| {
-            let attributes = Attributes(body.get(8..).unwrap_or_default());
-            if kind == NEWADDR && attributes.find(11) == Some(&[EDGE_PROTOCOL]) {
-                let address = attributes.find(2).or(attributes.find(1)).and_then(address);
-                marked.extend(u32_at(body, 4).zip(address));
-            }
-        })?;
-        Ok(marked)
+            let attributes = Attributes(body.get(8..).filter(|_| kind == NEWADDR)?);
+            attributes.find(11).filter(|mark| *mark == [EDGE_PROTOCOL])?;
+            let address = attributes.find(2).or(attributes.find(1)).and_then(address);
+            u32_at(body, 4).zip(address)
+        })
     }
 
     /// The unicast routes of the main table.
     pub(crate) fn routes(&mut self) -> Result<Vec<Route>, RouteError> {
-        const MAIN: u8 = 254;
         const UNICAST: u8 = 1;
-        let mut routes = Vec::new();
         self.dump(GETROUTE, &[0; 12], "list the routes", |kind, body| {
-            let Some(head) =
-                body.get(..12).filter(|head| kind == NEWROUTE && head[4] == MAIN && head[7] == UNICAST)
-            else {
-                return;
-            };
+            let head = body.get(..12)?;
+            if kind != NEWROUTE || head[4] != MAIN || head[7] != UNICAST {
+                return None;
+            }
             let attributes = Attributes(&body[12..]);
             let any: IpAddr =
                 if i32::from(head[0]) == libc::AF_INET6 { [0; 16].into() } else { [0; 4].into() };
             let to = attributes.find(1).and_then(address).unwrap_or(any);
-            let Ok(net) = IpNet::new(to, head[1]) else { return };
-            let gateway = [5, 9, 18].iter().any(|kind| attributes.find(*kind).is_some());
-            routes.push(Route {
-                net,
+            Some(Route {
+                net: IpNet::new(to, head[1]).ok()?,
                 device: attributes.find(4).and_then(|bytes| u32_at(bytes, 0)),
-                gateway,
+                gateway: [5, 9, 18].iter().any(|kind| attributes.find(*kind).is_some()),
                 next_hop: attributes.find(5).and_then(address),
-            });
-        })?;
-        Ok(routes)
+            })
+        })
     }
 
     /// The link-layer addresses of the neighbours on an interface.
     pub(crate) fn neighbours(&mut self, index: u32) -> Result<Vec<(IpAddr, Mac)>, RouteError> {
-        let mut neighbours = Vec::new();
         self.dump(GETNEIGH, &[0; 12], "list the neighbours", |kind, body| {
             if kind != NEWNEIGH || u32_at(body, 4) != Some(index) {
-                return;
+                return None;
             }
-            let attributes = Attributes(body.get(12..).unwrap_or_default());
-            let to = attributes.find(1).and_then(address);
+            let attributes = Attributes(body.get(12..)?);
             let mac = attributes.find(2).and_then(|mac| mac.try_into().ok());
-            neighbours.extend(to.zip(mac));
-        })?;
-        Ok(neighbours)
+            attributes.find(1).and_then(address).zip(mac)
+        })
     }
 
     /// Lets an interface join a multicast group, also without this process.
@@ -251,42 +244,58 @@ impl Rtnetlink {
         let mut body = address_body(index, group.into());
         attribute(&mut body, 8, &(NODAD | NO_PREFIX_ROUTE | AUTOJOIN).to_ne_bytes());
         attribute(&mut body, 11, &[EDGE_PROTOCOL]);
-        self.request(NEWADDR, CREATE | REPLACE | ACK, &body, &format!("join the group {group}"), |_, _| {})
+        self.request(NEWADDR, CREATE | REPLACE, &body, &format!("join the group {group}"))
     }
 
     /// Lets an interface receive the frames of all multicast groups, also without this process.
     pub(crate) fn receive_all_multicast(&mut self, index: u32) -> Result<(), RouteError> {
         // `struct ifinfomsg`: family and type, index, flags, and which of them to change.
         let body = [0, index, IFF_ALLMULTI, IFF_ALLMULTI].map(u32::to_ne_bytes).concat();
-        self.request(NEWLINK, ACK, &body, "receive all multicast frames", |_, _| {})
+        self.request(NEWLINK, 0, &body, "receive all multicast frames")
     }
 
     /// Removes an address from an interface; none is success.
     pub(crate) fn remove(&mut self, index: u32, address: IpAddr) -> Result<(), RouteError> {
         let body = address_body(index, address);
-        match self.request(DELADDR, ACK, &body, &format!("remove the address {address}"), |_, _| {}) {
+        match self.request(DELADDR, 0, &body, &format!("remove the address {address}")) {
             Err(error) if error.source.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
             other => other,
         }
     }
 
-    fn dump(
+    /// What `visit` makes of each entry of a list. One that changed meanwhile is read again, as entries may be missing.
+    fn dump<T>(
         &mut self,
         kind: u16,
         body: &[u8],
         what: &str,
-        mut visit: impl FnMut(u16, &[u8]),
-    ) -> Result<(), RouteError> {
-        self.request(kind, DUMP, body, what, &mut visit)
+        visit: impl Fn(u16, &[u8]) -> Option<T>,
+    ) -> Result<Vec<T>, RouteError> {
+        for _ in 0..MOST_DUMPS {
+            let (mut found, mut is_interrupted) = (Vec::new(), false);
+            self.exchange(kind, DUMP, body, what, |kind, flags, body| {
+                is_interrupted |= flags & INTERRUPTED != 0;
+                found.extend(visit(kind, body));
+            })?;
+            if !is_interrupted {
+                return Ok(found);
+            }
+        }
+        Err(failed(what)(io::ErrorKind::Interrupted.into()))
     }
 
-    fn request(
+    fn request(&mut self, kind: u16, flags: u16, body: &[u8], what: &str) -> Result<(), RouteError> {
+        self.exchange(kind, flags | ACK, body, what, |_, _, _| {})
+    }
+
+    /// Sends a request, and hands over the type, the flags and the body of each response, also of the one that ends a list.
+    fn exchange(
         &mut self,
         kind: u16,
         flags: u16,
         body: &[u8],
         what: &str,
-        mut visit: impl FnMut(u16, &[u8]),
+        mut visit: impl FnMut(u16, u16, &[u8]),
     ) -> Result<(), RouteError> {
         self.sequence = self.sequence.wrapping_add(1).max(1);
         let mut request = Vec::with_capacity(HEADER + body.len());
@@ -306,17 +315,20 @@ impl Rtnetlink {
                 result => result.map_err(|errno| failed(errno.into()))?,
             };
             let mut rest = self.buffer.get(..length).unwrap_or_default();
-            while let Some((kind, sequence, body)) = next(&mut rest) {
+            while let Some((kind, flags, sequence, body)) = next(&mut rest) {
                 if sequence != self.sequence {
                     continue;
                 }
                 match kind {
-                    DONE => return Ok(()),
+                    DONE => {
+                        visit(kind, flags, &[]);
+                        return Ok(());
+                    }
                     ERROR => match u32_at(body, 0).unwrap_or(0).cast_signed() {
                         0 => return Ok(()),
                         code => return Err(failed(io::Error::from_raw_os_error(code.saturating_neg()))),
                     },
-                    _ => visit(kind, body),
+                    _ => visit(kind, flags, body),
                 }
             }
         }
@@ -347,11 +359,11 @@ fn attribute(body: &mut Vec<u8>, kind: u16, data: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Takes the next message: its type, its sequence number and its body.
-fn next<'b>(rest: &mut &'b [u8]) -> Option<(u16, u32, &'b [u8])> {
+/// Takes the next message: its type, its flags, its sequence number and its body.
+fn next<'b>(rest: &mut &'b [u8]) -> Option<(u16, u16, u32, &'b [u8])> {
     let length = usize::try_from(u32_at(rest, 0)?).ok()?;
     let whole = rest.get(..length).filter(|whole| whole.len() >= HEADER)?;
-    let message = (u16_at(whole, 4)?, u32_at(whole, 8)?, &whole[HEADER..]);
+    let message = (u16_at(whole, 4)?, u16_at(whole, 6)?, u32_at(whole, 8)?, &whole[HEADER..]);
     *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     Some(message)
 }
@@ -442,7 +454,7 @@ mod tests {
             let vip: IpAddr = "10.0.0.200".parse().expect("ip");
             let mut body = address_body(link.index, vip);
             attribute(&mut body, 11, &[EDGE_PROTOCOL]);
-            netlink.request(NEWADDR, CREATE | ACK, &body, "add a VIP", |_, _| {}).expect("add");
+            netlink.request(NEWADDR, CREATE, &body, "add a VIP").expect("add");
             let own = netlink.addresses(link.index).expect("list").own;
             assert!(!own.iter().any(|net| net.addr() == vip), "{own:?}");
             crate::leftovers::remove(&mut netlink).expect("remove");
@@ -467,6 +479,67 @@ mod tests {
             netlink.receive_all_multicast(link.index).expect("set the flag");
             let shown = Command::new("ip").args(["-d", "link", "show", "dev", "eth7"]).output().expect("ip");
             assert!(String::from_utf8_lossy(&shown.stdout).contains("allmulti 1"), "{shown:?}");
+        });
+    }
+
+    /// While another program changes one address, an entry may move to a place of the list that was read already.
+    #[test]
+    fn list_that_changes_meanwhile_is_read_again() {
+        const ADDRESSES: usize = 3000;
+        requires!(NetworkNamespace, Program("ip"));
+        in_new_netns(|| {
+            ip("link add eth7 type dummy");
+            let mut netlink = Rtnetlink::open().expect("open");
+            let link = netlink.link("eth7").expect("list").expect("link");
+            let address = |number: usize| -> IpAddr {
+                [
+                    10,
+                    0,
+                    u8::try_from(number / 250).expect("octet"),
+                    u8::try_from(number % 250).expect("octet"),
+                ]
+                .into()
+            };
+            let add = |netlink: &mut Rtnetlink, number| {
+                let body = address_body(link.index, address(number));
+                netlink.request(NEWADDR, CREATE, &body, "add an address").expect("add");
+            };
+            // The first ones of the list.
+            for number in 0..ADDRESSES {
+                add(&mut netlink, number);
+            }
+            let done = std::sync::atomic::AtomicBool::new(false);
+            let mut interrupted = 0;
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut other = Rtnetlink::open().expect("open");
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        add(&mut other, ADDRESSES);
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                        other.remove(link.index, address(0)).expect("remove");
+                        add(&mut other, 0);
+                        other.remove(link.index, address(ADDRESSES)).expect("remove");
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                });
+                for _ in 0..200 {
+                    match netlink.addresses(link.index) {
+                        Ok(Addresses { own, .. }) => {
+                            let lasting: std::collections::BTreeSet<_> =
+                                own.iter().map(IpNet::addr).collect();
+                            let missing =
+                                (1..ADDRESSES).filter(|number| !lasting.contains(&address(*number)));
+                            assert_eq!(missing.count(), 0);
+                        }
+                        Err(error) => {
+                            assert!(error.is_interrupted(), "{error}");
+                            interrupted += 1;
+                        }
+                    }
+                }
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+            });
+            assert!(interrupted < 200, "some lists are read in one go");
         });
     }
 }

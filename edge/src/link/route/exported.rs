@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use super::{ACK, Attributes, CREATE, GETROUTE, NEWROUTE, RouteError, Rtnetlink, address, attribute, u32_at};
+use super::{Attributes, CREATE, GETROUTE, NEWROUTE, RouteError, Rtnetlink, address, attribute, u32_at};
 
 /// Marks a route as the edge's (`rtm_protocol`). No daemon in iproute2's `rt_protos` has the number.
 const ROUTE_PROTOCOL: u8 = 83;
@@ -25,33 +25,28 @@ const TABLE: u16 = 15;
 impl Rtnetlink {
     /// The edge's routes of all tables, with the table's number.
     pub(crate) fn exported(&mut self) -> Result<Vec<(u32, IpAddr)>, RouteError> {
-        let mut found = Vec::new();
         self.dump(GETROUTE, &[0; 12], "list the routes", |kind, body| {
-            let Some(head) = body.get(..12).filter(|head| kind == NEWROUTE && head[5] == ROUTE_PROTOCOL)
-            else {
-                return;
-            };
+            let head = body.get(..12).filter(|head| kind == NEWROUTE && head[5] == ROUTE_PROTOCOL)?;
             let attributes = Attributes(&body[12..]);
             let table = attributes.find(TABLE).and_then(|table| u32_at(table, 0));
             let vip = attributes.find(DESTINATION).and_then(address);
             let is_host = |vip: &IpAddr| head[1] == if vip.is_ipv4() { 32 } else { 128 };
-            found.extend(vip.filter(is_host).map(|vip| (table.unwrap_or(head[4].into()), vip)));
-        })?;
-        Ok(found)
+            Some((table.unwrap_or(head[4].into()), vip.filter(is_host)?))
+        })
     }
 
     /// Adds the route of a VIP. Fails if the table has a route to the same destination, of any program.
     pub(crate) fn export(&mut self, table: u32, vip: IpAddr) -> Result<(), RouteError> {
         let body = route_body(table, vip, UNIVERSE);
         let what = format!("add the route of {vip} to table {table}");
-        self.request(NEWROUTE, CREATE | EXCLUSIVE | ACK, &body, &what, |_, _| {})
+        self.request(NEWROUTE, CREATE | EXCLUSIVE, &body, &what)
     }
 
     /// Removes the edge's route of a VIP; none is success.
     pub(crate) fn withdraw(&mut self, table: u32, vip: IpAddr) -> Result<(), RouteError> {
         let body = route_body(table, vip, ANY_SCOPE);
         let what = format!("remove the route of {vip} from table {table}");
-        match self.request(DELROUTE, ACK, &body, &what, |_, _| {}) {
+        match self.request(DELROUTE, 0, &body, &what) {
             Err(error) if error.source.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             other => other,
         }
