@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -158,15 +158,10 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
             .context(NEEDS_NET_RAW)?;
     process.spawn("announcements", announcer.run());
 
-    let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
-    let sink = if let Some((objects, status)) = objects_dir.zip(status_dir) {
-        process.spawn("objects", source::watch_directory(objects, events, ending));
-        StatusSink::Directory(status)
-    } else {
-        let secret = PeersSecret { name: peers_key_secret, key: secret_key };
-        let news = ClusterNews { cluster, lost_contact };
-        watch_cluster(&process, &client, namespace, events, news, secret, ending).await?
-    };
+    let secret = PeersSecret { name: peers_key_secret, key: secret_key };
+    let (news, directories) = (ClusterNews { cluster, lost_contact }, objects_dir.zip(status_dir));
+    let (sink, events) =
+        watch_objects(&process, directories, &client, namespace, news, secret, ending).await?;
     let (status, status_rx) = watch::channel(HostStatus::default());
     process.spawn("status", StatusWriter::new(sink, host, metrics.clone()).run(status_rx));
 
@@ -181,7 +176,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let outputs =
         Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
-        events: events_rx,
+        events,
         health: health_rx,
         statements: statements_rx,
         membership,
@@ -189,13 +184,11 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
         claims,
         shutdown: process.shutdown().clone(),
         hand_over_wait,
+        engine_ends,
     };
     let kernel = Kernel::new(dataplane, exchange, tunnel, metrics.clone())?;
     let engine = Engine::new(link, kernel, vips, prober, metrics, outputs, gates)?;
-    process.spawn("engine", async move {
-        let _ends = engine_ends;
-        engine.run(inputs).await
-    });
+    process.spawn("engine", engine.run(inputs));
     process.shutdown().cancelled().await;
     Ok(())
 }
@@ -287,6 +280,26 @@ struct ClusterNews {
     cluster: watch::Sender<Cluster>,
     /// Whether the API server does not answer.
     lost_contact: watch::Sender<bool>,
+}
+
+/// Starts what reads the objects, until `ending`. Returns where the status goes, and what is read.
+async fn watch_objects(
+    process: &Process,
+    directories: Option<(PathBuf, PathBuf)>,
+    client: &ClientArgs,
+    namespace: String,
+    news: ClusterNews,
+    secret: PeersSecret,
+    ending: CancellationToken,
+) -> anyhow::Result<(StatusSink, mpsc::Receiver<IndexEvent>)> {
+    let (events, events_rx) = mpsc::channel(EVENT_BUFFER);
+    let sink = if let Some((objects, status)) = directories {
+        process.spawn("objects", source::watch_directory(objects, events, ending));
+        StatusSink::Directory(status)
+    } else {
+        watch_cluster(process, client, namespace, events, news, secret, ending).await?
+    };
+    Ok((sink, events_rx))
 }
 
 /// Starts what needs the API server, and returns where the status goes.

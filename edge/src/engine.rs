@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
 use steerage_process::Pending;
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 use crate::channel::send_if_changed;
@@ -28,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::plan::{Assignments, Changed, LoadBalancerStatus, Plan, PlanInputs, PlannedGroups, Room, plan};
 use crate::plan_pace::PlanPace;
 use crate::probe_schedule::EXPECTED_FOR;
-use crate::prober::{HealthChange, Prober};
+use crate::prober::{HealthChange, Prober, StatementReport};
 use crate::status::{HostStatus, Statuses};
 use crate::timer::sleep_until;
 use crate::vips::{ServedVips, VipRoles, WITHHELD};
@@ -182,12 +183,7 @@ impl Engine {
                     }
                 }
                 Some(report) = inputs.statements.recv() => {
-                    let urgency = |probe: &Probe| self.groups.as_ref()?.urgency(probe);
-                    self.prober.record(&report, &self.health, urgency);
-                    for _ in 0..MOST_STATEMENTS_AT_ONCE {
-                        let Ok(report) = inputs.statements.try_recv() else { break };
-                        self.prober.record(&report, &self.health, urgency);
-                    }
+                    self.record_statements(&report, &mut inputs.statements);
                     continue;
                 }
                 () = sleep_until(self.pace.due()) => {}
@@ -247,6 +243,16 @@ impl Engine {
         }
         self.hand_over();
         Ok(())
+    }
+
+    /// Records this report, and some of those that wait.
+    fn record_statements(&mut self, report: &StatementReport, more: &mut mpsc::Receiver<StatementReport>) {
+        let urgency = |probe: &Probe| self.groups.as_ref()?.urgency(probe);
+        self.prober.record(report, &self.health, urgency);
+        for _ in 0..MOST_STATEMENTS_AT_ONCE {
+            let Ok(report) = more.try_recv() else { break };
+            self.prober.record(&report, &self.health, urgency);
+        }
     }
 
     /// Lets the other hosts know this host's flows, for as long as `flush_limit`, and asks them to take over. Returns when this host ends
@@ -354,7 +360,10 @@ impl Engine {
         self.vips.tick(Instant::now());
         let host = self.kernel.network(&self.host)?;
         send_if_changed(&self.outputs.addresses, host.own_addresses());
-        let host_changed = host != self.host;
+        let host_changed = match &self.groups {
+            Some(groups) => !host.is_alike(&self.host, || groups.target_addresses(&self.assignments)),
+            None => host != self.host,
+        };
         self.host = host;
         let must_write = self.kernel.repair(&self.link);
         Ok(host_changed || must_write)
@@ -404,16 +413,8 @@ impl Engine {
         let now = Instant::now();
         self.lists.retain(|list| now < list.at + EXPECTED_FOR);
         self.lists.extend(self.endpoints.sync(&self.index, now));
-        let inputs = PlanInputs {
-            index: &self.index,
-            host: &self.host,
-            health: &self.health,
-            endpoints: &self.endpoints,
-            room: self.room,
-            now,
-        };
         let Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments } =
-            plan(&inputs, &self.assignments);
+            plan(&self.plan_inputs(now), &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
@@ -434,6 +435,17 @@ impl Engine {
             self.expect();
         }
         self.publish(statuses);
+    }
+
+    fn plan_inputs(&self, now: Instant) -> PlanInputs<'_> {
+        PlanInputs {
+            index: &self.index,
+            host: &self.host,
+            health: &self.health,
+            endpoints: &self.endpoints,
+            room: self.room,
+            now,
+        }
     }
 
     /// Writes the maps; whether the kernel has all. This host does not answer for VIPs that another machine on the link may have.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::host::EdgePeer;
 use crate::index::IndexEvent;
@@ -31,6 +31,9 @@ pub(crate) struct Inputs {
     pub(crate) shutdown: CancellationToken,
     /// How long a leaving host waits for others to answer for its VIPs.
     pub(crate) hand_over_wait: Duration,
+    /// Ends what the engine needs, with the engine.
+    #[expect(dead_code, reason = "dropped")]
+    pub(crate) engine_ends: DropGuard,
 }
 
 #[derive(Debug)]

@@ -137,7 +137,7 @@ impl Files {
         };
         let due = self.missing.iter().filter(|(_, since)| **since + GONE_AFTER <= now);
         changed.extend(due.map(|(path, _)| path.clone()));
-        match self.update(changed, now) {
+        match self.update(&changed, now) {
             Some(events) => Ok(events),
             None => Ok(self.list(modified_times(directory)?, now)),
         }
@@ -149,9 +149,9 @@ impl Files {
     }
 
     /// The events of these files alone; `None` if they have an object that is in several: then the order of all counts.
-    fn update(&mut self, paths: BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
+    fn update(&mut self, paths: &BTreeSet<PathBuf>, now: Instant) -> Option<Vec<IndexEvent>> {
         let mut before = Vec::new();
-        for path in &paths {
+        for path in paths {
             let time = std::fs::metadata(path).and_then(|file| file.modified()).ok();
             match time {
                 Some(time) => drop(self.times.insert(path.clone(), time)),

@@ -76,7 +76,7 @@ impl Notices {
         match open() {
             Ok(inotify) => Some(Self { inotify, watch: None, problem: LoggedProblem::default() }),
             Err(error) => {
-                warn_of_polling(directory, chain(&error));
+                warn_of_polling(directory, &chain(&error));
                 None
             }
         }
@@ -103,7 +103,7 @@ impl Notices {
         if self.problem.set(problem.clone())
             && let Some(problem) = problem
         {
-            warn_of_polling(directory, problem);
+            warn_of_polling(directory, &problem);
         }
     }
 
@@ -146,7 +146,7 @@ impl Notices {
     }
 }
 
-fn warn_of_polling(directory: &Path, error: String) {
+fn warn_of_polling(directory: &Path, error: &str) {
     tracing::warn!(
         directory = %directory.display(),
         error,

@@ -35,14 +35,14 @@ impl Drop for Directory {
     }
 }
 
-#[test]
-fn unreadable_files_are_skipped_and_keep_what_they_contained() {
+#[tokio::test]
+async fn unreadable_files_are_skipped_and_keep_what_they_contained() {
     let directory = Directory::new("unreadable");
     for (name, text) in [("a.json", set("all").as_str()), ("b.json", "{"), ("c.txt", &set("other"))] {
         directory.write(name, text);
     }
     let (mut index, mut files) = (Index::default(), Files::default());
-    let mut read = |look, now| {
+    let mut read = async |look, now| {
         for event in files.look(&directory.0, look, now).expect("list") {
             index.apply(event, &mut IndexChange::default());
         }
@@ -52,13 +52,13 @@ fn unreadable_files_are_skipped_and_keep_what_they_contained() {
     };
     let at = |name: &str| Look::At([directory.0.join(name)].into());
     let now = Instant::now();
-    assert!(read(Look::at_all(), now));
+    assert!(read(Look::at_all(), now).await);
     for _ in 0..2 {
         directory.write("a.json", &set("all")[..40]);
-        assert!(read(Look::at_all(), now) && read(at("a.json"), now), "half written");
+        assert!(read(Look::at_all(), now).await && read(at("a.json"), now).await, "half written");
     }
     directory.remove("a.json");
-    assert!(read(Look::at_all(), now) && !read(Look::at_all(), now + GONE_AFTER));
+    assert!(read(Look::at_all(), now).await && !read(Look::at_all(), now + GONE_AFTER).await);
 }
 
 /// Many programs write a file so. Its load balancer must not lose its VIP meanwhile.
@@ -205,37 +205,37 @@ async fn directory_may_be_replaced() {
     let shutdown = CancellationToken::new();
     let watch = tokio::spawn(watch_directory(path.clone(), events, shutdown.clone()));
     let mut index = Index::default();
-    let mut wait_for = async |one: bool, two: bool| {
-        while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
-            || !index.has_synced()
-        {
-            index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
-        }
+    let mut is_so = async |one: bool, two: bool, limit: Duration| {
+        let all = async {
+            while [index.node_set("one").is_some(), index.node_set("two").is_some()] != [one, two]
+                || !index.has_synced()
+            {
+                index.apply(received.recv().await.expect("an event"), &mut IndexChange::default());
+            }
+        };
+        tokio::time::timeout(limit, all).await.is_ok()
     };
-    let silence = Duration::from_millis(400);
-    let all = async {
-        wait_for(true, false).await;
-        for _ in 0..3 {
-            std::fs::rename(&path, &old).expect("rename");
-            let gone = tokio::time::timeout(silence, wait_for(false, false)).await;
-            gone.expect_err("nothing is deleted with the directory");
-            make(&["one", "two"]);
-            wait_for(true, true).await;
-            // The new one is watched, and not the old one.
-            parent.write("old/two.json", &set("other"));
-            parent.remove("objects/one.json");
-            wait_for(false, true).await;
-            parent.write("objects/one.json", &set("one"));
-            parent.remove("objects/two.json");
-            wait_for(true, false).await;
-            std::fs::remove_dir_all(&path).expect("remove");
-            std::fs::remove_dir_all(&old).expect("remove");
-            let gone = tokio::time::timeout(silence, wait_for(false, false)).await;
-            gone.expect_err("nothing is deleted with the directory");
-            make(&["one"]);
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), all).await.expect("much sooner than all times are read");
+    // Much sooner than all times are read.
+    let (soon, silence) = (SLOW_INTERVAL / 2, Duration::from_millis(400));
+    assert!(is_so(true, false, soon).await);
+    for _ in 0..2 {
+        std::fs::rename(&path, &old).expect("rename");
+        assert!(!is_so(false, false, silence).await, "nothing is deleted with the directory");
+        make(&["one", "two"]);
+        assert!(is_so(true, true, soon).await);
+        // The new one is watched, and not the old one.
+        parent.write("old/two.json", &set("other"));
+        parent.remove("objects/one.json");
+        assert!(is_so(false, true, soon).await);
+        parent.write("objects/one.json", &set("one"));
+        parent.remove("objects/two.json");
+        assert!(is_so(true, false, soon).await);
+        std::fs::remove_dir_all(&path).expect("remove");
+        std::fs::remove_dir_all(&old).expect("remove");
+        assert!(!is_so(false, false, silence).await, "nothing is deleted with the directory");
+        make(&["one"]);
+        tokio::time::sleep(silence).await;
+    }
     shutdown.cancel();
     watch.await.expect("no panic").expect("no error");
 }
