@@ -331,7 +331,10 @@ impl Engine {
         self.vips.tick(Instant::now());
         let host = self.kernel.network(&self.host)?;
         send_if_changed(&self.outputs.addresses, host.own_addresses());
-        let host_changed = host != self.host;
+        let host_changed = match &self.groups {
+            Some(groups) => !host.is_alike(&self.host, || groups.target_addresses(&self.assignments)),
+            None => host != self.host,
+        };
         self.host = host;
         let must_write = self.kernel.repair(&self.link);
         Ok(host_changed || must_write)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! This host and its link, as plain values for the plan. `engine` gathers them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -67,8 +67,18 @@ impl HostNetwork {
     /// The Ethernet addresses of the gateways of default routes with one path. Other routes' gateways may be nodes, which have the
     /// networks of Pods behind them.
     pub(crate) fn default_gateways(&self) -> BTreeSet<Mac> {
-        let default = self.routes.iter().filter(|route| route.net.prefix_len() == 0);
-        default.filter_map(|route| self.neighbours.get(&route.next_hop?).copied()).collect()
+        self.routes.defaults().filter_map(|route| self.neighbours.get(&route.next_hop?).copied()).collect()
+    }
+
+    /// Whether all follows from this network that follows from another one, if these are the targets: other routes do not matter.
+    pub(crate) fn is_alike(&self, other: &Self, targets: impl FnOnce() -> HashSet<IpAddr>) -> bool {
+        let Self { interface, index, addresses, routes, mtus, tunnel, neighbours, peers, conflicts } = self;
+        (interface, index, addresses) == (&other.interface, &other.index, &other.addresses)
+            && (tunnel, neighbours) == (&other.tunnel, &other.neighbours)
+            && (peers, conflicts) == (&other.peers, &other.conflicts)
+            && ((routes, mtus) == (&other.routes, &other.mtus)
+                || self.default_gateways() == other.default_gateways()
+                    && targets().into_iter().all(|target| self.reach(target) == other.reach(target)))
     }
 
     /// The source address for probes of a target: one on its network, else any that is not link-local.
@@ -88,6 +98,7 @@ impl HostNetwork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::route::Route;
 
     fn host() -> HostNetwork {
         HostNetwork {
@@ -105,6 +116,52 @@ mod tests {
         for (target, source) in [("10.0.0.7", "10.0.0.5"), ("fd00::7", "fd00::5"), ("fd01::7", "fd00::5")] {
             let found = host().source_for(target.parse().expect("address"));
             assert_eq!(found, Some(source.parse().expect("address")));
+        }
+    }
+
+    #[test]
+    fn other_routes_do_not_matter() {
+        let route = |net: &str, device, gateway: Option<&str>| Route {
+            net: net.parse().expect("net"),
+            device: Some(device),
+            gateway: gateway.is_some(),
+            next_hop: gateway.map(|gateway| gateway.parse().expect("address")),
+        };
+        let with = |routes: &[Route]| HostNetwork {
+            routes: routes.to_vec().into(),
+            neighbours: [("10.0.0.1", 1), ("10.0.0.2", 2)]
+                .map(|(address, number)| (address.parse().expect("address"), [2, 0, 0, 0, 0, number]))
+                .into(),
+            mtus: [(3, 1500), (4, 9000)].into(),
+            tunnel: Tunnel::Ready { vni: 7, mtu: None },
+            ..host()
+        };
+        let link = route("10.0.0.0/24", 3, None);
+        let default = route("0.0.0.0/0", 3, Some("10.0.0.1"));
+        let known = with(&[default.clone(), link.clone()]);
+        let is_alike = |other: &HostNetwork, targets: &[&str]| {
+            let targets = targets.iter().map(|target| target.parse().expect("address")).collect();
+            other.is_alike(&known, || targets)
+        };
+        let targets = ["10.0.0.7", "192.0.2.1"];
+        let far = route("198.51.100.0/24", 4, Some("10.1.0.1"));
+        let other = with(&[default.clone(), link.clone(), far]);
+        assert!(is_alike(&other, &targets) && other != known);
+        assert!(!is_alike(&other, &["198.51.100.7"]), "another MTU");
+        let near = route("10.0.0.0/25", 3, Some("10.0.0.1"));
+        assert!(!is_alike(&with(&[default.clone(), link.clone(), near]), &targets), "behind a gateway");
+        assert!(!is_alike(&with(std::slice::from_ref(&link)), &targets), "no route");
+        let elsewhere = route("0.0.0.0/0", 3, Some("10.0.0.2"));
+        assert!(!is_alike(&with(&[elsewhere, link.clone()]), &targets), "another router");
+        let grown = HostNetwork { mtus: [(3, 9000)].into(), ..known.clone() };
+        assert!(!is_alike(&grown, &targets) && is_alike(&grown, &["10.0.0.7"]));
+        for changed in [
+            HostNetwork { addresses: Vec::new(), ..known.clone() },
+            HostNetwork { neighbours: BTreeMap::new(), ..known.clone() },
+            HostNetwork { tunnel: Tunnel::Off, ..known.clone() },
+            HostNetwork { conflicts: known.neighbours.clone(), ..known.clone() },
+        ] {
+            assert!(!is_alike(&changed, &[]));
         }
     }
 }

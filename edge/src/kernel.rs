@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use steerage_edge_dataplane::{Dataplane, Error, State, StateChange};
@@ -14,20 +14,26 @@ use crate::host::HostNetwork;
 use crate::leftovers;
 use crate::link::groups::Groups;
 use crate::link::mac::Mac;
-use crate::link::route::{Addresses, Link, Route, Rtnetlink};
+use crate::link::route::{Addresses, Link, RouteChanges, RouteError, Rtnetlink};
 use crate::logged_problem::LoggedProblem;
 use crate::metrics::Metrics;
 use crate::peers::FlowExchange;
 use crate::plan::Room;
-use crate::reach::Tunnel;
+use crate::reach::{RouteTable, Tunnel};
 use crate::tunnel::TunnelKeeper;
 use crate::vips::change_set;
+
+mod route_reads;
+
+use route_reads::RouteReads;
 
 const NOT_WRITTEN: &str = "maps not written; the kernel forwards by the last ones; retrying";
 
 #[derive(Debug)]
 pub(crate) struct Kernel {
     netlink: Rtnetlink,
+    route_changes: RouteChanges,
+    route_reads: RouteReads,
     dataplane: Dataplane,
     groups: Groups,
     exchange: FlowExchange,
@@ -59,6 +65,8 @@ impl Kernel {
     ) -> anyhow::Result<Self> {
         Ok(Self {
             netlink: Rtnetlink::open()?,
+            route_changes: RouteChanges::open()?,
+            route_reads: RouteReads::default(),
             may_attach: dataplane.is_in_use(),
             dataplane,
             groups: Groups::default(),
@@ -100,7 +108,11 @@ impl Kernel {
 
     /// The interface as it is now.
     pub(crate) fn link(&mut self, known: &Link) -> anyhow::Result<Link> {
-        match self.netlink.link(&known.name)? {
+        let link = match self.netlink.link(&known.name) {
+            Err(error) if error.is_interrupted() => return Ok(known.clone()),
+            link => link?,
+        };
+        match link {
             Some(link) if link.index == known.index => Ok(link),
             Some(_) => bail!("the interface {} was replaced while the edge was running", known.name),
             None => bail!("the interface {} is gone", known.name),
@@ -112,15 +124,22 @@ impl Kernel {
         self.dataplane.set_mac(mac);
     }
 
-    /// Reads the host's network.
-    pub(crate) fn network(&mut self, known: &HostNetwork) -> anyhow::Result<HostNetwork> {
+    /// Reads the host's network. While it changes too fast to be read, it is as it is known.
+    pub(crate) fn network(&mut self, known: &HostNetwork) -> Result<HostNetwork, RouteError> {
+        match self.read_network(known) {
+            Err(error) if error.is_interrupted() && !known.addresses.is_empty() => Ok(known.clone()),
+            result => result,
+        }
+    }
+
+    fn read_network(&mut self, known: &HostNetwork) -> Result<HostNetwork, RouteError> {
         let Addresses { own, groups } = self.netlink.addresses(known.index)?;
         self.groups.observe(groups);
-        let routes = self.netlink.routes()?;
+        let routes = self.routes(&known.routes)?;
         let mtus = if self.tunnel.is_some() { self.mtus(known.index, &routes)? } else { BTreeMap::new() };
         Ok(HostNetwork {
             addresses: own,
-            routes: routes.into(),
+            routes,
             mtus,
             tunnel: self.keep_tunnel(),
             neighbours: self.netlink.neighbours(known.index)?.into_iter().collect(),
@@ -128,11 +147,24 @@ impl Kernel {
         })
     }
 
+    /// The routes of the main table. They are read when something has changed on which they depend.
+    fn routes(&mut self, known: &RouteTable) -> Result<RouteTable, RouteError> {
+        if self.route_changes.take()? {
+            self.route_reads.on_change();
+        }
+        let began = Instant::now();
+        if !self.route_reads.is_due(began) {
+            return Ok(known.clone());
+        }
+        let routes = known.updated(self.netlink.routes()?);
+        self.route_reads.on_read(began, Instant::now());
+        Ok(routes)
+    }
+
     /// The MTUs of this interface and of those that routes lead to.
-    fn mtus(&mut self, own: u32, routes: &[Route]) -> anyhow::Result<BTreeMap<u32, u32>> {
+    fn mtus(&mut self, own: u32, routes: &RouteTable) -> Result<BTreeMap<u32, u32>, RouteError> {
         let mut mtus: BTreeMap<_, _> = self.netlink.mtus()?.into_iter().collect();
-        let devices: BTreeSet<_> = routes.iter().filter_map(|route| route.device).chain([own]).collect();
-        mtus.retain(|index, _| devices.contains(index));
+        mtus.retain(|index, _| *index == own || routes.devices().contains(index));
         Ok(mtus)
     }
 

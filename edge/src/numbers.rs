@@ -56,6 +56,11 @@ impl TargetNumbers {
         self.numbers.get(&address)
     }
 
+    /// All targets, also those that were removed lately.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.unused_since.keys().copied()
+    }
+
     /// A group that serves has this target. Returns its number.
     pub(crate) fn mark_used(&mut self, address: IpAddr) -> u32 {
         if let Some(since) = self.unused_since.get_mut(&address)

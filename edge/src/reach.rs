@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_edge_dataplane::Path;
@@ -31,46 +32,68 @@ pub(crate) enum Tunnel {
 
 /// The routes of the main table, to find the one of an address without looking at all: nodes and routes may be thousands.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RouteTable {
-    routes: Vec<Route>,
+pub(crate) struct RouteTable(Arc<Routes>);
+
+#[derive(Debug, Default)]
+struct Routes {
+    all: Vec<Route>,
     /// The first route of each destination, which has the lowest metric.
     by_net: HashMap<IpNet, usize>,
     /// The lengths of prefixes of IPv4 and of IPv6.
     lengths: [BTreeSet<u8>; 2],
+    /// The interfaces that routes lead to.
+    devices: BTreeSet<u32>,
 }
 
 impl From<Vec<Route>> for RouteTable {
-    fn from(routes: Vec<Route>) -> Self {
-        let (mut by_net, mut lengths) = (HashMap::new(), [BTreeSet::new(), BTreeSet::new()]);
-        for (position, route) in routes.iter().enumerate() {
-            by_net.entry(route.net.trunc()).or_insert(position);
-            let [v4, v6] = &mut lengths;
+    fn from(all: Vec<Route>) -> Self {
+        let mut routes = Routes::default();
+        for (position, route) in all.iter().enumerate() {
+            routes.by_net.entry(route.net.trunc()).or_insert(position);
+            let [v4, v6] = &mut routes.lengths;
             (if route.net.addr().is_ipv6() { v6 } else { v4 }).insert(route.net.prefix_len());
+            routes.devices.extend(route.device);
         }
-        Self { routes, by_net, lengths }
+        Self(Arc::new(Routes { all, ..routes }))
     }
 }
 
 impl PartialEq for RouteTable {
     fn eq(&self, other: &Self) -> bool {
-        self.routes == other.routes
+        Arc::ptr_eq(&self.0, &other.0) || self.0.all == other.0.all
     }
 }
 
 impl Eq for RouteTable {}
 
 impl RouteTable {
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Route> {
-        self.routes.iter()
+        self.0.all.iter()
+    }
+
+    /// The table as it was read again.
+    pub(crate) fn updated(&self, read: Vec<Route>) -> Self {
+        if read == self.0.all { self.clone() } else { read.into() }
+    }
+
+    /// The interfaces that routes lead to.
+    pub(crate) fn devices(&self) -> &BTreeSet<u32> {
+        &self.0.devices
+    }
+
+    /// The default routes of both families.
+    pub(crate) fn defaults(&self) -> impl Iterator<Item = &Route> {
+        self.0.all.iter().filter(|route| route.net.prefix_len() == 0)
     }
 
     /// The route with the longest prefix that has this address.
     fn best(&self, target: IpAddr) -> Option<&Route> {
-        let [v4, v6] = &self.lengths;
+        let [v4, v6] = &self.0.lengths;
         let lengths = if target.is_ipv6() { v6 } else { v4 };
         let of_length = |length: &u8| {
             let net = IpNet::new(target, *length).ok()?.trunc();
-            self.routes.get(*self.by_net.get(&net)?)
+            self.0.all.get(*self.0.by_net.get(&net)?)
         };
         lengths.iter().rev().find_map(of_length)
     }

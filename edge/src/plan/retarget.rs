@@ -6,7 +6,7 @@
 //! as a plan; where that is not certain it comes to none.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -198,6 +198,15 @@ impl PlannedGroups {
             (node.clone(), DrainingTargets { addresses: addresses.clone(), is_used })
         };
         self.draining.iter().map(targets).collect()
+    }
+
+    /// All addresses for whose routes the plan has asked.
+    pub(crate) fn target_addresses(&self, assignments: &Assignments) -> HashSet<IpAddr> {
+        let reachable = distinct(self.groups.values().map(|planned| &planned.group.reachable));
+        let of_groups = reachable.flat_map(|reachable| {
+            reachable.addresses().chain(reachable.refused.iter().map(|refused| refused.address))
+        });
+        of_groups.chain(assignments.targets.addresses()).collect()
     }
 
     /// Whether a group changes by now without any news: [`retarget`](Self::retarget) says what follows.

@@ -6,12 +6,13 @@
 
 use std::net::IpAddr;
 
-use super::{Attributes, CREATE, GETROUTE, NEWROUTE, RouteError, Rtnetlink, address, attribute, u32_at};
+use super::{
+    Attributes, CREATE, DELROUTE, GETROUTE, NEWROUTE, RouteError, Rtnetlink, address, attribute, u32_at,
+};
 
 /// Marks a route as the edge's (`rtm_protocol`). No daemon in iproute2's `rt_protos` has the number.
 const ROUTE_PROTOCOL: u8 = 83;
 
-const DELROUTE: u16 = 25;
 /// Fails if there is such a route.
 const EXCLUSIVE: u16 = 0x200;
 const BLACKHOLE: u8 = 6;

@@ -129,3 +129,46 @@ fn targets_off_the_link_are_tunnelled_if_there_is_a_tunnel() {
     assert!(refused.reason.ends_with("the tunnel does not work: no device"), "{}", refused.reason);
     assert_eq!(paths(&plan)[&ip("10.0.0.1")], found[&ip("10.0.0.1")]);
 }
+
+/// Of load balancers with a target that is refused, one that is removed, draining ones, and some of which none has an endpoint.
+fn with_many_kinds_of_targets() -> [Vec<Value>; 2] {
+    let some = |numbers: &[u8]| numbers.iter().map(|number| target(*number, 1)).collect::<Vec<_>>();
+    let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
+    let mut first = load_balancer("a", "10.0.0.100", &some(&[1, 2, 5]));
+    first["spec"]["targets"].as_array_mut().expect("targets").push(far);
+    first["spec"]["draining"] = json!([target(6, 1)]);
+    let second = load_balancer("b", "fd00::101", &some(&[3, 4]));
+    let mut removed = first.clone();
+    removed["spec"]["targets"].as_array_mut().expect("targets").remove(1);
+    [vec![first, second.clone()], vec![removed, second]]
+}
+
+proptest! {
+    /// Routes may change all the time, and a plan is made only where one may come to something else.
+    #[test]
+    fn plan_follows_from_the_routes_to_targets(
+        routes in prop::collection::vec((0..9_usize, 0..3_u32, any::<bool>()), 0..8),
+        has_tunnel in any::<bool>(),
+    ) {
+        let nets = ["0.0.0.0/0", "10.0.0.0/24", "10.0.0.1/32", "10.0.0.2/32", "10.0.0.0/30", "192.0.2.0/24",
+            "198.51.100.0/24", "fd00::/64", "fd00::3/128"];
+        let route = |(net, device, gateway): (usize, u32, bool)| Route {
+            net: nets[net].parse().expect("net"),
+            device: Some(device + 2),
+            gateway,
+            next_hop: gateway.then(|| ip("10.0.0.1")),
+        };
+        let tunnel = if has_tunnel { Tunnel::Ready { vni: 7, mtu: None } } else { Tunnel::Off };
+        let known = HostNetwork { tunnel, mtus: [(2, 1500), (3, 9000)].into(), ..host() };
+        let routes: Vec<_> = known.routes.iter().cloned().chain(routes.into_iter().map(route)).collect();
+        let other = HostNetwork { routes: routes.into(), ..known.clone() };
+        let [first, second] = with_many_kinds_of_targets().map(|load_balancers| index(&load_balancers));
+        let (now, health) = (Instant::now(), HealthByProbe::default());
+        let before = plan_next(&first, &known, &health, now, &Assignments::default());
+        let planned = plan_next(&second, &known, &health, now, &before.assignments);
+        let is_alike = other.is_alike(&known, || planned.groups.target_addresses(&planned.assignments));
+        let next = plan_next(&second, &other, &health, now, &planned.assignments);
+        let is_same = next.state == planned.state && next.statuses == planned.statuses;
+        prop_assert!(is_same || !is_alike, "{:?}", other.routes);
+    }
+}
