@@ -19,16 +19,7 @@ const LONGEST: Duration = Duration::from_mins(2);
 
 /// Two of three nodes are edge hosts, and the first one has the VIPs.
 fn two_nodes() -> TestBed {
-    let attempts = std::iter::repeat_with(|| {
-        let mut testbed = TestBed::on_nodes(3);
-        testbed.apply_load_balancer(&[0, 1, 2], |_| {});
-        testbed.start_ready(0);
-        testbed.start_ready(1);
-        testbed.wait_until_served_by(&[0, 1, 2]);
-        eventually("one host is active", || testbed.has_vips(0) != testbed.has_vips(1));
-        testbed
-    });
-    attempts.take(3).find(|testbed| testbed.has_vips(0)).expect("the host that started first is active")
+    TestBed::pair(|| TestBed::on_nodes(3))
 }
 
 fn is_limited(testbed: &TestBed, host: usize) -> bool {

@@ -141,6 +141,21 @@ impl TestBed {
         testbed
     }
 
+    /// Of three nodes, with the two first edge hosts running. The first one is active. Where it had no core for three heartbeats, the
+    /// second one is, and another pair is made.
+    pub(crate) fn pair(make: impl Fn() -> Self) -> Self {
+        let attempts = std::iter::repeat_with(|| {
+            let mut testbed = make();
+            testbed.apply_load_balancer(&[0, 1, 2], |_| {});
+            testbed.start_ready(0);
+            testbed.start_ready(1);
+            testbed.wait_until_served_by(&[0, 1, 2]);
+            eventually("one host is active", || testbed.has_vips(0) != testbed.has_vips(1));
+            testbed
+        });
+        attempts.take(3).find(|testbed| testbed.has_vips(0)).expect("the host that started first is active")
+    }
+
     pub(crate) fn netns(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
