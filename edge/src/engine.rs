@@ -384,16 +384,8 @@ impl Engine {
         let now = Instant::now();
         self.lists.retain(|list| now < list.at + EXPECTED_FOR);
         self.lists.extend(self.endpoints.sync(&self.index, now));
-        let inputs = PlanInputs {
-            index: &self.index,
-            host: &self.host,
-            health: &self.health,
-            endpoints: &self.endpoints,
-            room: self.room,
-            now,
-        };
         let Plan { state, checks, is_tried, statuses, is_waiting, groups, assignments } =
-            plan(&inputs, &self.assignments);
+            plan(&self.plan_inputs(now), &self.assignments);
         self.assignments = assignments;
         self.is_waiting = is_waiting;
         self.healthy_vips = groups.healthy_vips();
@@ -414,6 +406,17 @@ impl Engine {
             self.expect();
         }
         self.publish(statuses);
+    }
+
+    fn plan_inputs(&self, now: Instant) -> PlanInputs<'_> {
+        PlanInputs {
+            index: &self.index,
+            host: &self.host,
+            health: &self.health,
+            endpoints: &self.endpoints,
+            room: self.room,
+            now,
+        }
     }
 
     /// Writes the maps; whether the kernel has all. This host does not answer for VIPs that another machine on the link may have.

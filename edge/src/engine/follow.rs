@@ -12,9 +12,7 @@ use steerage_edge_dataplane::StateChange;
 use super::{Engine, number};
 use crate::index::IndexChange;
 use crate::link::conflicts::AddressConflicts;
-use crate::plan::{
-    Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, PlanInputs, Retargeted,
-};
+use crate::plan::{Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, Retargeted};
 use crate::status::Statuses;
 use crate::vips::{WITHHELD, change_set};
 
@@ -56,18 +54,13 @@ impl Engine {
                 None => self.endpoints.remove(name),
             }
         }
-        let Some(groups) = &mut self.groups else { return false };
-        let inputs = PlanInputs {
-            index: &self.index,
-            host: &self.host,
-            health: &self.health,
-            endpoints: &self.endpoints,
-            room: self.room,
-            now,
-        };
-        let Some(amended) = groups.amend(&inputs, &mut self.assignments, changed) else { return false };
-        let Amended { mut state, statuses, reports, checks } = amended;
-        self.healthy_vips = groups.healthy_vips();
+        let Some(mut groups) = self.groups.take() else { return false };
+        let mut assignments = std::mem::take(&mut self.assignments);
+        let amended = groups.amend(&self.plan_inputs(now), &mut assignments, changed);
+        let healthy_vips = groups.healthy_vips();
+        (self.groups, self.assignments) = (Some(groups), assignments);
+        let Some(Amended { mut state, statuses, reports, checks }) = amended else { return false };
+        self.healthy_vips = healthy_vips;
         for (address, sets) in &checks {
             self.health.set_checks_of(*address, sets);
         }
