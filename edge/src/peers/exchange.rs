@@ -70,6 +70,8 @@ pub(crate) struct Exchange {
     /// What has been offered, and was not confirmed when the last scan looked.
     offered: HashSet<FlowKey<V6>>,
     followers: HashMap<SessionId, Follower>,
+    /// Flows with other targets than were told, of which a host has not heard that needs a complete list.
+    untold: HashSet<FlowKey<V6>>,
     /// The VIPs that the program knows, and their leases.
     vips: HashMap<V6, u32>,
     /// What [`FlowTable::changes`] was then.
@@ -125,6 +127,7 @@ impl Exchange {
             leases,
             metrics,
             followers: HashMap::new(),
+            untold: HashSet::new(),
             vips: HashMap::new(),
             known_changes: None,
             vips_at: None,
@@ -170,6 +173,7 @@ impl Exchange {
                 self.followers.remove(&session);
                 if self.followers.is_empty() {
                     self.sent.clear();
+                    self.untold.clear();
                 }
             }
             Command::Received(session, message, done) => {
@@ -331,7 +335,8 @@ impl Exchange {
             found.is_some_and(|pinned| !routed.is_told_by_other(key, pinned.seen))
         };
         let gone = sent.end_scan(|vip| is_own(vip) || has_routes, is_exception);
-        news.extend(self.with_other_targets(&gone, now));
+        let others = self.with_other_targets(&gone, now);
+        news.extend(others.iter().copied());
         let changes = Changes {
             gone: gone.into_iter().map(|(key, _)| key).collect(),
             exceptions: self.exceptions(&news, now),
@@ -341,6 +346,7 @@ impl Exchange {
         let deleted = self.flows.delete(&unconfirmed);
         self.is_scanned = true;
         let has_offered = self.send(changes);
+        self.note_untold(&others);
         offers.retain(|(key, _)| {
             // Without a host to offer to, the one that answers may still confirm flows that it knows.
             has_offered || self.followers.is_empty() && self.confirmed.is_claim_live(key.vip)
@@ -376,10 +382,12 @@ impl Exchange {
             let found = flows.get(key, now).ok().flatten();
             found.filter(|pinned| !routed.is_told_by_other(key, pinned.seen))
         });
-        changed.extend(self.with_other_targets(&gone, now));
+        let others = self.with_other_targets(&gone, now);
+        changed.extend(others.iter().copied());
         let exceptions = self.exceptions(&changed, now);
         let gone = gone.into_iter().map(|(key, _)| key).collect();
         self.send(Changes { gone, exceptions, offers: Vec::new() });
+        self.note_untold(&others);
         if self.has_routes {
             self.recheck_routed(now);
         }
@@ -439,6 +447,7 @@ impl Exchange {
                 .sent
                 .all()
                 .filter_map(|(key, pinned)| self.exception(key, &pinned, time))
+                .chain(self.untold(time))
                 .collect(),
         };
         let count = list.exceptions.len();
@@ -448,6 +457,9 @@ impl Exchange {
                 follower.listed = Some(now);
                 self.metrics.count_sent(count);
             }
+        }
+        if self.followers.values().all(|follower| follower.listed.is_some()) {
+            self.untold.clear();
         }
     }
 

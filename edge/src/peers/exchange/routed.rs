@@ -14,6 +14,9 @@ use crate::peers::confirmed::SessionId;
 use crate::peers::items::Changes;
 use crate::peers::routed::{Judgement, RoutedChanges, ToldFlow};
 
+/// Of flows that a host hears of with its next complete list. It contradicts the others again after theirs.
+const MOST_UNTOLD: usize = 65_536;
+
 impl Exchange {
     /// Whether the last packet of a flow decides between this host and that of the session, and not who answers for the VIP.
     pub(super) fn is_routed(&self, session: SessionId) -> bool {
@@ -115,5 +118,23 @@ impl Exchange {
     fn tell_targets(&mut self, flows: &[(FlowKey<V6>, Pinned)], now: u32) {
         let exceptions = self.exceptions(flows, now);
         self.send(Changes { exceptions, ..Changes::default() });
+        self.note_untold(flows);
+    }
+
+    /// These flows were told, but are no exceptions: complete lists would not have them.
+    pub(super) fn note_untold(&mut self, flows: &[(FlowKey<V6>, Pinned)]) {
+        if self.followers.values().any(|follower| follower.listed.is_none()) {
+            let room = MOST_UNTOLD.saturating_sub(self.untold.len());
+            self.untold.extend(flows.iter().map(|(key, _)| *key).take(room));
+        }
+    }
+
+    /// Those of them whose packets still come here.
+    pub(super) fn untold(&self, now: u32) -> impl Iterator<Item = Exception> {
+        self.untold.iter().filter_map(move |key| {
+            let own = self.flows.known(key).ok().flatten()?;
+            let is_own = own.is_alive(key.protocol, now) && !self.routed.is_told_by_other(key, own.seen);
+            self.exception(*key, &own, now).filter(|_| is_own)
+        })
     }
 }

@@ -99,6 +99,27 @@ fn host_that_returns_with_old_flows_learns_of_the_new_connections() {
     assert_eq!(second.continued(CLIENTS), opened);
 }
 
+/// Its connection was busy when it should have heard of them.
+#[test]
+fn host_that_missed_new_connections_learns_of_them_with_the_next_list() {
+    requires!(Root);
+    let (mut first, mut second) = two_routed_hosts();
+    second.open(CLIENTS);
+    age(&second, LATER);
+    move_slots([&mut first, &mut second]);
+    first.open(CLIENTS);
+    second.work();
+    let items = first.exchange.followers[&1].items.clone();
+    while items.try_send(Item::Changes(Arc::default())).is_ok() {}
+    second.tell(&mut first);
+    first.tell(&mut second);
+    assert!(second.continued(1000..1001) != first.continued(1000..1001), "it has not heard of them");
+    first.work();
+    first.tell(&mut second);
+    assert_eq!(second.continued(1001..CLIENTS.end), first.continued(1001..CLIENTS.end));
+    assert!(first.exchange.untold.is_empty());
+}
+
 #[test]
 fn flows_of_hosts_with_routes_are_not_offered_and_not_forgotten() {
     requires!(Root);
