@@ -371,6 +371,11 @@ class Rights(unittest.TestCase):
             agent = pod(render({"agent": values})["DaemonSet/steerage-agent"])["containers"][0]["args"]
             self.assertEqual(wanted, [argument for argument in agent if argument.startswith("--forward")])
 
+    def test_edge_hosts_on_nodes_end_only_after_the_program_of_one_that_was_taken_out(self):
+        edge = render({"edge": {**POOLS["edge"], "onNodes": {"enabled": True}}})["DaemonSet/steerage-edge"]
+        # 10 s after the hand-over, --route-withdraw-wait, and some for the hand-over itself.
+        self.assertGreaterEqual(edge["spec"].get("minReadySeconds", 0), 10 + 2 + 1)
+
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"], "edge": ["NET_ADMIN", "NET_RAW", "BPF", "PERFMON"]}
         for values in VALID.values():
