@@ -77,6 +77,10 @@ INVALID = {
     "an IPv4 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["10.0.0.0/33"]}]}},
     "an IPv6 prefix that is too long": {"edge": {"addressPools": [{"name": "a", "addresses": ["fd00::/129"]}]}},
     "an address by name": {"edge": {"addressPools": [{"name": "a", "addresses": ["example.org"]}]}},
+    "a tunnel from an address that cannot be": {"edge": {**POOLS["edge"], "tunnel": {"vni": 7, "sources": ["10.0.0.300"]}}},
+    "a tunnel from a range": {"edge": {**POOLS["edge"], "tunnel": {"vni": 7, "sources": ["10.0.0.1-10.0.0.9"]}}},
+    "a tunnel whose packets are too short": {"edge": {**POOLS["edge"], "tunnel": {"vni": 7, "sources": ["10.0.0.1"], "mtu": 900}}},
+    "a tunnel without a number that sends": {"edge": {**POOLS["edge"], "tunnel": {"send": True}}},
     "a controller that cannot be adopted": {**AWS, "aws": {**AWS["aws"], "adopt": ["metallb"]}},
     "a shared load balancer for nobody": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": [], "annotations": {}}}}},
     "a shared load balancer with an unknown setting": {**AWS, "aws": {**AWS["aws"], "sharedLoadBalancers": {"web": {"namespaces": ["a"], "annotations": {}, "ports": "80"}}}},
@@ -387,6 +391,11 @@ class Rights(unittest.TestCase):
         ):
             agent = pod(render({"agent": values})["DaemonSet/steerage-agent"])["containers"][0]["args"]
             self.assertEqual(wanted, [argument for argument in agent if argument.startswith("--forward")])
+
+    def test_edge_hosts_on_nodes_end_only_after_the_program_of_one_that_was_taken_out(self):
+        edge = render({"edge": {**POOLS["edge"], "onNodes": {"enabled": True}}})["DaemonSet/steerage-edge"]
+        # 10 s after the hand-over, --route-withdraw-wait, and some for the hand-over itself.
+        self.assertGreaterEqual(edge["spec"].get("minReadySeconds", 0), 10 + 2 + 1)
 
     def test_every_container_is_confined(self):
         added = {"controller": None, "agent": ["NET_ADMIN"], "edge": ["NET_ADMIN", "NET_RAW", "BPF", "PERFMON"]}
