@@ -31,7 +31,7 @@ use crate::link::conflicts::{AddressConflicts, ConflictDetection};
 use crate::link::election::HeartbeatTiming;
 use crate::link::heartbeat;
 use crate::link::mac::Mac;
-use crate::link::membership::{HeartbeatLoop, LocalHost};
+use crate::link::membership::{HeartbeatLoop, LocalHost, Membership};
 use crate::link::route::{Link, Rtnetlink};
 use crate::metrics::{Metrics, register_traffic};
 use crate::peers::{self, FlowExchange, KeySource, PeerInputs, PeerOptions, SharedKey};
@@ -148,7 +148,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
 
     let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
-        detect_conflicts(&process, &link, mac_rx.clone());
+        detect_conflicts(&process, &link, mac_rx.clone(), &membership, &metrics);
 
     let leases = VipLeases::new(dataplane.leases(), timing, routes.withdraw_wait());
     let (held, held_rx) = watch::channel(BTreeSet::new());
@@ -201,7 +201,13 @@ struct DetectedConflicts {
     claims: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
 }
 
-fn detect_conflicts(process: &Process, link: &Link, mac: watch::Receiver<Mac>) -> DetectedConflicts {
+fn detect_conflicts(
+    process: &Process,
+    link: &Link,
+    mac: watch::Receiver<Mac>,
+    membership: &watch::Receiver<Membership>,
+    metrics: &Metrics,
+) -> DetectedConflicts {
     let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
     let (peers, peers_rx) = watch::channel(Vec::new());
     let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
@@ -211,6 +217,8 @@ fn detect_conflicts(process: &Process, link: &Link, mac: watch::Receiver<Mac>) -
         mac,
         vips: monitored_vips_rx,
         peers: peers_rx,
+        membership: membership.clone(),
+        metrics: metrics.clone(),
         conflicts,
         claims,
     };

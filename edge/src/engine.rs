@@ -156,7 +156,7 @@ impl Engine {
                     let at = *end.insert(tokio::time::Instant::now() + inputs.hand_over_wait);
                     if self.membership.has_standby {
                         deadline = Some(self.begin_to_leave(FLUSH_LIMIT, at).await);
-                    } else {
+                    } else if !inputs.hand_over_wait.is_zero() {
                         tracing::info!(wait = ?inputs.hand_over_wait, "no other edge host can serve; waiting for one");
                     }
                 }

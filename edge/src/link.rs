@@ -14,3 +14,4 @@ pub(crate) mod membership;
 pub(crate) mod packet;
 pub(crate) mod route;
 mod sending;
+mod unattended;

@@ -25,6 +25,7 @@ pub(crate) struct Metrics {
     pub(crate) shards: Gauge<i64, AtomicI64>,
     pub(crate) able: Gauge<i64, AtomicI64>,
     pub(crate) peers: Gauge<i64, AtomicI64>,
+    pub(crate) unattended: Gauge<i64, AtomicI64>,
     pub(crate) routes: Gauge<i64, AtomicI64>,
     pub(crate) tunnel_ready: Gauge<i64, AtomicI64>,
     pub(crate) tunnel_failed: Gauge<i64, AtomicI64>,
@@ -70,6 +71,11 @@ impl Metrics {
                 &self.able,
             ),
             ("peers", "Other edge hosts that are alive", &self.peers),
+            (
+                "unattended_hosts",
+                "Hosts without a steerage-edge process that answer for VIPs which this host serves: clients may reach old targets there",
+                &self.unattended,
+            ),
             (
                 "exported_routes",
                 "VIPs that have a route in the table of --route-table, for routing daemons to export",

@@ -10,10 +10,14 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 use super::frames::{self, ARP};
+use super::membership::Membership;
 use super::packet::PacketSocket;
+use super::unattended::UnattendedHosts;
 use crate::channel::send_if_changed;
-use crate::host::EdgePeer;
-use crate::link::mac::Mac;
+use crate::host::{EdgePeer, PeerLiveness};
+use crate::link::mac::{Mac, display_mac};
+use crate::metrics::Metrics;
+use crate::shards::Shard;
 
 /// The RFCs wait longer between probes, for links that take seconds to come up.
 const PROBES: u32 = 3;
@@ -119,6 +123,8 @@ pub(crate) struct ConflictDetection {
     /// The VIPs to check.
     pub(crate) vips: watch::Receiver<BTreeSet<IpAddr>>,
     pub(crate) peers: watch::Receiver<Vec<EdgePeer>>,
+    pub(crate) membership: watch::Receiver<Membership>,
+    pub(crate) metrics: Metrics,
     /// Receives the result.
     pub(crate) conflicts: watch::Sender<AddressConflicts>,
     /// Receives claims to VIPs that were free.
@@ -133,9 +139,11 @@ impl ConflictDetection {
         // Open only while probing: a socket for IPv6's ethertype costs time for every packet.
         let mut advertisements: Option<PacketSocket> = None;
         let mut detector = ConflictDetector::default();
+        let (mut unattended, mut found) = (UnattendedHosts::default(), BTreeSet::new());
         let mut ticks = tokio::time::interval(PROBE_INTERVAL / 2);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         while !self.conflicts.is_closed() {
+            let mut probe = None;
             tokio::select! {
                 changed = self.vips.changed() => {
                     if changed.is_err() {
@@ -143,16 +151,21 @@ impl ConflictDetection {
                     }
                     detector.set_addresses(&self.vips.borrow_and_update(), Instant::now());
                 }
-                _ = ticks.tick() => detector.accept_peers(&self.peers.borrow()),
-                frame = arp.receive() => self.on_frame(&mut detector, frame),
-                frame = receive(advertisements.as_ref()) => self.on_frame(&mut detector, frame),
+                _ = ticks.tick() => {
+                    detector.accept_peers(&self.peers.borrow());
+                    probe = self.due_probe(&mut unattended);
+                    found = self.show(&mut unattended, found);
+                }
+                frame = arp.receive() => self.on_frame(&mut detector, &mut unattended, frame),
+                frame = receive(advertisements.as_ref()) => self.on_frame(&mut detector, &mut unattended, frame),
             }
-            if !detector.is_probing() {
+            let now = Instant::now();
+            if !detector.is_probing() && !unattended.is_waiting(now) {
                 advertisements = None;
             } else if advertisements.is_none() {
                 advertisements = Some(PacketSocket::advertisements(self.index)?);
             }
-            for vip in detector.due_probes(Instant::now()) {
+            for vip in detector.due_probes(now).into_iter().chain(probe) {
                 if let Err(error) = sender.send(&frames::probe(*self.mac.borrow(), vip)) {
                     tracing::debug!(%error, %vip, "address probe not sent");
                 }
@@ -163,10 +176,53 @@ impl ConflictDetection {
         Ok(())
     }
 
-    fn on_frame(&self, detector: &mut ConflictDetector, frame: io::Result<Vec<u8>>) {
+    /// The VIP for which hosts may answer whose process is gone; while such hosts are known, or answer.
+    fn due_probe(&self, unattended: &mut UnattendedHosts) -> Option<IpAddr> {
+        let now = Instant::now();
+        if !unattended.is_due(now) {
+            return None;
+        }
+        let membership = self.membership.borrow();
+        let is_gone = |peer: &EdgePeer| peer.liveness != PeerLiveness::Live;
+        if !membership.peers.iter().any(is_gone) && unattended.hosts(now).is_empty() {
+            return None;
+        }
+        let vips = self.vips.borrow();
+        let served = vips.iter().filter(|vip| membership.active.contains(Shard::of(**vip)));
+        unattended.next_probe(&served.copied().collect(), now)
+    }
+
+    /// Logs the hosts that were not among those found before. Returns all.
+    fn show(&self, unattended: &mut UnattendedHosts, before: BTreeSet<Mac>) -> BTreeSet<Mac> {
+        let found = unattended.hosts(Instant::now());
+        if found == before {
+            return before;
+        }
+        for mac in found.difference(&before) {
+            tracing::warn!(
+                mac = %display_mac(*mac),
+                "a host on the link answers for VIPs that this host serves, and no steerage-edge runs there: clients that believe it \
+                 reach the targets of the time when its process ended; start steerage-edge there, or run `steerage-edge cleanup`"
+            );
+        }
+        self.metrics.unattended.set(i64::try_from(found.len()).unwrap_or(i64::MAX));
+        found
+    }
+
+    fn on_frame(
+        &self,
+        detector: &mut ConflictDetector,
+        unattended: &mut UnattendedHosts,
+        frame: io::Result<Vec<u8>>,
+    ) {
         let Ok(frame) = frame else { return };
         let Some((vip, by)) = frames::announced_address(&frame) else { return };
-        let known = by == *self.mac.borrow() || self.peers.borrow().iter().any(|peer| peer.mac == by);
+        let is_own = by == *self.mac.borrow();
+        let peer = self.peers.borrow().iter().find(|peer| peer.mac == by).map(|peer| peer.liveness);
+        if !is_own && peer != Some(PeerLiveness::Live) {
+            unattended.on_claim(vip, by, Instant::now());
+        }
+        let known = is_own || peer.is_some();
         if !known && detector.on_claim(vip, by, Instant::now()) {
             let _ = self.claims.send((vip, by));
         }

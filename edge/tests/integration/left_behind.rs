@@ -165,3 +165,22 @@ fn only_host_waits_for_its_successor() {
     std::thread::sleep(HANDED_OVER + Duration::from_secs(1));
     load.stop("SIGTERM of the only edge host, and the start of its successor");
 }
+
+/// Its process ended while no other one could serve, and the host that serves now knows it.
+#[test]
+fn host_that_answers_without_a_process_is_found() {
+    requires!(NetworkNamespace, Program("ip"));
+    let mut testbed = two_nodes();
+    testbed.stop(1);
+    eventually("it is alone", || testbed.metric(0, "steerage_edge_peers").as_deref() == Some("0"));
+    assert!(testbed.terminate(0));
+    assert!(testbed.keeps_vips_forever(0));
+    testbed.resume(1);
+    eventually("the other host has the VIPs", || testbed.has_vips(1));
+    assert!(testbed.keeps_vips_forever(0), "and so has the one without a process");
+    let found = || testbed.metric(1, "steerage_edge_unattended_hosts");
+    assert_eq!(found().as_deref(), Some("0"));
+    eventually("it is found", || found().as_deref() == Some("1"));
+    testbed.clean_up(0);
+    eventually("it answers no more", || found().as_deref() == Some("0"));
+}
