@@ -36,6 +36,7 @@ use crate::vips::{ServedVips, VipRoles, WITHHELD};
 
 mod channels;
 mod follow;
+mod leave;
 
 pub(crate) use channels::{Inputs, Outputs, ReadinessGates};
 
@@ -50,8 +51,6 @@ const NO_MAC: Mac = [0; 6];
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
-/// Time that a leaving host waits for another one to become active, at least.
-const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
 /// Time that a leaving host waits before that for others to know its flows, and for one that has just come.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 const FIRST_FLUSH_LIMIT: Duration = Duration::from_secs(3);
@@ -154,7 +153,7 @@ impl Engine {
             tokio::select! {
                 () = inputs.shutdown.cancelled(), if end.is_none() => {
                     let at = *end.insert(tokio::time::Instant::now() + inputs.hand_over_wait);
-                    if self.membership.has_standby {
+                    if self.membership.has_standby || !self.vips.has_any() {
                         deadline = Some(self.begin_to_leave(FLUSH_LIMIT, at).await);
                     } else if !inputs.hand_over_wait.is_zero() {
                         tracing::info!(wait = ?inputs.hand_over_wait, "no other edge host can serve; waiting for one");
@@ -253,19 +252,6 @@ impl Engine {
             let Ok(report) = more.try_recv() else { break };
             self.prober.record(&report, &self.health, urgency);
         }
-    }
-
-    /// Lets the other hosts know this host's flows, for as long as `flush_limit`, and asks them to take over. Returns when this host ends
-    /// at the latest: not before `at`.
-    async fn begin_to_leave(
-        &mut self,
-        flush_limit: Duration,
-        at: tokio::time::Instant,
-    ) -> tokio::time::Instant {
-        self.kernel.flush_flows(self.membership.live, flush_limit).await;
-        self.is_leaving = true;
-        self.outputs.leaving.send_replace(true);
-        at.max(tokio::time::Instant::now() + HAND_OVER_LIMIT)
     }
 
     fn report_ability(&self) {
@@ -510,17 +496,6 @@ impl Engine {
             draining: self.drains.report(),
             load_balancers,
         });
-    }
-
-    fn hand_over(self) {
-        self.vips.leave(&self.membership);
-        match self.vips.count_unanswered(self.membership.others_active) {
-            0 => tracing::info!("VIPs handed over to other edge hosts"),
-            vips => tracing::info!(
-                vips,
-                "no other edge host answers for these VIPs yet; the kernel continues to answer; to retire this host, run `steerage-edge cleanup`"
-            ),
-        }
     }
 }
 
