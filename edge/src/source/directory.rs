@@ -171,9 +171,7 @@ impl Files {
         }
         let gone = before.iter().filter(|identity| !after.contains(identity));
         let mut events: Vec<_> = gone.map(deletion).collect();
-        let changed =
-            self.contents.values().filter(|event| identity(event).is_some_and(|one| after.contains(&one)));
-        events.extend(changed.filter_map(change));
+        events.extend(paths.iter().filter_map(|path| self.contents.get(path)).filter_map(change));
         Some(events)
     }
 
