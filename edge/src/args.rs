@@ -180,13 +180,16 @@ fn route_table(text: &str) -> Result<u32, String> {
 }
 
 fn route_withdraw_wait(text: &str) -> Result<Duration, String> {
-    let wait = duration::parse(text)?;
-    if wait <= Duration::from_mins(1) { Ok(wait) } else { Err("must be at most 1m".to_owned()) }
+    wait_of_at_most(Duration::from_mins(1), text)
 }
 
 fn hand_over_wait(text: &str) -> Result<Duration, String> {
+    wait_of_at_most(Duration::from_mins(10), text)
+}
+
+fn wait_of_at_most(most: Duration, text: &str) -> Result<Duration, String> {
     let wait = duration::parse(text)?;
-    if wait <= Duration::from_mins(10) { Ok(wait) } else { Err("must be at most 10m".to_owned()) }
+    if wait <= most { Ok(wait) } else { Err(format!("must be at most {}", duration::display(most))) }
 }
 
 fn tunnel_mtu(text: &str) -> Result<u16, String> {

@@ -21,7 +21,6 @@ use crate::api_contact::{self, ContactTiming};
 use crate::args::{EdgeArgs, RouteArgs, TunnelArgs, host_name};
 use crate::cluster::{self, Cluster};
 use crate::engine::{Engine, Inputs, Outputs, ReadinessGates};
-use crate::host::EdgePeer;
 use crate::index::IndexEvent;
 use crate::kernel::Kernel;
 use crate::leftovers;
@@ -147,7 +146,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let inputs = PeerInputs::new(&link, own_addresses.subscribe(), &membership, informed, heard, &metrics);
     let exchange = FlowExchange::start(options, inputs, &dataplane, &process)?;
 
-    let DetectedConflicts { monitored_vips, peers, conflicts, claims } =
+    let DetectedConflicts { monitored_vips, conflicts, claims } =
         detect_conflicts(&process, &link, mac_rx.clone(), &membership, &metrics);
 
     let leases = VipLeases::new(dataplane.leases(), timing, routes.withdraw_wait());
@@ -173,8 +172,7 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
     let inputs = RouteInputs::new(&held, &membership, &abilities, &leaving, heard_rx);
     export_routes(&process, &mut netlink, routes, lease_time(timing), inputs, &leases, &metrics)?;
     let vips = ServedVips::new(leases, served_vips(&dataplane), timing.timeout(), held, announcements);
-    let outputs =
-        Outputs { mac, addresses: own_addresses, peers, monitored_vips, status, leaving, abilities };
+    let outputs = Outputs { mac, addresses: own_addresses, monitored_vips, status, leaving, abilities };
     let inputs = Inputs {
         events,
         health: health_rx,
@@ -196,7 +194,6 @@ pub(crate) async fn start(edge: EdgeArgs, client: ClientArgs, process: Process) 
 /// The engine's side of the conflict detection.
 struct DetectedConflicts {
     monitored_vips: watch::Sender<BTreeSet<IpAddr>>,
-    peers: watch::Sender<Vec<EdgePeer>>,
     conflicts: watch::Receiver<AddressConflicts>,
     claims: mpsc::UnboundedReceiver<(IpAddr, Mac)>,
 }
@@ -209,21 +206,19 @@ fn detect_conflicts(
     metrics: &Metrics,
 ) -> DetectedConflicts {
     let (monitored_vips, monitored_vips_rx) = watch::channel(BTreeSet::new());
-    let (peers, peers_rx) = watch::channel(Vec::new());
     let (conflicts, conflicts_rx) = watch::channel(AddressConflicts::default());
     let (claims, claims_rx) = mpsc::unbounded_channel();
     let detection = ConflictDetection {
         index: link.index,
         mac,
         vips: monitored_vips_rx,
-        peers: peers_rx,
         membership: membership.clone(),
         metrics: metrics.clone(),
         conflicts,
         claims,
     };
     process.spawn("conflict detection", detection.run());
-    DetectedConflicts { monitored_vips, peers, conflicts: conflicts_rx, claims: claims_rx }
+    DetectedConflicts { monitored_vips, conflicts: conflicts_rx, claims: claims_rx }
 }
 
 fn readiness_gates(process: &Process) -> ReadinessGates {

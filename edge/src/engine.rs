@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use steerage_edge_dataplane::State;
-use steerage_process::Pending;
+use steerage_process::{Pending, duration};
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
@@ -156,7 +156,7 @@ impl Engine {
                     if self.membership.has_standby || !self.vips.has_any() {
                         deadline = Some(self.begin_to_leave(FLUSH_LIMIT, at).await);
                     } else if !inputs.hand_over_wait.is_zero() {
-                        tracing::info!(wait = ?inputs.hand_over_wait, "no other edge host can serve; waiting for one");
+                        tracing::info!(wait = %duration::display(inputs.hand_over_wait), "no other edge host can serve; waiting for one");
                     }
                 }
                 () = sleep_until(end), if deadline.is_none() && end.is_some() => {
@@ -334,7 +334,6 @@ impl Engine {
         self.metrics.active.set((!active.is_empty()).into());
         self.metrics.shards.set(active.len().into());
         self.metrics.peers.set(i64::try_from(live).unwrap_or(i64::MAX));
-        send_if_changed(&self.outputs.peers, self.membership.peers.clone());
         if settled {
             done(&mut self.gates.settled);
         }

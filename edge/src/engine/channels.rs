@@ -9,7 +9,6 @@ use steerage_process::Pending;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::host::EdgePeer;
 use crate::index::IndexEvent;
 use crate::link::ability::AbilityReport;
 use crate::link::conflicts::AddressConflicts;
@@ -42,7 +41,6 @@ pub(crate) struct Outputs {
     pub(crate) mac: watch::Sender<Mac>,
     /// The host's own addresses.
     pub(crate) addresses: watch::Sender<Vec<IpAddr>>,
-    pub(crate) peers: watch::Sender<Vec<EdgePeer>>,
     /// The VIPs that the conflict detection checks.
     pub(crate) monitored_vips: watch::Sender<BTreeSet<IpAddr>>,
     pub(crate) status: watch::Sender<HostStatus>,

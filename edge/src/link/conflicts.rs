@@ -122,7 +122,6 @@ pub(crate) struct ConflictDetection {
     pub(crate) mac: watch::Receiver<Mac>,
     /// The VIPs to check.
     pub(crate) vips: watch::Receiver<BTreeSet<IpAddr>>,
-    pub(crate) peers: watch::Receiver<Vec<EdgePeer>>,
     pub(crate) membership: watch::Receiver<Membership>,
     pub(crate) metrics: Metrics,
     /// Receives the result.
@@ -152,7 +151,7 @@ impl ConflictDetection {
                     detector.set_addresses(&self.vips.borrow_and_update(), Instant::now());
                 }
                 _ = ticks.tick() => {
-                    detector.accept_peers(&self.peers.borrow());
+                    detector.accept_peers(&self.membership.borrow().peers);
                     probe = self.due_probe(&mut unattended);
                     found = self.show(&mut unattended, found);
                 }
@@ -201,7 +200,7 @@ impl ConflictDetection {
         for mac in found.difference(&before) {
             tracing::warn!(
                 mac = %display_mac(*mac),
-                "a host on the link answers for VIPs that this host serves, and no steerage-edge runs there: clients that believe it \
+                "a host on the link answers for VIPs that this host serves, and no steerage-edge runs there: clients whose packets go there \
                  reach the targets of the time when its process ended; start steerage-edge there, or run `steerage-edge cleanup`"
             );
         }
@@ -218,7 +217,8 @@ impl ConflictDetection {
         let Ok(frame) = frame else { return };
         let Some((vip, by)) = frames::announced_address(&frame) else { return };
         let is_own = by == *self.mac.borrow();
-        let peer = self.peers.borrow().iter().find(|peer| peer.mac == by).map(|peer| peer.liveness);
+        let peer =
+            self.membership.borrow().peers.iter().find(|peer| peer.mac == by).map(|peer| peer.liveness);
         if !is_own && peer != Some(PeerLiveness::Live) {
             unattended.on_claim(vip, by, Instant::now());
         }

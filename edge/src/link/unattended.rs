@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finds hosts whose kernel answers for VIPs that this host serves although no process runs there, as where the last process of a
-//! group ended before this host began. Clients that believe them reach old targets, and no heartbeat shows it. Pure; `conflicts` sends
+//! group ended before this host began. Clients whose packets go there reach old targets, and no heartbeat shows it. Pure; `conflicts` sends
 //! the probes and passes the answers.
 
 use std::collections::{BTreeMap, BTreeSet};

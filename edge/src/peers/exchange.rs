@@ -21,7 +21,6 @@ use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, seconds};
 use steerage_edge_dataplane::{Error, Exception, FlowTable, Leases, Pinned};
 use steerage_model::chain;
 use tokio::sync::mpsc::Sender;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::watch;
 
 use super::confirmed::{ConfirmedFlows, LocalUse, Now, SessionId};
@@ -35,6 +34,10 @@ use super::sent_exceptions::{Rechecked, SentExceptions};
 use crate::link::mac::Mac;
 use crate::metrics::{FULL, FlowMetrics, reason};
 
+mod follower;
+
+use follower::Follower;
+
 /// How often the leases are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// Told exceptions are looked at again after this time, or ten times as long as it takes.
@@ -43,14 +46,6 @@ const RECHECK: Duration = Duration::from_secs(1);
 const LIST_INTERVAL: Duration = Duration::from_mins(2);
 /// Unconfirmed flows that one scan offers, since they take memory until the next one. That one finds the others.
 const MOST_OFFERS: usize = 65_536;
-
-/// A host that takes this host's exceptions.
-#[derive(Debug)]
-struct Follower {
-    items: Sender<Item>,
-    /// Since the last complete list; `None` if it needs one.
-    listed: Option<Instant>,
-}
 
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -584,19 +579,6 @@ impl Exchange {
                 error = %chain(error),
                 "flow exceptions not exchanged; connections whose slots have moved may break at a takeover; retrying"
             );
-        }
-    }
-}
-
-impl Follower {
-    /// Returns whether the item will be sent. If not, the host needs a complete list.
-    fn send(&mut self, item: Item) -> bool {
-        match self.items.try_send(item) {
-            Ok(()) => true,
-            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => {
-                self.listed = None;
-                false
-            }
         }
     }
 }
