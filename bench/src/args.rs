@@ -13,6 +13,7 @@ use steerage_process::duration;
 use crate::clouds;
 use crate::controller;
 use crate::edge;
+use crate::edge_loss;
 use crate::edge_nodes;
 use crate::edge_window;
 use crate::host;
@@ -41,6 +42,11 @@ enum Command {
     Clouds(clouds::Flags),
     /// The edge beside other load balancers, one at a time on the same host in network namespaces
     Edge(edge::Flags),
+    /// What clients of a Service lose while its targets, the edge hosts and their programs change
+    EdgeLoss(edge_loss::Flags),
+    /// The nodes' servers of `edge-loss`, in a process of their own
+    #[command(hide = true)]
+    EdgeLossNodes(edge_loss::servers::NodesFlags),
     /// Edge hosts with many Services and simulated nodes: what starts, rest and changes cost
     EdgeNodes(edge_nodes::Flags),
     /// Time from the loss of a node's endpoint to the last packet that the edge sends to the node, for each signal
@@ -110,6 +116,8 @@ impl Args {
             Command::Controller(flags) => flags.run(),
             Command::Clouds(flags) => flags.run(),
             Command::Edge(flags) => flags.run(),
+            Command::EdgeLoss(flags) => flags.run(),
+            Command::EdgeLossNodes(flags) => flags.run(),
             Command::EdgeNodes(flags) => flags.run(),
             Command::EdgeWindow(flags) => flags.run(),
         }

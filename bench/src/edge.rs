@@ -9,6 +9,7 @@
 #![allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 
 pub mod addresses;
+pub(crate) mod admin;
 pub mod bed;
 pub mod change;
 pub mod configs;
@@ -35,7 +36,7 @@ use steerage_model::Family;
 use crate::host;
 use crate::report::{Better, percentile};
 use crate::usage;
-use bed::{Bed, Host};
+use bed::{Bed, Host, Size};
 use contender::{Contender, Programs, Running};
 use empty_program::EmptyProgram;
 use failover::{Failure, Pair};
@@ -119,7 +120,7 @@ impl Flags {
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let load_before = host::load();
-        let bed = Bed::new(&folder)?;
+        let bed = Bed::new(&folder, Size::OF_COMPARISON)?;
         let servers = Servers::start(&bed)?;
         let (told, seen) = meter::known_load()?;
         notes.push(format!(

@@ -22,7 +22,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use steerage_process::duration;
 
 use crate::controller::memory::MemoryServer;
@@ -107,8 +106,9 @@ impl Flags {
         };
         let edge = host::given_or_beside(edge, "steerage-edge")?;
         ensure!(edge.exists(), "{} is missing", edge.display());
+        // Each held request is a descriptor of this process and one of an edge.
         let descriptors = u64::from(nodes) * u64::from(hosts) + 4096;
-        allow_descriptors(descriptors)?;
+        host::allow_descriptors(descriptors)?;
         let folder = env::temp_dir().join(format!("steerage-bench-{}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let load_before = host::load();
@@ -143,14 +143,4 @@ impl Flags {
         let _ = fs::remove_dir_all(&folder);
         Ok(())
     }
-}
-
-/// Each held request is a descriptor of this process and one of an edge.
-fn allow_descriptors(needed: u64) -> Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft >= needed {
-        return Ok(());
-    }
-    setrlimit(Resource::RLIMIT_NOFILE, needed, hard.max(needed))
-        .with_context(|| format!("{needed} open files are needed, and {hard} are allowed"))
 }

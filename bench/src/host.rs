@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 use anyhow::{Context as _, Result};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// One line with processor, cores, memory and kernel.
 pub fn describe() -> String {
@@ -42,6 +43,19 @@ pub fn prepared(name: &str) -> Result<PathBuf> {
         .or_else(|| var("XDG_CACHE_HOME").map(|base| base.join("steerage")))
         .or_else(|| var("HOME").map(|home| home.join(".cache/steerage")));
     Ok(cache.context("neither STEERAGE_CACHE nor HOME is set")?.join("bin").join(name))
+}
+
+/// Open files that suffice for all measurements with some ten thousand connections.
+pub const MOST_DESCRIPTORS: u64 = 16_000;
+
+/// Lets this process, and those that it starts, have so many files open.
+pub fn allow_descriptors(needed: u64) -> Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft >= needed {
+        return Ok(());
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, needed, hard.max(needed))
+        .with_context(|| format!("{needed} open files are needed, and {hard} are allowed"))
 }
 
 fn text(path: &str) -> String {

@@ -5,8 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use steerage_model::Family;
 
-/// Addresses of the client in each family. More than one, because each has only so many ports.
-pub const CLIENTS: u8 = 8;
 /// First of the IPv4 VIPs; there is one for each Service.
 const FIRST_VIP: u32 = 0x0a40_0001;
 
@@ -48,19 +46,28 @@ pub fn node_address(family: Family, node: u8) -> IpAddr {
 }
 
 /// An address of the client's link: the router has number 1, the client those from 2 on.
-pub fn of_client_link(family: Family, number: u8) -> IpAddr {
+pub fn of_client_link(family: Family, number: u16) -> IpAddr {
+    let [high, low] = number.to_be_bytes();
     match family {
-        Family::V4 => [10, 1, 0, number].into(),
-        Family::V6 => [0xfd00, 1, 0, 0, 0, 0, 0, number.into()].into(),
+        Family::V4 => [10, 1, high, low].into(),
+        Family::V6 => [0xfd00, 1, 0, 0, 0, 0, 0, number].into(),
     }
 }
 
-/// One of the client's addresses.
-pub fn client(family: Family, number: u8) -> IpAddr {
-    of_client_link(family, 2 + number % CLIENTS)
+/// One of the client's addresses, counted from 0.
+pub fn client(family: Family, number: u16) -> IpAddr {
+    of_client_link(family, 2 + number)
 }
 
-/// Bits of the network part of both links.
+/// Bits of the network part of the client's link.
+pub fn client_prefix(family: Family) -> u8 {
+    match family {
+        Family::V4 => 16,
+        Family::V6 => 64,
+    }
+}
+
+/// Bits of the network part of the link with hosts and nodes.
 pub fn prefix(family: Family) -> u8 {
     match family {
         Family::V4 => 24,
@@ -97,11 +104,10 @@ mod tests {
     #[test]
     fn addresses_of_hosts_differ() {
         for family in [Family::V4, Family::V6] {
-            let nodes = (0..4).map(|node| node_address(family, node));
-            let clients = (0..CLIENTS).map(|number| client(family, number));
+            let nodes = (0..12).map(|node| node_address(family, node));
+            let clients = (0..256).map(|number| client(family, number));
             let all: BTreeSet<_> = nodes.chain(clients).chain([router(family), any(family)]).collect();
-            assert_eq!(all.len(), 4 + usize::from(CLIENTS) + 2);
-            assert_eq!(client(family, 1), client(family, 1 + CLIENTS));
+            assert_eq!(all.len(), 12 + 256 + 2);
         }
     }
 }

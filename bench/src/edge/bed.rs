@@ -18,9 +18,9 @@ use steerage_lab::command::run_with;
 use steerage_lab::netns;
 use steerage_model::Family;
 
-use super::addresses::{self, CLIENTS, prefix, vips};
+use super::addresses::{self, client_prefix, prefix, vips};
 
-/// Nodes behind the load balancer.
+/// Nodes behind the load balancers that are compared.
 pub const NODES: u8 = 4;
 /// A Service's port, and that of the node's server.
 pub const PORT: u16 = 80;
@@ -37,7 +37,7 @@ const NO_DETECTION: &str =
 pub struct Host(pub u8);
 
 impl Host {
-    /// All of them.
+    /// Those that are compared.
     pub const BOTH: [Self; 2] = [Self(1), Self(2)];
 
     /// Its address on the link.
@@ -56,18 +56,41 @@ impl Host {
     }
 }
 
+/// How much there is of all.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Load-balancer hosts.
+    pub hosts: u8,
+    /// Nodes behind them.
+    pub nodes: u8,
+    /// Addresses of the client in each family. Each has only so many ports.
+    pub clients: u16,
+}
+
+impl Size {
+    /// For load balancers that are compared.
+    pub const OF_COMPARISON: Self = Self { hosts: 2, nodes: NODES, clients: 8 };
+
+    /// The load-balancer hosts.
+    pub fn hosts(self) -> impl Iterator<Item = Host> {
+        (1..=self.hosts).map(Host)
+    }
+}
+
 /// The namespaces, and a folder for files.
 #[derive(Debug)]
 pub struct Bed {
     /// For configurations, objects and logs, with a BPF file system below it.
     pub folder: PathBuf,
+    /// What there is.
+    pub size: Size,
 }
 
 impl Bed {
     /// Moves this process into its own mount namespace and makes everything. Call this before other threads start.
-    pub fn new(folder: &Path) -> Result<Self> {
+    pub fn new(folder: &Path, size: Size) -> Result<Self> {
         private_mounts(folder)?;
-        let bed = Self { folder: folder.to_owned() };
+        let bed = Self { folder: folder.to_owned(), size };
         bed.connect().context("cannot make the namespaces")?;
         Ok(bed)
     }
@@ -81,10 +104,12 @@ impl Bed {
         self.plug("router", "eth0", addresses::router)?;
         let addresses: Vec<_> = FAMILIES
             .into_iter()
-            .flat_map(|family| (0..CLIENTS).map(move |number| (family, addresses::client(family, number))))
-            .map(|(family, address)| format!("ip addr add {address}/{} dev eth0", prefix(family)))
+            .flat_map(|family| {
+                (0..self.size.clients).map(move |number| (family, addresses::client(family, number)))
+            })
+            .map(|(family, address)| format!("ip addr add {address}/{} dev eth0", client_prefix(family)))
             .collect();
-        let addresses = addresses.join("; ");
+        let addresses = addresses.join("\n");
         self.shell(
             "client",
             &format!(
@@ -98,11 +123,11 @@ impl Bed {
         self.shell("router", "ethtool -K client tso off; ip link set client up")?;
         for family in FAMILIES {
             let address = addresses::of_client_link(family, 1);
-            self.shell("router", &format!("ip addr add {address}/{} dev client", prefix(family)))?;
+            self.shell("router", &format!("ip addr add {address}/{} dev client", client_prefix(family)))?;
             self.shell("client", &format!("ip route add default via {address}"))?;
             self.route_vips(family, None)?;
         }
-        for host in Host::BOTH {
+        for host in self.size.hosts() {
             netns::create(&host.netns(), true)?;
             self.shell(&host.netns(), NO_DETECTION)?;
             self.plug(&host.netns(), &host.interface(), |family| host.address(family))?;
@@ -119,7 +144,7 @@ impl Bed {
             )?;
             self.default_routes(&host.netns())?;
         }
-        for node in 0..NODES {
+        for node in 0..self.size.nodes {
             let name = node_netns(node);
             netns::create(&name, true)?;
             self.shell(&name, NO_DETECTION)?;
@@ -182,17 +207,30 @@ impl Bed {
             );
             self.shell(netns, &format!("unshare -m sh -ec '{script}'")).map(drop)
         };
-        for host in Host::BOTH {
+        for host in self.size.hosts() {
             set(&host.netns(), &host.interface())?;
             set("switch", &format!("p-{}", host.netns()))?;
         }
         Ok(())
     }
 
-    /// Connects or cuts off a load-balancer host, as a power failure of it does.
-    pub fn set_connected(&self, host: Host, connected: bool) -> Result<()> {
+    /// Connects or cuts off a load-balancer host or a node, as a power failure of it does.
+    pub fn set_connected(&self, netns: &str, connected: bool) -> Result<()> {
         let state = if connected { "up" } else { "down" };
-        self.shell("switch", &format!("ip link set p-{} {state}", host.netns())).map(drop)
+        self.shell("switch", &format!("ip link set p-{netns} {state}")).map(drop)
+    }
+
+    /// The load-balancer host to which the router sends the packets for a VIP.
+    pub fn host_of(&self, vip: IpAddr) -> Result<Host> {
+        let entry = self.shell("router", &format!("ip neigh show {vip} dev eth0"))?;
+        let mac = entry.split_whitespace().skip_while(|word| *word != "lladdr").nth(1);
+        let mac = mac.with_context(|| format!("the router does not know who has {vip}"))?;
+        for host in self.size.hosts() {
+            if self.shell(&host.netns(), &format!("ip link show {}", host.interface()))?.contains(mac) {
+                return Ok(host);
+            }
+        }
+        anyhow::bail!("no load-balancer host has {vip}: {entry}")
     }
 
     /// Forgets which host has a VIP, so that the next contender is asked.
@@ -214,8 +252,8 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let hosts = Host::BOTH.map(Host::netns);
-        let nodes = (0..NODES).map(node_netns);
+        let hosts = self.size.hosts().map(Host::netns);
+        let nodes = (0..self.size.nodes).map(node_netns);
         for name in ["client", "router", "switch"].map(str::to_owned).into_iter().chain(hosts).chain(nodes) {
             let _ = netns::delete(&name);
         }
@@ -234,6 +272,14 @@ pub(crate) fn private_mounts(folder: &Path) -> Result<()> {
     fs::create_dir_all(&bpf)?;
     mount(Some("bpf"), &bpf, Some("bpf"), MsFlags::empty(), None::<&str>)?;
     Ok(())
+}
+
+/// A command in a namespace, which ends with this program even if that is killed.
+pub(crate) fn command(netns: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "nsenter"]);
+    command.arg(format!("--net={}", netns::path(netns).display()));
+    command
 }
 
 /// The namespace of a node.

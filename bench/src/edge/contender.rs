@@ -2,7 +2,7 @@
 //! The load balancers: whether they are here, how they start on a load-balancer host for so many Services, and how they end.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,23 +12,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use steerage_lab::netns;
 use steerage_model::Family;
 
 use super::addresses::{node_address, vip, vips};
-use super::bed::{Bed, Host, PORT};
+use super::admin::{self, ADMIN};
+use super::bed::{Bed, Host, PORT, command};
 use super::configs;
 use super::load::exchange;
 use crate::host;
-use crate::traffic;
 use crate::usage::Group;
 
 /// How long a contender may take until it serves.
 const START_LIMIT: Duration = Duration::from_mins(10);
 /// More Services than these were not loaded within four minutes: 10,000.
 const MOST_NAT: u32 = 5000;
-/// The edge's administration server, in the host's namespace.
-const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10359);
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -298,8 +295,7 @@ impl Running {
             .create(true)
             .append(true)
             .open(folder.join(format!("{program}-{}.log", self.host.netns())))?;
-        let child = self
-            .command()
+        let child = command(&self.host.netns())
             .args(["sh", "-c", "ulimit -n $(ulimit -H -n); echo $$ >\"$0\"; exec \"$@\""])
             .arg(self.group.procs_file())
             .args(arguments)
@@ -314,21 +310,12 @@ impl Running {
 
     /// Runs a script as a member of the group, so that what it loads into the kernel counts as the group's.
     fn run_to_end(&self, script: &str) -> Result<()> {
-        let output = self
-            .command()
+        let output = command(&self.host.netns())
             .args(["sh", "-ec", &format!("echo $$ >\"$0\"; {script}")])
             .arg(self.group.procs_file())
             .output()?;
         ensure!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
-    }
-
-    /// The program ends with the driver, even if that is killed.
-    fn command(&self) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "nsenter"]);
-        command.arg(format!("--net={}", netns::path(&self.host.netns()).display()));
-        command
     }
 
     fn wait_until_served(&mut self, bed: &Bed, services: u32) -> Result<()> {
@@ -375,21 +362,16 @@ impl Running {
         self.kill();
         let begun = Instant::now();
         self.launch(bed, programs)?;
-        self.wait_until_ready(bed)?;
+        self.wait_until_ready()?;
         Ok(begun.elapsed())
     }
 
     /// Waits until the edge has listed its objects, and the kernel has them.
-    pub fn wait_until_ready(&mut self, bed: &Bed) -> Result<()> {
+    pub fn wait_until_ready(&mut self) -> Result<()> {
         let begun = Instant::now();
         loop {
             self.ensure_runs()?;
-            let answer = bed.inside(&self.host.netns(), || {
-                // Refused until it listens.
-                TcpStream::connect_timeout(&ADMIN.into(), Duration::from_secs(1))?;
-                traffic::get(ADMIN, "/readyz")
-            })?;
-            if answer.is_ok_and(|(status, _)| status == 200) {
+            if admin::is_ready(&self.host.netns())? {
                 return Ok(());
             }
             ensure!(begun.elapsed() < START_LIMIT, "steerage-edge is not ready");

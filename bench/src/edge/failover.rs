@@ -77,13 +77,13 @@ impl Pair {
         let active = self.active(bed, &hosts)?;
         let gap = without_service(bed, address, || {
             if failure == Failure::Host {
-                bed.set_connected(hosts[active].host, false)?;
+                bed.set_connected(&hosts[active].host.netns(), false)?;
             }
             hosts[active].kill();
             Ok(())
         });
         for host in Host::BOTH {
-            bed.set_connected(host, true)?;
+            bed.set_connected(&host.netns(), true)?;
         }
         for running in hosts {
             if self != Self::Edges {
@@ -100,7 +100,7 @@ impl Pair {
     fn start(self, bed: &Bed, programs: &Programs, host: Host) -> Result<Running> {
         if self == Self::Edges {
             let mut running = Running::launched(bed, programs, Contender::Edge, FAMILY, host, 1)?;
-            running.wait_until_ready(bed)?;
+            running.wait_until_ready()?;
             return Ok(running);
         }
         let mut running = Running::launched(bed, programs, Contender::Haproxy, FAMILY, host, 1)?;

@@ -15,7 +15,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 use steerage_model::Family;
 
 use super::addresses::{any, client};
-use super::bed::{Bed, CHECK, FAMILIES, NODES, PORT, node_netns};
+use super::bed::{Bed, CHECK, FAMILIES, NODES, PORT, Size, node_netns};
 use crate::traffic::listen_at;
 
 /// A connection that takes longer has failed.
@@ -65,7 +65,7 @@ impl Servers {
 }
 
 /// Receives datagrams at an address, of its family alone.
-fn receive_at(address: SocketAddr) -> Result<UdpSocket> {
+pub(crate) fn receive_at(address: SocketAddr) -> Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, None)?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -107,7 +107,10 @@ pub fn exchange(to: SocketAddr, from: u8) -> Result<Duration> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
     // The port is chosen with the connection: as many as there are for each destination.
     setsockopt(&socket, IpBindAddressNoPort, &true)?;
-    socket.bind(&SocketAddr::new(client(Family::of(to.ip()), from), 0).into())?;
+    socket.bind(
+        &SocketAddr::new(client(Family::of(to.ip()), u16::from(from) % Size::OF_COMPARISON.clients), 0)
+            .into(),
+    )?;
     socket.connect_timeout(&to.into(), TIMEOUT).with_context(|| format!("connecting to {to}"))?;
     let mut stream: TcpStream = socket.into();
     stream.set_nodelay(true)?;

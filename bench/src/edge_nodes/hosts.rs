@@ -2,9 +2,8 @@
 //! The edge hosts: real processes in their namespaces, what they cost, and the limit of their memory. It decides nothing.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -13,15 +12,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use steerage_lab::netns;
 
 use super::tables::Tables;
 use super::world::{self, LINK, World, host_netns};
-use crate::edge::meter;
+use crate::edge::admin::{self, ADMIN};
+use crate::edge::{bed, meter};
 use crate::traffic;
 
-/// An edge's administration server, in its host's namespace.
-const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10_359);
 /// Time between two looks at the processes' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -51,10 +48,8 @@ impl Hosts {
         let name = host_netns(host);
         let path = world.folder.join(format!("{name}.log"));
         let log = fs::File::options().create(true).append(true).open(path)?;
-        let mut command = Command::new("setpriv");
-        // The process ends with this one, even if that is killed.
-        command.args(["--pdeathsig", "KILL", "nsenter"]);
-        command.arg(format!("--net={}", netns::path(&name).display())).arg(&self.program);
+        let mut command = bed::command(&name);
+        command.arg(&self.program);
         command.args(["--host-name", &name, "--group", "bench", "--interface", LINK]);
         command.args(["--admin-address", &ADMIN.to_string()]);
         command.arg("--bpf-dir").arg(bpf_folder(world, host));
@@ -113,9 +108,7 @@ impl Hosts {
 
     /// Whether a host says that it is ready.
     pub(crate) fn is_ready(host: usize) -> Result<bool> {
-        // Refused until it listens.
-        let answer = world::inside(&host_netns(host), || traffic::get(ADMIN, "/readyz"))?;
-        Ok(answer.is_ok_and(|(status, _)| status == 200))
+        admin::is_ready(&host_netns(host))
     }
 
     /// A host's own metrics.
@@ -254,6 +247,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]

@@ -7,12 +7,12 @@
 pub mod args;
 pub mod aws;
 mod cases;
+pub mod client;
 pub mod cluster;
 pub mod demo;
 pub mod dump;
 pub mod edge;
 pub mod events;
-pub mod meter;
 pub mod net;
 pub mod openstack;
 pub mod passthrough;

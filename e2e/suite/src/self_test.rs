@@ -19,15 +19,15 @@ use anyhow::{Context as _, Result, ensure};
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
 use steerage_model::Family::{V4, V6};
 
-use crate::meter::asker::Asker;
-use crate::meter::client::{Observed, TIME_LIMIT, Target, connect};
-use crate::meter::load::Client;
-use crate::meter::loss::{LossKind, Measurement};
-use crate::meter::measure;
+use crate::client::Client;
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::suite::{COMMON, ECHO, OTHER};
 use crate::test_context::TestContext;
 use fault::{Fault, Hook};
+use steerage_meter::asker::Asker;
+use steerage_meter::client::{Observed, TIME_LIMIT, Target, connect};
+use steerage_meter::loss::{LossKind, Measurement};
+use steerage_meter::measure;
 
 /// Connections of which one loses its SYN.
 const MANY: usize = 10_000;
@@ -89,7 +89,7 @@ impl Bench<'_> {
     fn measure(&self, work: impl AsyncFnOnce() -> Result<Observed> + Send) -> Result<Measurement> {
         let [client, _] = self.test.suite.clients();
         let servers = [self.vips.ipv4, self.vips.ipv6, self.others.ipv4, self.others.ipv6];
-        tokio::task::block_in_place(|| measure(&client, &servers, work))
+        tokio::task::block_in_place(|| measure(&client.source(), &servers, work))
     }
 
     fn reports_nothing_without_a_fault(&self) -> Result<()> {
@@ -288,7 +288,7 @@ fn swap(end: &str, port: &str, one: IpAddr, other: IpAddr) -> [String; 2] {
 /// Opens this many connections, `at_once` at a time.
 async fn connections(to: &Target, count: usize, at_once: usize) -> Result<Observed> {
     let connections =
-        stream::iter(0..count).map(|_| connect(to)).buffer_unordered(at_once).try_collect().await?;
+        stream::iter(0..count).map(|_| connect(None, to)).buffer_unordered(at_once).try_collect().await?;
     Ok(Observed { connections, ..Observed::default() })
 }
 

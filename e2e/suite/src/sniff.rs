@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::cluster::Host;
-use crate::meter::capture::Capture;
-use crate::meter::packet::Content;
+use steerage_meter::capture::Capture;
+use steerage_meter::packet::Content;
 
 /// One packet's arrival: when, since the Unix epoch, and at which node by its index.
 pub type Arrival = (Duration, usize);

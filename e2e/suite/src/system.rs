@@ -148,7 +148,7 @@ pub async fn set_agent_argument(suite: &Suite, argument: &str, given: bool) -> R
 
 /// Restarts the edges on the nodes, as `kubectl rollout restart` does, and waits until all are ready.
 pub async fn restart_edges(suite: &Suite) -> Result<()> {
-    let now = format!("{:?}", crate::meter::capture::now());
+    let now = format!("{:?}", steerage_meter::capture::now());
     let annotations = json!({ "kubectl.kubernetes.io/restartedAt": now });
     let change = json!({ "spec": { "template": { "metadata": { "annotations": annotations } } } });
     roll_out(&Api::namespaced(suite.client.clone(), NAMESPACE), "steerage-edge", change).await

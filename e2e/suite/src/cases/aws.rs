@@ -21,14 +21,14 @@ use super::in_cloud::{
 use super::source_address::seen_by_backend;
 use super::under_load::Promise;
 use crate::aws::Aws;
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::net;
 use crate::pods::End;
 use crate::services::PORT;
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// Seconds for which a backend that ends continues to serve: longer than two checks, each after the shortest interval of AWS, take
 /// to find that a node has no ready endpoint.

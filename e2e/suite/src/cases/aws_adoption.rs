@@ -17,13 +17,13 @@ use super::in_aws::{UDP_PORT, look, wait_address};
 use super::in_cloud::{port, wait_answer};
 use super::under_load::{Promise, under_load};
 use crate::aws::Aws;
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::services::{PORT, ServiceBuilder, hostname};
 use crate::suite::ECHO;
 use crate::system;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// The controller's flag.
 const ADOPT: &str = "--aws-adopt=cloud-provider-aws";

@@ -19,13 +19,13 @@ use super::in_aws::{GROUP_ATTRIBUTES, SHORT_DELAY, UDP_PORT, aws, in_aws, look, 
 use super::in_cloud::{create, port, wait_answer};
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::pods::{End, HEALTH_PATH, HTTP, address, has_condition};
 use crate::services::{PORT, ServiceBuilder};
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 const TARGET_TYPE: &str = "service.beta.kubernetes.io/aws-load-balancer-nlb-target-type";
 const CHECK_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval";

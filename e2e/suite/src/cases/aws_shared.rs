@@ -13,12 +13,12 @@ use steerage_model::annotations::SHARED_LOAD_BALANCER;
 use super::in_aws::{UDP_PORT, in_aws, wait_address};
 use super::in_cloud::{create, port, wait_answer, wait_silence};
 use super::under_load::{Promise, under_load};
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::services::{PORT, ServiceBuilder, conditions};
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// Clients of one Service lose nothing while another one comes, changes its port, asks for one that is taken, and goes.
 pub(super) async fn services_of_one_load_balancer_do_not_disturb_each_other(

@@ -19,8 +19,7 @@ use tokio::time::sleep;
 
 use super::deployments::{self, MODES};
 use super::under_load::{Promise, under_load};
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::pods::{End, has_condition};
 use crate::service_proxy::ServiceProxy;
 use crate::services::{PORT, ServiceBuilder, Vips};
@@ -28,6 +27,7 @@ use crate::suite::{COMMON, ECHO, OTHER};
 use crate::system;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// Seconds for which a backend continues to serve after SIGTERM.
 const LINGER: u32 = 8;

@@ -20,14 +20,14 @@ use tokio::time::{sleep, timeout};
 
 use super::deployments;
 use super::under_load::measured_under_load;
-use crate::meter::client::Target;
-use crate::meter::load::Client;
-use crate::meter::loss::LossKind;
+use crate::client::Client;
 use crate::net;
 use crate::pods::{End, has_condition};
 use crate::services::{PORT, ServiceBuilder};
 use crate::system;
 use crate::test_context::TestContext;
+use steerage_meter::client::Target;
+use steerage_meter::loss::LossKind;
 
 const FLAG: &str = "--forward-without-local-endpoints";
 /// Intervals of health checks, in seconds.

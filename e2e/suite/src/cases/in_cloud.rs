@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use super::deployments::{self, MODES};
 use super::under_load::{Promise, each_under_load, under_load};
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::net;
 use crate::services::ServiceBuilder;
 use crate::system;

@@ -23,13 +23,13 @@ use tokio::sync::mpsc;
 use tokio::time::{interval, sleep, timeout};
 
 use crate::cluster::Host;
-use crate::meter::capture::now;
 use crate::net;
 use crate::pods;
 use crate::report::{ms, percentile};
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::sniff::Sniffer;
 use crate::test_context::TestContext;
+use steerage_meter::capture::now;
 
 /// With a steering that hears of endpoints from the controller.
 const FAST_MOVES: usize = 50;

@@ -24,8 +24,7 @@ use super::in_openstack::{
 };
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::net;
 use crate::openstack::OpenStack;
 use crate::pods::{self, End};
@@ -33,6 +32,7 @@ use crate::services::PORT;
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// Seconds for which a backend that ends continues to serve: longer than Octavia's checks take to find that a node has no ready
 /// endpoint, and than Octavia needs for the changes of two pools on a busy machine.

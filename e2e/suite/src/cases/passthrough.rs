@@ -25,8 +25,7 @@ use super::in_passthrough::{
 };
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
-use crate::meter::client::Target;
-use crate::meter::load::Client;
+use crate::client::Client;
 use crate::net;
 use crate::passthrough::Passthrough;
 use crate::pods::End;
@@ -34,6 +33,7 @@ use crate::services::{PORT, published};
 use crate::suite::ECHO;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Target;
 
 /// Whether GCE distributes by the number of endpoints.
 const WEIGHTED: &str = "networking.gke.io/weighted-load-balancing";

@@ -9,12 +9,13 @@ use anyhow::{Context as _, Result, ensure};
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
-use crate::meter::capture::now;
-use crate::meter::load::{AFTER, ASKERS, BEFORE, Client, Load};
-use crate::meter::loss::{Loss, LossKind, Measurement};
+use crate::client::Client;
 use crate::report::fine_ms;
 use crate::self_test;
 use crate::test_context::TestContext;
+use steerage_meter::capture::now;
+use steerage_meter::load::{AFTER, BEFORE, Load, Shape};
+use steerage_meter::loss::{Loss, LossKind, Measurement};
 
 /// What an event may cost.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,8 @@ impl Promise {
     /// Whether it was kept.
     fn is_kept(self, measured: &Measurement) -> bool {
         let unanswered = measured.counts().get(&LossKind::DatagramUnanswered).copied().unwrap_or(0);
-        let in_flight = self == Self::ExceptInFlightAtAmphora && unanswered <= ASKERS as usize;
+        let in_flight =
+            self == Self::ExceptInFlightAtAmphora && unanswered <= Shape::default().askers as usize;
         let excused = |kind| kind == LossKind::DatagramUnanswered && in_flight;
         measured.losses.iter().all(|loss| self.allows(loss.kind) || excused(loss.kind))
     }
@@ -95,7 +97,7 @@ async fn observe(
     happen: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<Vec<(String, Measurement)>> {
     self_test::run(test, &clients).await.context("the loss meter does not work")?;
-    let load = Load::start(clients);
+    let load = Load::start(clients.into_iter().map(Into::into).collect(), Shape::default());
     sleep(BEFORE).await;
     let at = now();
     let happened = happen().await;

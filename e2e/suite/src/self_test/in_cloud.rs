@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::fault::{Fault, Hook};
 use super::{ANSWER, AT_ONCE, FEW, connections, datagrams, drop_packets, ensure_dropped, expect};
+use crate::client::Client;
 use crate::cluster::Host;
-use crate::meter::client::Observed;
-use crate::meter::load::Client;
-use crate::meter::loss::{LossKind, Measurement};
-use crate::meter::measure;
 use crate::pods::HTTP;
 use crate::test_context::TestContext;
 use crate::wait::{TIMEOUT, until};
+use steerage_meter::client::Observed;
+use steerage_meter::loss::{LossKind, Measurement};
+use steerage_meter::measure;
 
 /// Matches the server's part of a handshake.
 const SYN_ACK: &str = "tcp flags & (syn|ack) == (syn|ack)";
@@ -100,5 +100,5 @@ impl<'a> Answers<'a> {
 
 fn measured(client: &Client, work: impl AsyncFnOnce() -> Result<Observed> + Send) -> Result<Measurement> {
     let servers = [client.to.address.ip(), client.to.datagrams.ip()];
-    tokio::task::block_in_place(|| measure(&client.host, &servers, work))
+    tokio::task::block_in_place(|| measure(&client.host.source(), &servers, work))
 }

@@ -25,7 +25,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::cluster::Host;
 use capture::Capture;
 use client::{Observed, TIME_LIMIT};
 use judge::judge;
@@ -40,14 +39,35 @@ fn next_number() -> u64 {
 /// Packets of a connection that ends may follow the client's last read.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Lets a client work inside the host's network namespace and judges what it did by the packets to and from `servers`. Blocking.
+/// A machine from which clients send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The name of its network namespace under /run/netns.
+    pub netns: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Source {
+    /// Its addresses of the family of this one.
+    fn of_family(&self, server: IpAddr) -> Vec<IpAddr> {
+        self.addresses.iter().copied().filter(|address| address.is_ipv4() == server.is_ipv4()).collect()
+    }
+}
+
+/// A filter for more addresses may be longer than the kernel takes. Then datagrams that come from others than the servers are not
+/// captured, and a client that takes one for its answer was not measured.
+const MOST_CLIENTS: usize = 16;
+
+/// Lets a client work inside the machine's network namespace and judges what it did by the packets to and from `servers`. Blocking.
 pub fn measure(
-    host: &Host,
+    source: &Source,
     servers: &[IpAddr],
     work: impl AsyncFnOnce() -> Result<Observed> + Send,
 ) -> Result<Measurement> {
-    let capture = Capture::start(&host.netns, servers, &[host.ipv4.into(), host.ipv6.into()])?;
-    let observed = steerage_lab::in_netns(&host.netns, || -> Result<Observed> {
+    let clients = if source.addresses.len() > MOST_CLIENTS { &[] } else { source.addresses.as_slice() };
+    let capture = Capture::start(&source.netns, servers, clients)?;
+    let observed = steerage_lab::in_netns(&source.netns, || -> Result<Observed> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(work())
     })??;

@@ -11,13 +11,13 @@ use std::thread;
 use std::time::Duration;
 
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
-use steerage_e2e::cluster::Host;
-use steerage_e2e::meter::asker::Asker;
-use steerage_e2e::meter::client::{Ending, Observed, Target, connect, hold};
-use steerage_e2e::meter::loss::{LossKind, Measurement};
-use steerage_e2e::meter::measure;
 use steerage_lab::{in_netns, netns};
+use steerage_meter::asker::Asker;
+use steerage_meter::client::{Ending, Observed, Pace, Target, connect, hold};
+use steerage_meter::loss::{LossKind, Measurement};
+use steerage_meter::{Source, measure};
 use steerage_requirements::requires;
+use tokio::sync::watch;
 
 const PORT: u16 = 80;
 /// Never answers, and never refuses.
@@ -43,7 +43,7 @@ static LATE_ANSWERS: AtomicU32 = AtomicU32::new(0);
 
 /// Two namespaces, and one with a bridge between them. All go with this.
 struct Link {
-    client: Host,
+    client: Source,
     bridge: String,
     server: String,
 }
@@ -75,12 +75,8 @@ impl Link {
         // A second server's address.
         sh(&server, "ip addr add 10.9.0.3/24 dev eth0");
         serve(&server);
-        let client = Host {
-            name: "client".into(),
-            netns: client,
-            ipv4: "10.9.0.1".parse().unwrap(),
-            ipv6: "fd09::1".parse().unwrap(),
-        };
+        let addresses = ["10.9.0.1", "fd09::1"].map(|address| address.parse().unwrap());
+        let client = Source { netns: client, addresses: addresses.to_vec() };
         // What is sent before the neighbours know each other waits for a second.
         for address in ["10.9.0.2", "10.9.0.3", "fd09::2"] {
             in_netns(&client.netns, || TcpStream::connect(at(address, PORT)).unwrap()).unwrap();
@@ -97,7 +93,7 @@ impl Link {
         let to = target(to);
         self.measure(async || {
             let connections =
-                stream::iter(0..count).map(|_| connect(&to)).buffer_unordered(16).try_collect().await?;
+                stream::iter(0..count).map(|_| connect(None, &to)).buffer_unordered(16).try_collect().await?;
             Ok(Observed { connections, ..Observed::default() })
         })
     }
@@ -108,15 +104,14 @@ impl Link {
         self.measure(async || {
             let mut connections = Vec::new();
             for _ in 0..count {
-                connections.push(connect(&to).await?);
+                connections.push(connect(None, &to).await?);
             }
             Ok(Observed { connections, ..Observed::default() })
         })
     }
 
     fn datagrams(&self, servers: &[SocketAddr], count: usize) -> Measurement {
-        let from: IpAddr =
-            if servers[0].is_ipv4() { self.client.ipv4.into() } else { self.client.ipv6.into() };
+        let from = self.client.addresses[usize::from(servers[0].is_ipv6())];
         self.measure(async || {
             let mut datagrams = Vec::new();
             for server in servers.iter().cycle().take(count) {
@@ -367,7 +362,8 @@ fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
     let measured = reports(|| {
         let measured = link.measure(async || {
             let to = at("10.9.0.2", LEAVING);
-            let connection = hold(&target(to), Duration::from_millis(50), &|| false).await?;
+            let connection =
+                hold(None, &target(to), Pace::Every(Duration::from_millis(50)), &mut stop).await?;
             assert_eq!(connection.ending, Ending::ClosedByServer);
             Ok(Observed { connections: vec![connection], ..Observed::default() })
         });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::meter::packet::{Content, Segment};
+use crate::packet::{Content, Segment};
 
 const CLIENT: &str = "10.0.0.1:40000";
 const SERVER: &str = "10.0.0.2:80";
@@ -456,7 +456,7 @@ proptest! {
         }
         let measured = script.judge(Ending::Complete).unwrap();
         prop_assert_eq!(measured.losses, vec![]);
-        prop_assert_eq!(measured.retransmissions, crate::meter::loss::Retransmissions::default());
+        prop_assert_eq!(measured.retransmissions, crate::loss::Retransmissions::default());
     }
 
     /// Each lost packet of the client is reported, and counted once.

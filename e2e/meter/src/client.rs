@@ -5,14 +5,17 @@
 //! connection asks for the name first, since every backend echoes alike.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::asker::Datagram;
@@ -100,9 +103,14 @@ struct Open {
 
 impl Open {
     /// Sends the SYN. The ends are known from then on, whatever comes of it.
-    fn new(server: SocketAddr) -> Result<Self> {
+    fn new(from: Option<IpAddr>, server: SocketAddr) -> Result<Self> {
         let socket = Socket::new(Domain::for_address(server), Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
+        if let Some(from) = from {
+            // The port is chosen with the connection: as many as there are for each server.
+            setsockopt(&socket, IpBindAddressNoPort, &true)?;
+            socket.bind(&SocketAddr::new(from, 0).into())?;
+        }
         match socket.connect(&server.into()) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => {
                 return Err(error).with_context(|| format!("not measured: connecting to {server}"));
@@ -198,9 +206,9 @@ pub fn retransmissions(stream: &TcpStream) -> Option<usize> {
     usize::try_from(information.tcpi_total_retrans).ok()
 }
 
-/// One new connection: opened, asked for its backend, asked for an echo, closed by the server.
-pub async fn connect(to: &Target) -> Result<Connection> {
-    let mut open = Open::new(to.address)?;
+/// One new connection: opened from this address or any, asked for its backend, asked for an echo, closed by the server.
+pub async fn connect(from: Option<IpAddr>, to: &Target) -> Result<Connection> {
+    let mut open = Open::new(from, to.address)?;
     let work = async {
         open.established().await?;
         open.identify(&to.backends).await?;
@@ -217,15 +225,48 @@ pub async fn connect(to: &Target) -> Result<Connection> {
     Ok(open.end(outcome))
 }
 
-/// One connection with a request every `pause`, until its server or `stop` ends it.
-pub async fn hold(to: &Target, pause: Duration, stop: &impl Fn() -> bool) -> Result<Connection> {
-    let mut open = Open::new(to.address)?;
+/// When a held connection has requests, beside the first ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// With this pause between two.
+    Every(Duration),
+    /// Once, this long after the client was told to stop.
+    OnceAfterStop(Duration),
+}
+
+impl Pace {
+    /// Waits until the next request is due; whether there is one.
+    async fn next(self, stop: &mut watch::Receiver<bool>) -> bool {
+        match self {
+            Self::Every(pause) => {
+                sleep(pause).await;
+                !*stop.borrow()
+            }
+            Self::OnceAfterStop(_) if *stop.borrow() => false,
+            Self::OnceAfterStop(pause) => {
+                let _ = stop.wait_for(|stop| *stop).await;
+                sleep(pause).await;
+                true
+            }
+        }
+    }
+}
+
+/// One connection, opened from this address or any, until its server or `stop` ends it.
+pub async fn hold(
+    from: Option<IpAddr>,
+    to: &Target,
+    pace: Pace,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Connection> {
+    let mut open = Open::new(from, to.address)?;
     let opening = async {
         open.established().await?;
         open.identify(&to.backends).await
     };
     let mut outcome = timeout(TIME_LIMIT, opening).await;
-    while matches!(outcome, Ok(Ok(()))) && open.record.ending == Ending::Complete && !stop() {
+    let mut goes_on = !*stop.borrow();
+    while matches!(outcome, Ok(Ok(()))) && open.record.ending == Ending::Complete && goes_on {
         outcome = timeout(TIME_LIMIT, open.echo(false)).await;
         if !matches!(outcome, Ok(Ok(()))) {
             break;
@@ -239,7 +280,7 @@ pub async fn hold(to: &Target, pause: Duration, stop: &impl Fn() -> bool) -> Res
                 Ok(_) => open.record.ending = Ending::BytesChanged,
                 Err(error) => outcome = Ok(Err(error)),
             },
-            () = sleep(pause) => {}
+            next = pace.next(stop) => goes_on = next,
         }
     }
     Ok(open.end(outcome))

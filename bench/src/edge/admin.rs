@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The administration server of an edge, inside its host's namespace.
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use anyhow::Result;
+use steerage_lab::netns;
+
+use crate::traffic;
+
+/// Its address.
+pub(crate) const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10_359);
+
+/// Whether the edge in this namespace says that it is ready. It is not while it does not listen.
+pub(crate) fn is_ready(netns: &str) -> Result<bool> {
+    let answer = netns::in_netns(netns, || traffic::get(ADMIN, "/readyz"))?;
+    Ok(answer.is_ok_and(|(status, _)| status == 200))
+}

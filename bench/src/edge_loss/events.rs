@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens while clients are at work, and what it may cost them.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use nix::sys::signal::Signal::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM};
+use steerage_meter::loss::{LossKind, Measurement};
+
+use super::service::Steering;
+use super::world::{NODES, World};
+use crate::edge::bed::{Host, node_netns};
+
+/// Time for which a host's process is away.
+const AWAY: Duration = Duration::from_secs(2);
+/// From the last heartbeat of a host until others answer for its VIPs, with the default interval of heartbeats, and what a takeover
+/// may take.
+const HOST_DETECTION: Duration = Duration::from_millis(600 + 50 + 200);
+/// From the last answer of a node until it is unhealthy: two probes fail, each for lack of an answer within its timeout.
+const NODE_DETECTION: Duration = Duration::from_millis(2 * 500 + 500 + 100);
+
+/// What an event may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// Not one packet. What is only slow may have waited for a core.
+    NothingLost,
+    /// What is sent within this time, and no connection.
+    OnlyWithin(Duration),
+    /// New connections and datagrams that are sent within this time, and connections to what is gone.
+    NewOnlyWithin(Duration),
+}
+
+impl Promise {
+    /// Whether it was kept, for an event at this time.
+    pub(super) fn is_kept(self, measured: &Measurement, event: Duration) -> bool {
+        let all = |allowed: &dyn Fn(LossKind, Duration) -> bool| {
+            measured.losses.iter().all(|loss| loss.kind.is_slow() || allowed(loss.kind, loss.at))
+        };
+        match self {
+            Self::NothingLost => all(&|_, _| false),
+            Self::OnlyWithin(limit) => {
+                // Of what was sent again the time is the later one, which says less.
+                measured.failed.is_empty() && all(&|kind, at| !begins_with_it(kind) || at <= event + limit)
+            }
+            Self::NewOnlyWithin(limit) => all(&|kind, at| !begins_with_it(kind) || at <= event + limit),
+        }
+    }
+}
+
+/// Whether a loss has the time at which the packet was first sent.
+fn begins_with_it(kind: LossKind) -> bool {
+    use LossKind::{ConnectionRefused, DatagramUnanswered, SynRetransmitted, SynUnanswered, WrongBackend};
+    matches!(kind, ConnectionRefused | DatagramUnanswered | SynRetransmitted | SynUnanswered | WrongBackend)
+}
+
+/// Something that happens.
+pub(super) struct Event {
+    pub(super) name: &'static str,
+    pub(super) promise: Promise,
+    /// Nodes with an endpoint at the beginning.
+    pub(super) nodes: u8,
+    /// Edge hosts at the beginning.
+    pub(super) hosts: u8,
+    /// Whether it can happen again and again.
+    pub(super) repeats: bool,
+    pub(super) happen: fn(&mut World) -> Result<()>,
+}
+
+impl Event {
+    const fn new(name: &'static str, happen: fn(&mut World) -> Result<()>) -> Self {
+        Self { name, promise: Promise::NothingLost, nodes: 3, hosts: 2, repeats: true, happen }
+    }
+}
+
+/// All events. Those that change the Service change it back.
+pub(super) const EVENTS: [Event; 19] = [
+    Event::new("target added and removed", |world| {
+        world.change(|service| service.add(NODES))?;
+        world.change(|service| service.remove())
+    }),
+    Event {
+        nodes: 8,
+        ..Event::new("from 8 to 9 targets and back", |world| {
+            world.change(|service| service.add(NODES))?;
+            world.change(|service| service.remove())
+        })
+    },
+    Event::new("weight of a target tripled and back", |world| {
+        world.change(|service| service.nodes[0].1 = 3)?;
+        world.change(|service| service.nodes[0].1 = 1)
+    }),
+    Event::new("policy Cluster and back", |world| {
+        world.change(|service| service.steering = Steering::AllNodes)?;
+        world.change(|service| service.steering = Steering::List)
+    }),
+    Event::new("steering health-check and back", |world| {
+        world.change(|service| service.steering = Steering::OwnCheck)?;
+        world.change(|service| service.steering = Steering::List)
+    }),
+    Event::new("interval of checks halved and back", |world| {
+        world.change(|service| service.interval_milliseconds = 250)?;
+        world.change(|service| service.interval_milliseconds = 500)
+    }),
+    Event::new("rolling update, api", |world| {
+        for _ in 0..world.service.nodes.len() {
+            world.change(|service| service.add(NODES))?;
+            world.change(|service| service.remove())?;
+        }
+        Ok(())
+    }),
+    Event::new("rolling update, health-check", |world| {
+        world.change(|service| service.steering = Steering::OwnCheck)?;
+        for _ in 0..world.service.nodes.len() {
+            world.change(|service| service.add(NODES))?;
+            world.change(|service| service.remove())?;
+        }
+        world.change(|service| service.steering = Steering::List)
+    }),
+    Event::new("scaled to one node and back", |world| {
+        world.change(|service| service.nodes.truncate(1))?;
+        world.change(|service| {
+            service.add(NODES);
+            service.add(NODES);
+        })
+    }),
+    Event::new("node drains, and drains no longer", |world| {
+        world.change(|service| service.draining = service.endpoints().first().copied())?;
+        world.change(|service| service.draining = None)
+    }),
+    Event::new("edge ends (SIGTERM) and starts, each host in turn", |world| {
+        each_of_two(world, |world, host| {
+            world.hosts.end(host, SIGTERM)?;
+            sleep(AWAY);
+            world.start(host)
+        })
+    }),
+    Event::new("edge killed (-9) and started, each host in turn", |world| {
+        each_of_two(world, |world, host| {
+            world.hosts.end(host, SIGKILL)?;
+            sleep(AWAY);
+            world.start(host)
+        })
+    }),
+    Event::new("edge stopped (SIGSTOP) and continued, each host in turn", |world| {
+        each_of_two(world, |world, host| {
+            world.hosts.signal(host, SIGSTOP)?;
+            sleep(AWAY);
+            world.hosts.signal(host, SIGCONT)?;
+            sleep(AWAY);
+            Ok(())
+        })
+    }),
+    Event::new("edge replaced by another program and back, each host in turn", |world| {
+        for program in [world.programs.next.clone(), world.programs.edge.clone()] {
+            each_of_two(world, |world, host| {
+                world.hosts.end(host, SIGTERM)?;
+                world.hosts.start(host, &program)
+            })?;
+        }
+        Ok(())
+    }),
+    Event { repeats: false, ..Event::new("third host joins", |world| world.start(Host(3))) },
+    Event {
+        hosts: 3,
+        repeats: false,
+        ..Event::new("third host leaves (SIGTERM)", |world| world.hosts.end(Host(3), SIGTERM).map(drop))
+    },
+    Event {
+        hosts: 3,
+        repeats: false,
+        ..Event::new("third host killed (-9) for good, target added", |world| {
+            world.hosts.end(Host(3), SIGKILL)?;
+            world.change(|service| service.add(NODES))
+        })
+    },
+    Event {
+        promise: Promise::OnlyWithin(HOST_DETECTION),
+        repeats: false,
+        ..Event::new("host's power fails", |world| {
+            let host = world.serving_host()?;
+            world.bed.set_connected(&host.netns(), false)?;
+            world.hosts.end(host, SIGKILL)?;
+            sleep(AWAY);
+            world.hosts.clean_up(host, &world.programs.edge)?;
+            world.bed.set_connected(&host.netns(), true)?;
+            world.start(host)
+        })
+    },
+    Event {
+        promise: Promise::NewOnlyWithin(NODE_DETECTION),
+        nodes: 4,
+        repeats: false,
+        ..Event::new("node's power fails", |world| {
+            let node = node_netns(0);
+            world.bed.set_connected(&node, false)?;
+            sleep(AWAY * 2);
+            // The controller takes it out.
+            world.change(|service| service.remove())?;
+            world.bed.set_connected(&node, true)
+        })
+    },
+];
+
+fn each_of_two(world: &mut World, happen: impl Fn(&mut World, Host) -> Result<()>) -> Result<()> {
+    for host in [Host(1), Host(2)] {
+        happen(world, host)?;
+        sleep(AWAY);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use steerage_meter::loss::Loss;
+
+    use super::*;
+
+    #[test]
+    fn events_have_names_of_their_own() {
+        let names: BTreeSet<_> = EVENTS.iter().map(|event| event.name).collect();
+        assert_eq!(names.len(), EVENTS.len());
+    }
+
+    #[test]
+    fn promises_are_about_kinds_and_times() {
+        let second = Duration::from_secs;
+        let measured = |kind, at| Measurement {
+            losses: vec![Loss { kind, at, client: ([10, 0, 0, 1], 1).into() }],
+            ..Measurement::default()
+        };
+        let syn = |at| measured(LossKind::SynRetransmitted, at);
+        assert!(Promise::NothingLost.is_kept(&Measurement::default(), second(10)));
+        assert!(Promise::NothingLost.is_kept(&measured(LossKind::SlowAnswer, second(10)), second(10)));
+        assert!(!Promise::NothingLost.is_kept(&syn(second(10)), second(10)));
+        for promise in [Promise::OnlyWithin(second(1)), Promise::NewOnlyWithin(second(1))] {
+            assert!(promise.is_kept(&syn(second(11)), second(10)));
+            assert!(!promise.is_kept(&syn(second(12)), second(10)));
+            assert!(promise.is_kept(&measured(LossKind::DataRetransmitted, second(12)), second(10)));
+        }
+    }
+}
