@@ -94,3 +94,26 @@ fn edge_hosts_with_simulated_nodes_are_measured() {
     }
     assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
 }
+
+/// The short form of the measurement: the meter proves itself, and a killed edge loses nothing.
+#[test]
+fn killed_edge_loses_nothing() {
+    requires!(NetworkNamespace, Program("ip"), Program("ethtool"), Program("nft"), Program("setpriv"));
+    let bench = Path::new(env!("CARGO_BIN_EXE_steerage-bench"));
+    let edge = bench.with_file_name("steerage-edge");
+    assert!(edge.exists(), "{} is missing: cargo build --release -p steerage-edge", edge.display());
+    let file = std::env::temp_dir().join(format!("stbench-loss-{}.json", std::process::id()));
+    let mut command = Command::new(bench);
+    command.args(["edge-loss", "--quick", "--services", "20", "--only", "edge killed (-9) and started"]);
+    let child = command.arg("--json").arg(&file).spawn().unwrap();
+    let pid = child.id();
+    assert!(child.wait_with_output().unwrap().status.success());
+    let numbers: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    fs::remove_file(&file).unwrap();
+    let rows = numbers.as_array().unwrap();
+    assert_eq!(rows.len(), 4, "two families, before and after slots have moved: {numbers}");
+    for row in rows {
+        assert!(row["connections"].as_u64().unwrap() > 1000 && row["failedConnections"] == 0, "{row}");
+    }
+    assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
+}

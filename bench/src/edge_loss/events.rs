@@ -18,7 +18,7 @@ const AWAY: Duration = Duration::from_secs(2);
 /// may take.
 const HOST_DETECTION: Duration = Duration::from_millis(600 + 50 + 200);
 /// From the last answer of a node until it is unhealthy: two probes fail, each for lack of an answer within its timeout.
-const NODE_DETECTION: Duration = Duration::from_millis(2 * 500 + 500 + 100);
+const NODE_DETECTION: Duration = Duration::from_millis(2 * 500 + 1000 + 100);
 
 /// What an event may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

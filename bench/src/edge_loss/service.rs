@@ -85,7 +85,7 @@ impl Service {
             "listeners": [{ "protocol": "TCP", "port": PORT }, { "protocol": "UDP", "port": PORT }],
             "healthCheck": {
                 "protocol": "HTTP", "port": port, "path": path, "intervalMilliseconds": self.interval_milliseconds,
-                "timeoutMilliseconds": 500, "healthyThreshold": 1, "unhealthyThreshold": 2,
+                "timeoutMilliseconds": 1000, "healthyThreshold": 1, "unhealthyThreshold": 2,
             },
         });
         if self.steering == Steering::List {
