@@ -10,8 +10,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use steerage_model::TunnelReceiver;
 use steerage_requirements::requires;
 
+use crate::testbed::agent::Agent as StatingAgent;
 use crate::testbed::net::{self, Connection, Load, query_udp};
 use crate::testbed::{PORT, TestBed, VIP4, VIP6, eventually, sh};
 
@@ -142,6 +144,63 @@ fn node_behind_a_router_is_served_through_the_tunnel() {
     assert!(testbed.terminate(0));
     testbed.clean_up(0);
     assert_eq!(devices(&edge), "");
+}
+
+/// Its health checks pass all the time.
+#[test]
+fn node_that_states_that_it_does_not_receive_gets_nothing_through_the_tunnel() {
+    requires!(NetworkNamespace, Program("ip"), Program("ethtool"));
+    let mut testbed = with_far_node();
+    let far = StatingAgent::start_in(&testbed.netns(FAR), 0);
+    let near = StatingAgent::start(&testbed.nodes[0], 0);
+    testbed.flags = FLAGS.to_vec();
+    testbed.start_ready(0);
+    wait_until_served_by(&testbed, &[FAR, "node21"]);
+    let to_far =
+        || testbed.get(0, "/metrics").lines().filter(|line| is_of_far(line)).map(packets).sum::<u64>();
+    let receives = TunnelReceiver::Receives { vni: 7, port: 10_361 };
+    for (stated, reason) in [
+        (TunnelReceiver::EdgeHost, "steerage-vx has the port"),
+        (TunnelReceiver::Off, "--edge-tunnel-vni"),
+        (
+            TunnelReceiver::Receives { vni: 8, port: 10_361 },
+            "it receives VNI 8 at port 10361, not 7 at 10361",
+        ),
+    ] {
+        // What a node on the link receives by a tunnel does not matter.
+        near.set_tunnel(Some(stated));
+        far.set_tunnel(Some(stated));
+        wait_until_served_by(&testbed, &["node21"]);
+        let before = to_far();
+        wait_until_served_by(&testbed, &["node21"]);
+        assert_eq!(to_far(), before, "packets are lost");
+        eventually("the reason is reported", || {
+            let far = far_statuses(&testbed);
+            let is_refused = |far: &Value| {
+                far["state"] == "Refused" && far["reason"].as_str().is_some_and(|why| why.contains(reason))
+            };
+            far.len() == 2 && far.iter().all(is_refused)
+        });
+        let counts = testbed.target_health(0)["spec"]["counts"].clone();
+        let refused = counts.as_array().into_iter().flatten().map(|counts| counts["refused"].clone());
+        assert_eq!(refused.collect::<Vec<_>>(), [1, 1], "{counts}");
+        far.set_tunnel(Some(receives));
+        wait_until_served_by(&testbed, &[FAR, "node21"]);
+    }
+    eventually("nothing is refused", || {
+        let far = far_statuses(&testbed);
+        far.len() == 2 && far.iter().all(|far| far["state"] == "Healthy")
+    });
+}
+
+/// Whether a metric counts packets to the far node.
+fn is_of_far(line: &str) -> bool {
+    line.starts_with("steerage_edge_target_packets_total{")
+        && ["10.2.0.40", "fd02::40"].iter().any(|address| line.contains(&format!("\"{address}\"")))
+}
+
+fn packets(line: &str) -> u64 {
+    line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a number")
 }
 
 /// The agent's program on the far node, which makes its end of the tunnel from its flags alone: its API server does not answer. A rule
