@@ -215,20 +215,16 @@ fn keep_edge_tunnel(
     metrics: &Metrics,
     stated: StatedTunnel,
 ) -> anyhow::Result<()> {
-    match settings {
-        Some(settings) => {
-            let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
-            let HostMetrics { edge_tunnel_ready: ready, edge_tunnel_failed: failed, .. } =
-                metrics.host.clone();
-            tokio::spawn(keeper.run(ready, failed, move |family, receiver| stated.set(family, receiver)));
+    let Some(settings) = settings else {
+        remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?);
+        for family in [Family::V4, Family::V6] {
+            stated.set(family, TunnelReceiver::Off);
         }
-        None => {
-            remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?);
-            for family in [Family::V4, Family::V6] {
-                stated.set(family, TunnelReceiver::Off);
-            }
-        }
-    }
+        return Ok(());
+    };
+    let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
+    let HostMetrics { edge_tunnel_ready: ready, edge_tunnel_failed: failed, .. } = metrics.host.clone();
+    tokio::spawn(keeper.run(ready, failed, move |family, receiver| stated.set(family, receiver)));
     Ok(())
 }
 

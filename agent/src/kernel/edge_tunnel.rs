@@ -112,7 +112,7 @@ impl EdgeTunnelKeeper {
         if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
             tracing::error!(
                 error,
-                "edge tunnel not set up; packets of edge hosts off the link to this node are lost; retrying"
+                "edge tunnel not set up; this node receives nothing from edge hosts off its link; retrying"
             );
         }
         self.error = error;
