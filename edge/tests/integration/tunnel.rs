@@ -156,8 +156,9 @@ fn node_that_states_that_it_does_not_receive_gets_nothing_through_the_tunnel() {
     testbed.flags = FLAGS.to_vec();
     testbed.start_ready(0);
     wait_until_served_by(&testbed, &[FAR, "node21"]);
+    let far_netns = testbed.netns(FAR);
     let to_far =
-        || testbed.get(0, "/metrics").lines().filter(|line| is_of_far(line)).map(packets).sum::<u64>();
+        || ["steerage-vx4", "steerage-vx6"].map(|device| received(&far_netns, device)).iter().sum::<u64>();
     let receives = TunnelReceiver::Receives { vni: 7, port: 10_361 };
     for (stated, reason) in [
         (TunnelReceiver::EdgeHost, "steerage-vx has the port"),
@@ -191,16 +192,24 @@ fn node_that_states_that_it_does_not_receive_gets_nothing_through_the_tunnel() {
         let far = far_statuses(&testbed);
         far.len() == 2 && far.iter().all(|far| far["state"] == "Healthy")
     });
+
+    // The next process of the edge does not try the node first.
+    far.set_tunnel(Some(TunnelReceiver::Failed));
+    wait_until_served_by(&testbed, &["node21"]);
+    let before = to_far();
+    testbed.kill(0);
+    testbed.start_ready(0);
+    wait_until_served_by(&testbed, &["node21"]);
+    assert_eq!(to_far(), before, "packets are lost");
+    far.set_tunnel(Some(receives));
+    wait_until_served_by(&testbed, &[FAR, "node21"]);
 }
 
-/// Whether a metric counts packets to the far node.
-fn is_of_far(line: &str) -> bool {
-    line.starts_with("steerage_edge_target_packets_total{")
-        && ["10.2.0.40", "fd02::40"].iter().any(|address| line.contains(&format!("\"{address}\"")))
-}
-
-fn packets(line: &str) -> u64 {
-    line.rsplit(' ').next().and_then(|count| count.parse().ok()).expect("a number")
+/// The number of packets that a device has received.
+fn received(netns: &str, device: &str) -> u64 {
+    let shown = sh(&format!("ip -n {netns} -s link show {device}"));
+    let numbers = shown.lines().nth(3).expect("received").split_whitespace();
+    numbers.map(|number| number.parse::<u64>().expect("a number")).nth(1).expect("packets")
 }
 
 /// The agent's program on the far node, which makes its end of the tunnel from its flags alone: its API server does not answer. A rule
@@ -350,12 +359,7 @@ fn edge_host_receives_nothing_through_its_tunnel() {
              ip -n {far} neigh add {own} lladdr 02:53:54:ff:ff:ff dev {device}"
         ));
     }
-    let received = || {
-        let shown = sh(&format!("ip -n {edge} -s link show steerage-vx"));
-        let numbers = shown.lines().nth(3).expect("received").split_whitespace();
-        numbers.map(|number| number.parse::<u64>().expect("a number")).nth(1).expect("packets")
-    };
-    let before = received();
+    let before = received(&edge, "steerage-vx");
     let send = || {
         net::within(&far, || {
             for (own, any) in [(own[0], "10.2.0.40:0"), (own[1], "[fd02::40]:0")] {
@@ -367,7 +371,7 @@ fn edge_host_receives_nothing_through_its_tunnel() {
         sh(&format!("ip netns exec {edge} sysctl -qw net.ipv4.conf.all.rp_filter={rp_filter}"));
         send();
     }
-    eventually("the packets have come to the device", || received() >= before + 4);
+    eventually("the packets have come to the device", || received(&edge, "steerage-vx") >= before + 4);
     std::thread::sleep(Duration::from_millis(200));
     for socket in &sockets {
         assert!(socket.recv(&mut [0; 10]).is_err(), "{socket:?} has received");
