@@ -282,6 +282,10 @@ impl Engine {
                 }
                 return None;
             }
+            HealthChange::Tunnel(address, receiver) => {
+                self.follow_tunnel(address, receiver);
+                return None;
+            }
         };
         let health = self.prober.stated_health(&probe).unwrap_or(health);
         // A result may come after the last load balancer with this check has gone.

@@ -133,7 +133,7 @@ mod tests {
                 .map(|(address, number)| (address.parse().expect("address"), [2, 0, 0, 0, 0, number]))
                 .into(),
             mtus: [(3, 1500), (4, 9000)].into(),
-            tunnel: Tunnel::Ready { vni: 7, mtu: None },
+            tunnel: Tunnel::Ready { vni: 7, port: 10_361, mtu: None },
             ..host()
         };
         let link = route("10.0.0.0/24", 3, None);

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use steerage_model::TunnelReceiver;
 use steerage_process::duration;
 use tokio::sync::{Semaphore, mpsc};
 
@@ -44,6 +45,9 @@ pub(crate) enum HealthChange {
     /// The ports that a node states from now on. It has no local endpoint of those whose health is not sent. That stays so until probes
     /// say otherwise, also when it states nothing any more.
     Stated(IpAddr, Arc<PortSet>),
+    /// What a node states of its end of the tunnel from now on; `None`: nothing that counts. Sent before the health that the same
+    /// statement decides.
+    Tunnel(IpAddr, Option<TunnelReceiver>),
 }
 
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use steerage_edge_dataplane::Path;
+use steerage_model::TunnelReceiver;
 use steerage_tunnel::{mac, overhead};
 
 use crate::host::HostNetwork;
@@ -23,6 +24,8 @@ pub(crate) enum Tunnel {
     Off,
     Ready {
         vni: u32,
+        /// The UDP port at which nodes receive.
+        port: u16,
         /// The longest packet in it, if a flag says so.
         mtu: Option<u16>,
     },
@@ -114,7 +117,7 @@ impl HostNetwork {
         };
         let off_link = format!("{target} is not on the link of {}: {what}", self.interface);
         match (&self.tunnel, best) {
-            (Tunnel::Ready { vni, mtu }, Some(route)) => {
+            (Tunnel::Ready { vni, mtu, port: _ }, Some(route)) => {
                 let mtu = mtu.unwrap_or_else(|| self.tunnel_mtu(route, target.is_ipv6()));
                 Ok(Path::Tunnel { mac: mac(*vni), mtu, vni: *vni })
             }
@@ -126,6 +129,32 @@ impl HostNetwork {
             )),
             (_, None) => Err(off_link),
         }
+    }
+
+    /// Why a target that is reached by this path gets nothing all the same: its node states that it does not receive from this host's
+    /// tunnel. A node that states nothing of it is believed to receive.
+    pub(crate) fn refusal(
+        &self,
+        target: IpAddr,
+        path: &Path,
+        stated: Option<TunnelReceiver>,
+    ) -> Option<String> {
+        let (Tunnel::Ready { vni, port, .. }, Path::Tunnel { .. }) = (&self.tunnel, path) else {
+            return None;
+        };
+        let why = match stated? {
+            TunnelReceiver::Unknown => return None,
+            TunnelReceiver::Receives { vni: stated, port: at } if (stated, at) == (*vni, *port) => {
+                return None;
+            }
+            TunnelReceiver::Receives { vni: stated, port: at } => {
+                &format!("it receives VNI {stated} at port {at}, not {vni} at {port}")
+            }
+            TunnelReceiver::Off => "its agent runs without --edge-tunnel-vni",
+            TunnelReceiver::EdgeHost => "an edge host's device steerage-vx has the port",
+            TunnelReceiver::Failed => "its agent's log says why",
+        };
+        Some(format!("{target} is off the link, and its node does not receive from the tunnel: {why}"))
     }
 
     /// What the interface to which a route leads has room for.
@@ -173,7 +202,7 @@ mod tests {
         }
     }
 
-    const TUNNEL: Tunnel = Tunnel::Ready { vni: 7, mtu: None };
+    const TUNNEL: Tunnel = Tunnel::Ready { vni: 7, port: 10_361, mtu: None };
 
     #[test]
     fn only_connected_routes_of_the_interface_are_on_the_link() {
@@ -210,12 +239,46 @@ mod tests {
         ] {
             let tunnelled = |mtu| Ok(Path::Tunnel { mac: [2, 0x53, 0x54, 0, 0, 7], mtu, vni: 7 });
             assert_eq!(host(TUNNEL).reach(ip(target)), tunnelled(mtu), "{target}");
-            let given = Tunnel::Ready { vni: 7, mtu: Some(1300) };
+            let given = Tunnel::Ready { vni: 7, port: 10_361, mtu: Some(1300) };
             assert_eq!(host(given).reach(ip(target)), tunnelled(1300), "{target}");
         }
         assert!(host(TUNNEL).reach(ip("fd01::1")).is_err_and(|reason| reason.ends_with("no route to it")));
         let failed = host(Tunnel::Failed("port in use".to_owned())).reach(ip("10.0.0.200"));
         assert!(failed.is_err_and(|reason| reason.ends_with("the tunnel does not work: port in use")));
+    }
+
+    #[test]
+    fn only_nodes_off_the_link_are_refused_for_what_they_state() {
+        let receives = |vni, port| Some(TunnelReceiver::Receives { vni, port });
+        let (on_link, own, far) = ("10.0.0.7", "10.0.0.5", "fd02:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        let far_host = |tunnel| HostNetwork {
+            routes: vec![route("::/0", 3, true), route("10.0.0.0/24", 3, false)].into(),
+            ..host(tunnel)
+        };
+        let refusal = |target: &str, stated| {
+            let host = far_host(TUNNEL);
+            host.refusal(ip(target), &host.reach(ip(target)).expect("a path"), stated)
+        };
+        for (stated, said) in [
+            (None, None),
+            (receives(7, 10_361), None),
+            (Some(TunnelReceiver::Unknown), None),
+            (receives(8, 10_361), Some("it receives VNI 8 at port 10361, not 7 at 10361")),
+            (receives(7, 10_362), Some("it receives VNI 7 at port 10362, not 7 at 10361")),
+            (receives(u32::MAX, u16::MAX), Some("it receives VNI 4294967295 at port 65535, not 7 at 10361")),
+            (Some(TunnelReceiver::Off), Some("its agent runs without --edge-tunnel-vni")),
+            (Some(TunnelReceiver::EdgeHost), Some("an edge host's device steerage-vx has the port")),
+            (Some(TunnelReceiver::Failed), Some("its agent's log says why")),
+        ] {
+            let reason = refusal(far, stated);
+            assert_eq!(reason.as_ref().and_then(|reason| reason.split(": ").last()), said, "{stated:?}");
+            assert!(reason.is_none_or(|reason| reason.len() <= 160), "it would be cut in the status");
+            assert_eq!([on_link, own].map(|target| refusal(target, stated)), [None, None]);
+        }
+        // The reason is another one then.
+        let failed = far_host(Tunnel::Failed("port in use".to_owned()));
+        let path = far_host(TUNNEL).reach(ip(far)).expect("a path");
+        assert_eq!(failed.refusal(ip(far), &path, Some(TunnelReceiver::Off)), None);
     }
 
     proptest! {

@@ -13,6 +13,7 @@ use crate::reach::Tunnel;
 pub(crate) struct TunnelKeeper {
     device: Device,
     vni: u32,
+    port: u16,
     mtu: Option<u16>,
     /// The device's index, once it is there.
     index: Option<u32>,
@@ -29,7 +30,8 @@ impl TunnelKeeper {
             return None;
         }
         let mtu = (mtu != 0).then_some(mtu);
-        let mut keeper = Self { device: steerage_tunnel::sender(port), vni, mtu, index: None, error: None };
+        let mut keeper =
+            Self { device: steerage_tunnel::sender(port), vni, port, mtu, index: None, error: None };
         let made = steerage_tunnel::ensure_anew(&keeper.device);
         keeper.record(made);
         Some(keeper)
@@ -92,7 +94,7 @@ impl TunnelKeeper {
 
     pub(crate) fn state(&self) -> Tunnel {
         match &self.error {
-            None => Tunnel::Ready { vni: self.vni, mtu: self.mtu },
+            None => Tunnel::Ready { vni: self.vni, port: self.port, mtu: self.mtu },
             Some(error) => Tunnel::Failed(error.clone()),
         }
     }
@@ -142,11 +144,11 @@ mod tests {
             let mut keeper = TunnelKeeper::start(FLAGS).expect("a tunnel");
             let index = keeper.index().expect("a device");
             assert!(!keeper.keep());
-            assert_eq!(keeper.state(), Tunnel::Ready { vni: 7, mtu: None });
+            assert_eq!(keeper.state(), Tunnel::Ready { vni: 7, port: 10_361, mtu: None });
             let next = TunnelKeeper::start(TunnelArgs { mtu: 1400, ..FLAGS }).expect("a tunnel");
             assert_eq!(
                 (next.index(), next.state()),
-                (Some(index), Tunnel::Ready { vni: 7, mtu: Some(1400) })
+                (Some(index), Tunnel::Ready { vni: 7, port: 10_361, mtu: Some(1400) })
             );
 
             ip(&format!("link delete {SENDER}"));

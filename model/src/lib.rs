@@ -35,4 +35,4 @@ pub use service::{
 };
 pub use service_cidr::ServiceCidr;
 pub use shown::{printable, shortened, shown};
-pub use statement::{MAX_STATEMENT_WAIT, STATEMENT_PATH, Statement};
+pub use statement::{MAX_STATEMENT_WAIT, STATEMENT_PATH, Statement, TunnelReceiver};

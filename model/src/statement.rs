@@ -29,4 +29,30 @@ pub struct Statement {
     /// By health-check node port, the number of the Service's local endpoints of the family of the address that was asked; `null`
     /// where the agent does not serve the port any more.
     pub ports: BTreeMap<u16, Option<u32>>,
+    /// Whether the node receives from edge hosts' tunnel, in packets of the family of the address that was asked. Absent before the agent
+    /// has looked, and from agents that know no tunnel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub edge_tunnel: Option<TunnelReceiver>,
+}
+
+/// A node's end of edge hosts' tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "camelCase")]
+pub enum TunnelReceiver {
+    /// It receives this virtual network at this UDP port.
+    Receives {
+        /// The number of the virtual network.
+        vni: u32,
+        /// The UDP port.
+        port: u16,
+    },
+    /// It does not receive: the agent has no flag for it.
+    Off,
+    /// It does not receive: the device of an edge host on the node has the UDP port.
+    EdgeHost,
+    /// It does not receive: its device or the rules for it are missing. The agent's log says why.
+    Failed,
+    /// What an agent of a later version says.
+    #[serde(other)]
+    Unknown,
 }

@@ -15,8 +15,8 @@ use steerage_agent::agent::Agent;
 use steerage_agent::debug_socket::DebugSocket;
 use steerage_agent::edge_tunnel::EdgeTunnelSettings;
 use steerage_agent::health::{
-    HealthCheckPorts, Listeners, NodeHealth, ProxyHealth, allow_many_connections, serve_node_health,
-    server_runtime,
+    HealthCheckPorts, Listeners, NodeHealth, ProxyHealth, StatedTunnel, allow_many_connections,
+    serve_node_health, server_runtime,
 };
 use steerage_agent::input::Input;
 use steerage_agent::kernel::{
@@ -29,7 +29,7 @@ use steerage_agent::peers::ForwardToPeers;
 use steerage_agent::plan::ElementLimits;
 use steerage_agent::rules::{Feature, Features, Ruleset, flow_seed};
 use steerage_agent::settings::{AgentSettings, DetectLocal, NodePortAddresses};
-use steerage_model::{Node, Service};
+use steerage_model::{Family, Node, Service, TunnelReceiver};
 use steerage_nft::Nft;
 use steerage_process::admin::AdminPages;
 use steerage_process::{Component, Process};
@@ -92,7 +92,8 @@ impl Args {
             noticed => others.send(Input::Foreign(noticed)).is_ok(),
         });
         watch_host(&settings, &inputs, &metrics)?;
-        keep_edge_tunnel(tunnel, &metrics)?;
+        let stated_tunnel = StatedTunnel::default();
+        keep_edge_tunnel(tunnel, &metrics, stated_tunnel.clone())?;
 
         let watches =
             process.metrics().register("agent_watch", |registry| Watches::new(client.clone(), registry));
@@ -122,6 +123,7 @@ impl Args {
             proxy_health: proxy_health.clone(),
             families: dataplane.families().to_vec(),
             ports: ports.clone(),
+            tunnel: stated_tunnel,
             counts: metrics.kube_proxy.clone(),
             statements: metrics.statements.clone(),
         };
@@ -208,16 +210,21 @@ fn edge_tunnel(flags: &AgentArgs) -> Option<EdgeTunnelSettings> {
 }
 
 /// Starts to keep the devices and tables of the edge's tunnel, or removes those of an earlier process.
-fn keep_edge_tunnel(settings: Option<EdgeTunnelSettings>, metrics: &Metrics) -> anyhow::Result<()> {
-    match settings {
-        Some(settings) => {
-            let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
-            let HostMetrics { edge_tunnel_ready: ready, edge_tunnel_failed: failed, .. } =
-                metrics.host.clone();
-            tokio::spawn(keeper.run(ready, failed));
+fn keep_edge_tunnel(
+    settings: Option<EdgeTunnelSettings>,
+    metrics: &Metrics,
+    stated: StatedTunnel,
+) -> anyhow::Result<()> {
+    let Some(settings) = settings else {
+        remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?);
+        for family in [Family::V4, Family::V6] {
+            stated.set(family, TunnelReceiver::Off);
         }
-        None => remove_edge_tunnel(&mut Nft::open().context("cannot reach nftables")?),
-    }
+        return Ok(());
+    };
+    let keeper = EdgeTunnelKeeper::open(settings).context("cannot reach nftables")?;
+    let HostMetrics { edge_tunnel_ready: ready, edge_tunnel_failed: failed, .. } = metrics.host.clone();
+    tokio::spawn(keeper.run(ready, failed, move |family, receiver| stated.set(family, receiver)));
     Ok(())
 }
 

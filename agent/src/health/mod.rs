@@ -11,6 +11,7 @@ mod node;
 mod ports;
 mod proxy_health;
 mod stated_ports;
+mod stated_tunnel;
 mod statement;
 
 use std::io;
@@ -22,6 +23,7 @@ pub use listeners::Listeners;
 pub use node::{HealthAddress, NodeHealth, serve_node_health};
 pub use ports::HealthCheckPorts;
 pub use proxy_health::ProxyHealth;
+pub use stated_tunnel::StatedTunnel;
 
 /// Starts a runtime of one thread for the health servers, for the life of the process. Their clients can keep one processor busy
 /// at most, and never delay the agent's loop.

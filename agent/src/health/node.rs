@@ -22,6 +22,7 @@ use steerage_process::connection_limiter::ConnectionLimiter;
 use super::http::{json, listen, serve};
 use super::ports::HealthCheckPorts;
 use super::proxy_health::ProxyHealth;
+use super::stated_tunnel::StatedTunnel;
 use super::statement;
 use crate::metrics::{KubeProxyMetrics, StatementMetrics};
 
@@ -71,6 +72,8 @@ pub struct NodeHealth {
     pub families: Vec<Family>,
     /// What health-check ports answer.
     pub ports: HealthCheckPorts,
+    /// Whether the node receives from edge hosts' tunnel.
+    pub tunnel: StatedTunnel,
     /// Counts answers.
     pub counts: KubeProxyMetrics,
     /// Counts statements.
@@ -130,14 +133,14 @@ struct FamilyBody {
 /// The answer at an address of this family.
 pub(super) async fn respond_at(uri: Uri, family: Family, health: NodeHealth) -> Response<Full<Bytes>> {
     if uri.path() == STATEMENT_PATH {
-        let NodeHealth { proxy_health, families: _, ports, counts: _, statements } = &health;
-        return statement::respond(uri.query(), family, ports, proxy_health, statements).await;
+        let NodeHealth { proxy_health, families: _, ports, tunnel, counts: _, statements } = &health;
+        return statement::respond(uri.query(), family, ports, tunnel, proxy_health, statements).await;
     }
     respond(uri.path(), &health)
 }
 
 fn respond(path: &str, health: &NodeHealth) -> Response<Full<Bytes>> {
-    let NodeHealth { proxy_health, families, ports: _, counts, statements: _ } = health;
+    let NodeHealth { proxy_health, families, ports: _, tunnel: _, counts, statements: _ } = health;
     let (node_eligible, fit) = match path {
         "/livez" => (None, true),
         "/healthz" => (Some(proxy_health.is_eligible()), proxy_health.is_eligible()),
@@ -189,6 +192,7 @@ mod tests {
             proxy_health: proxy_health.clone(),
             families: vec![Family::V4],
             ports: HealthCheckPorts::default(),
+            tunnel: StatedTunnel::default(),
             counts: KubeProxyMetrics::default(),
             statements: StatementMetrics::default(),
         }

@@ -2,19 +2,20 @@
 //! Answers requests for the node's statement, and holds them until there is news. The node's health server calls it. It only reads
 //! what the health-check ports answer; it changes nothing.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body_util::Full;
-use steerage_model::{Family, MAX_STATEMENT_WAIT, Statement};
+use steerage_model::{Family, MAX_STATEMENT_WAIT, Statement, TunnelReceiver};
 use tokio::time::Instant;
 
 use super::http::{json, text};
 use super::ports::HealthCheckPorts;
 use super::proxy_health::ProxyHealth;
+use super::stated_ports::StatedDelta;
+use super::stated_tunnel::{StatedReceiver, StatedTunnel};
 use crate::metrics::{StatementKind, StatementMetrics};
 
 /// How often a held request looks whether the node's health has changed, which time alone can do.
@@ -25,6 +26,7 @@ pub(super) async fn respond(
     query: Option<&str>,
     family: Family,
     ports: &HealthCheckPorts,
+    tunnel: &StatedTunnel,
     proxy_health: &ProxyHealth,
     counts: &StatementMetrics,
 ) -> Response<Full<Bytes>> {
@@ -35,7 +37,7 @@ pub(super) async fn respond(
     let origin = Origin { instance: ports.instance(), family };
     let known = query.after.and_then(|after| origin.parse(after));
     let is_healthy = || proxy_health.is_healthy();
-    let Some((statement, kind)) = news(origin, known, query.wait, ports, is_healthy).await else {
+    let Some((statement, kind)) = news(origin, known, query.wait, ports, tunnel, is_healthy).await else {
         return text(StatusCode::SERVICE_UNAVAILABLE, "the rules are not in the kernel yet\n");
     };
     counts.count(kind);
@@ -50,13 +52,15 @@ async fn news(
     known: Option<Revision>,
     wait: Duration,
     ports: &HealthCheckPorts,
+    tunnel: &StatedTunnel,
     is_healthy: impl Fn() -> bool,
 ) -> Option<(Statement, StatementKind)> {
     let end = Instant::now() + wait;
     loop {
         let healthy = is_healthy();
         let delta = ports.stated_since(origin.family, known.map(|known| known.change))?;
-        let revision = Revision { change: delta.change, healthy };
+        let StatedReceiver { change: tunnel_change, receiver } = tunnel.get(origin.family);
+        let revision = Revision { change: delta.change, tunnel_change, healthy };
         let left = end.saturating_duration_since(Instant::now());
         let kind = match known {
             _ if delta.complete => StatementKind::Complete,
@@ -64,11 +68,14 @@ async fn news(
             _ => StatementKind::Changes,
         };
         if kind != StatementKind::Unchanged || left.is_zero() {
-            return Some((origin.statement(revision, delta.complete, delta.ports), kind));
+            return Some((origin.statement(revision, delta, receiver), kind));
         }
-        let change = ports.changed_since(origin.family, revision.change);
         // A change, a look at the node's health, or the end.
-        let _ = tokio::time::timeout(left.min(HEALTH_INTERVAL), change).await;
+        tokio::select! {
+            () = ports.changed_since(origin.family, revision.change) => {}
+            () = tunnel.changed_since(origin.family, tunnel_change) => {}
+            () = tokio::time::sleep(left.min(HEALTH_INTERVAL)) => {}
+        }
     }
 }
 
@@ -124,6 +131,8 @@ impl fmt::Display for Origin {
 struct Revision {
     /// The last change of a port.
     change: u64,
+    /// The last change of the node's end of the tunnel.
+    tunnel_change: u64,
     /// What it was told of the node's health. That has no number of its changes: time alone changes it, and it is only evaluated
     /// when a client asks.
     healthy: bool,
@@ -132,17 +141,34 @@ struct Revision {
 impl Origin {
     /// Only characters that a URL may have as they are.
     fn revision(self, revision: Revision) -> String {
-        let Revision { change, healthy } = revision;
-        format!("{self}-{change}-{healthy}")
+        let Revision { change, tunnel_change, healthy } = revision;
+        format!("{self}-{change}-{tunnel_change}-{healthy}")
     }
 
     fn parse(self, text: &str) -> Option<Revision> {
-        let (change, healthy) = text.strip_prefix(&self.to_string())?.strip_prefix('-')?.split_once('-')?;
-        Some(Revision { change: change.parse().ok()?, healthy: healthy.parse().ok()? })
+        let (change, rest) = text.strip_prefix(&self.to_string())?.strip_prefix('-')?.split_once('-')?;
+        let (tunnel_change, healthy) = rest.split_once('-')?;
+        Some(Revision {
+            change: change.parse().ok()?,
+            tunnel_change: tunnel_change.parse().ok()?,
+            healthy: healthy.parse().ok()?,
+        })
     }
 
-    fn statement(self, revision: Revision, complete: bool, ports: BTreeMap<u16, Option<u32>>) -> Statement {
-        Statement { revision: self.revision(revision), complete, healthy: revision.healthy, ports }
+    fn statement(
+        self,
+        revision: Revision,
+        delta: StatedDelta,
+        edge_tunnel: Option<TunnelReceiver>,
+    ) -> Statement {
+        let StatedDelta { complete, ports, change: _ } = delta;
+        Statement {
+            revision: self.revision(revision),
+            complete,
+            healthy: revision.healthy,
+            ports,
+            edge_tunnel,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use steerage_model::chain;
+use steerage_model::{TunnelReceiver, chain};
 use steerage_nft::{Batch, Error, Family, Nft, RuleInfo, Table};
 use steerage_process::prometheus_client::metrics::gauge::Gauge;
 use steerage_tunnel::{
@@ -39,6 +39,8 @@ pub struct EdgeTunnelKeeper {
     retry_at: Option<Instant>,
     /// It is in use by the device of an edge host on this node.
     is_edge_host: bool,
+    /// What each device receives, as far as is known: first that of IPv4, then that of IPv6.
+    receivers: [Option<TunnelReceiver>; 2],
     /// Why something is not as it should be.
     error: Option<String>,
 }
@@ -68,17 +70,29 @@ impl EdgeTunnelKeeper {
             has_begun: false,
             retry_at: None,
             is_edge_host: false,
+            receivers: [None; 2],
             error: None,
         })
     }
 
-    /// Keeps all until the process ends. `ready` shows whether the tunnel receives, `failed` whether it should and does not.
-    pub async fn run(mut self, ready: Gauge, failed: Gauge) {
+    /// Keeps all until the process ends. `ready` shows whether the tunnel receives, `failed` whether it should and does not. `state` gets
+    /// what is known of each family.
+    pub async fn run(
+        mut self,
+        ready: Gauge,
+        failed: Gauge,
+        state: impl Fn(steerage_model::Family, TunnelReceiver) + Send,
+    ) {
         let mut ticks = tokio::time::interval(INTERVAL);
         loop {
             ticks.tick().await;
             ready.set(self.keep().into());
             failed.set(self.error.is_some().into());
+            for ((family, _), receiver) in FAMILIES.into_iter().zip(self.receivers) {
+                if let Some(receiver) = receiver {
+                    state(family, receiver);
+                }
+            }
         }
     }
 
@@ -88,6 +102,7 @@ impl EdgeTunnelKeeper {
             // Nothing may come that no table judges. Tables that merely cannot be read are no reason to stop.
             if !self.hold {
                 remove_devices();
+                self.receivers = [Some(TunnelReceiver::Failed); 2];
             }
             chain(&error)
         });
@@ -97,7 +112,7 @@ impl EdgeTunnelKeeper {
         if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
             tracing::error!(
                 error,
-                "edge tunnel not set up; packets of edge hosts off the link to this node are lost; retrying"
+                "edge tunnel not set up; this node receives nothing from edge hosts off its link; retrying"
             );
         }
         self.error = error;
@@ -158,6 +173,7 @@ impl EdgeTunnelKeeper {
     fn keep_devices(&mut self) -> Result<bool, String> {
         if has_ipv6() && !self.families.contains(&Family::Ip6) {
             remove_devices();
+            self.receivers = [Some(TunnelReceiver::Failed); 2];
             return Err(
                 "the kernel has IPv6 and no nftables for it, so nothing would judge IPv6 packets".to_owned()
             );
@@ -167,15 +183,19 @@ impl EdgeTunnelKeeper {
         }
         (self.retry_at, self.is_edge_host) = (None, false);
         let ensure = if self.has_begun { ensure } else { ensure_anew };
-        for device in &self.devices {
+        let mut failed = None;
+        for (device, receiver) in self.devices.iter().zip(&mut self.receivers) {
             match ensure(device) {
-                Ok(Ensured { is_new: true, .. }) => {
-                    tracing::info!(
-                        device = device.name(),
-                        "edge tunnel set up; this node receives through it"
-                    );
+                Ok(Ensured { is_new, .. }) => {
+                    if is_new {
+                        tracing::info!(
+                            device = device.name(),
+                            "edge tunnel set up; this node receives through it"
+                        );
+                    }
+                    let EdgeTunnelSettings { vni, port, .. } = self.settings;
+                    *receiver = Some(TunnelReceiver::Receives { vni, port });
                 }
-                Ok(_) => {}
                 Err(TunnelError::PortInUse { .. }) if is_up(SENDER).unwrap_or(false) => {
                     // Other edge hosts are on one link with it, and so is this node.
                     if !self.has_begun {
@@ -185,15 +205,24 @@ impl EdgeTunnelKeeper {
                     }
                     (self.has_begun, self.is_edge_host) = (true, true);
                     self.retry_at = Some(Instant::now() + RETRY_PORT);
+                    // It sends to both families, so neither of them can receive.
+                    self.receivers = [Some(TunnelReceiver::EdgeHost); 2];
                     return Ok(false);
                 }
                 Err(error) => {
                     if matches!(error, TunnelError::PortInUse { .. }) {
                         self.retry_at = Some(Instant::now() + RETRY_PORT);
                     }
-                    return Err(chain(&error));
+                    if !error.is_unknown() {
+                        *receiver = Some(TunnelReceiver::Failed);
+                    }
+                    // The other family may receive.
+                    failed.get_or_insert_with(|| chain(&error));
                 }
             }
+        }
+        if let Some(error) = failed {
+            return Err(error);
         }
         self.has_begun = true;
         Ok(true)

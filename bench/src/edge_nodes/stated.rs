@@ -79,7 +79,8 @@ impl Stated {
         let count = |port: u16| (port, Some(state.counts.get(&port).copied().unwrap_or(0).into()));
         let ports: BTreeMap<_, _> = opened.chain(changed).map(count).collect();
         let kind = if ports.is_empty() { AnswerKind::Unchanged } else { AnswerKind::Changes };
-        let statement = Statement { revision: revision(last), complete: false, healthy: true, ports };
+        let revision = revision(last);
+        let statement = Statement { revision, complete: false, healthy: true, ports, edge_tunnel: None };
         Some((kind, serde_json::to_string(&statement).ok()?))
     }
 

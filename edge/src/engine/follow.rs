@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use steerage_edge_dataplane::StateChange;
+use steerage_model::TunnelReceiver;
 
 use super::{Engine, number};
 use crate::index::IndexChange;
@@ -17,6 +18,29 @@ use crate::status::Statuses;
 use crate::vips::{WITHHELD, change_set};
 
 impl Engine {
+    /// A node states another end of the tunnel than before. A plan follows if that decides whether the node gets packets: it stops or
+    /// begins to be a target of all Services.
+    pub(super) fn follow_tunnel(&mut self, address: IpAddr, receiver: Option<TunnelReceiver>) {
+        if !self.prober.follows_node(address) {
+            return;
+        }
+        let before = self.health.set_tunnel_receiver(address, receiver);
+        let Ok(path) = self.host.reach(address) else { return };
+        let [before, now] = [before, receiver].map(|stated| self.host.refusal(address, &path, stated));
+        if before == now {
+            return;
+        }
+        match now {
+            Some(reason) => {
+                tracing::warn!(target_address = %address, reason, "node refused; it gets no packets");
+            }
+            None => {
+                tracing::info!(target_address = %address, "node no longer refused; it receives from the tunnel");
+            }
+        }
+        self.pace.request(Instant::now());
+    }
+
     /// Lets the kernel follow load balancers that have changed, and nothing else has. Returns false where only a plan can tell what
     /// follows.
     pub(super) fn follow_load_balancers(&mut self, change: &IndexChange) -> bool {

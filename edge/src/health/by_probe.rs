@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol, TargetState};
+use steerage_model::TunnelReceiver;
 
 use super::{Probe, TargetHealth};
 use crate::checks::{CheckSet, Checks, urgency};
@@ -61,6 +62,8 @@ struct OfAddress {
     by_request: HashMap<ProbeRequest, TargetHealth>,
     /// The ports that the node states, or stated last.
     stated: Option<Arc<PortSet>>,
+    /// What the node states of its end of the tunnel.
+    tunnel_receiver: Option<TunnelReceiver>,
 }
 
 impl OfAddress {
@@ -204,6 +207,20 @@ impl HealthByProbe {
     /// Whether the node at this address states ports, or did.
     pub(crate) fn is_stating(&self, address: IpAddr) -> bool {
         self.by_address.get(&address).is_some_and(|of_address| of_address.stated.is_some())
+    }
+
+    /// What the node at this address states of its end of the tunnel, or stated last.
+    pub(crate) fn tunnel_receiver(&self, address: IpAddr) -> Option<TunnelReceiver> {
+        self.by_address.get(&address)?.tunnel_receiver
+    }
+
+    /// The node states this, or nothing any more. Returns what it stated before.
+    pub(crate) fn set_tunnel_receiver(
+        &mut self,
+        address: IpAddr,
+        receiver: Option<TunnelReceiver>,
+    ) -> Option<TunnelReceiver> {
+        std::mem::replace(&mut self.by_address.entry(address).or_default().tunnel_receiver, receiver)
     }
 
     /// The addresses of which more may be known for checks of this port than that they have no endpoint: those with a value, and those

@@ -63,7 +63,7 @@ impl FollowedChecks {
     pub(super) fn add(&mut self, reachable: &Arc<ReachableTargets>, check: &HealthCheck, is_urgent: bool) {
         let place = place(reachable);
         let of_targets = self.of_targets.entry(place).or_insert_with(|| {
-            for address in reachable.addresses() {
+            for address in reachable.followed() {
                 self.at.entry(address).or_default().insert(place);
             }
             OfTargets { reachable: Arc::clone(reachable), uses: HashMap::new(), shared: None }
@@ -93,7 +93,7 @@ impl FollowedChecks {
             self.dirty.insert(place);
             return;
         }
-        for address in reachable.addresses() {
+        for address in reachable.followed() {
             if let Some(places) = self.at.get_mut(&address) {
                 places.remove(&place);
                 if places.is_empty() {
@@ -134,7 +134,7 @@ impl FollowedChecks {
         for place in std::mem::take(&mut self.dirty) {
             if let Some(of_targets) = self.of_targets.get_mut(&place) {
                 of_targets.shared = None;
-                addresses.extend(of_targets.reachable.addresses());
+                addresses.extend(of_targets.reachable.followed());
             }
         }
         addresses.into_iter().map(|address| (address, self.sets(address))).collect()

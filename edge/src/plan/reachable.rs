@@ -2,7 +2,7 @@
 //! The targets of an object for one IP family, as this host reaches them. Pure. A plan makes one for all groups with the same targets:
 //! under `health-check` steering each load balancer has all nodes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(super) struct ReachableTargets {
     positions: HashMap<IpAddr, usize>,
     /// Those that cannot.
     pub(super) refused: Vec<TargetStatus>,
+    /// Those of them that are refused for what their nodes state. They are still asked, so that the nodes can state something else.
+    asked: BTreeSet<IpAddr>,
     /// The weights are the objects', and not those that the targets' responses ask for.
     pub(super) has_own_weights: bool,
     /// The sources that frames of a node may carry.
@@ -51,6 +53,7 @@ impl ReachableTargets {
             targets: Vec::new(),
             positions: HashMap::new(),
             refused: Vec::new(),
+            asked: BTreeSet::new(),
             has_own_weights: targets.as_slice().iter().any(|target| target.weight != 1),
             sources: Vec::new(),
             without_statement: Vec::new(),
@@ -61,7 +64,13 @@ impl ReachableTargets {
         for (target, drain) in targets.as_slice().iter().map(|target| (target, None)).chain(draining) {
             let mut of_family = target.addresses.iter().filter(|address| address.is_ipv6() == v6);
             let Some(address) = of_family.next().copied() else { continue };
-            let path = match host.reach(address) {
+            let reached = host.reach(address);
+            let refusal = reached
+                .as_ref()
+                .ok()
+                .and_then(|path| host.refusal(address, path, health.tunnel_receiver(address)));
+            reachable.asked.extend(refusal.is_some().then_some(address));
+            let path = match refusal.map_or(reached, Err) {
                 Ok(path) => path,
                 Err(reason) => {
                     reachable.refused.push(TargetStatus {
@@ -124,6 +133,16 @@ impl ReachableTargets {
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.targets.iter().map(|target| target.address)
+    }
+
+    /// The addresses of targets whose health is followed.
+    pub(super) fn followed(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses().chain(self.asked.iter().copied())
+    }
+
+    /// Whether the health of a target at this address is followed.
+    pub(super) fn follows(&self, address: IpAddr) -> bool {
+        self.positions.contains_key(&address) || self.asked.contains(&address)
     }
 }
 

@@ -274,7 +274,7 @@ impl PlannedGroups {
                 }
                 self.ledger.checks.set_urgent(&group.reachable, group.check(), !is_healthy);
                 let probe = |address| Probe { address, check: group.check().clone() };
-                flipped.extend(group.reachable.addresses().map(probe));
+                flipped.extend(group.reachable.followed().map(probe));
             }
             self.next_change = self.next_change.into_iter().chain(group.next_change).min();
             planned.group = group;
@@ -292,12 +292,15 @@ impl PlannedGroups {
 
     /// The positions of groups with this target whose checks ask the same.
     fn asked(&self, probe: &Probe) -> impl Iterator<Item = usize> {
+        self.asking(probe)
+            .filter(|(_, group)| group.reachable.position(probe.address).is_some())
+            .map(|(at, _)| at)
+    }
+
+    /// The groups whose checks ask the same, with their positions.
+    fn asking(&self, probe: &Probe) -> impl Iterator<Item = (usize, &TargetGroup)> {
         let positions = self.asked.get(&ProbeRequest::from(&probe.check)).into_iter().flatten().copied();
-        let has_target = |position: &usize| {
-            let planned = self.groups.get(position);
-            planned.is_some_and(|planned| planned.group.reachable.position(probe.address).is_some())
-        };
-        positions.filter(has_target)
+        positions.filter_map(|position| Some((position, &self.groups.get(&position)?.group)))
     }
 
     fn listed(&self, list: &ListChange) -> impl Iterator<Item = usize> {
@@ -329,8 +332,9 @@ impl PlannedGroups {
 
     /// Whether one of the groups that share the probe has no healthy target; `None` if none shares it.
     pub(crate) fn urgency(&self, probe: &Probe) -> Option<bool> {
-        let groups = self.asked(probe).filter_map(|position| self.groups.get(&position));
-        let groups = groups.map(|planned| &planned.group).filter(|group| *group.check() == probe.check);
+        let groups = self.asking(probe).map(|(_, group)| group);
+        let groups =
+            groups.filter(|group| *group.check() == probe.check && group.reachable.follows(probe.address));
         groups.map(|group| !group.has_healthy()).reduce(|one, other| one || other)
     }
 }

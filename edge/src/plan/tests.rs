@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 use std::time::Duration;
-use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, TargetState};
+use steerage_edge_api::{EdgeLoadBalancer, EdgeLoadBalancerSpec, EdgeNodeSet, TargetState, TargetUse};
 use steerage_edge_dataplane::packet::maps::ListenerKey;
 use steerage_edge_dataplane::{Path, Sender, Table};
+use steerage_model::TunnelReceiver;
 use steerage_watch::Event;
 
 mod amending;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_api::{HealthCheck, TargetState};
+use steerage_model::TunnelReceiver;
 
 use super::HealthChange;
 use super::node_statement::{AffectedPorts, NodeStatement, SILENT, StatementMode, Verdict};
@@ -36,6 +37,8 @@ pub(super) struct Node {
     statement: NodeStatement,
     /// What was sent last of the ports that it states.
     sent_ports: Option<Arc<PortSet>>,
+    /// What was sent last of its end of the tunnel.
+    sent_tunnel: Option<TunnelReceiver>,
     /// Runs while a statement may decide a check.
     task: Option<StatementTask>,
     /// Ports whose weight changed too soon after its last change; it follows later.
@@ -72,6 +75,7 @@ impl Node {
             judged: HashMap::new(),
             statement: NodeStatement::default(),
             sent_ports: None,
+            sent_tunnel: None,
             task: None,
             delayed_weights: HashSet::new(),
         }
@@ -161,6 +165,7 @@ impl Node {
             (None, Some(settings)) => self.task = Some(spawn(settings)),
             (_, None) => {
                 (self.task, self.statement) = (None, NodeStatement::default());
+                self.send_tunnel(tasks);
                 if self.sent_ports.take().is_some() {
                     // Without a receiver the process is ending.
                     let _ = tasks.changes.send(HealthChange::Stated(self.address, Arc::default()));
@@ -208,6 +213,7 @@ impl Node {
         let patience = if has_many { PATIENCE_WITH_MANY } else { 1 };
         let affected = self.statement.record(&report.result, report.begun, patience);
         self.statement.share(|ports| shared.share(ports));
+        self.send_tunnel(context.tasks);
         let dropped = self.dropped_ports();
         if !dropped.is_empty() {
             self.send_ports(context.tasks);
@@ -253,6 +259,15 @@ impl Node {
             self.sent_ports = Some(Arc::clone(ports));
             // Without a receiver the process is ending.
             let _ = tasks.changes.send(HealthChange::Stated(self.address, Arc::clone(ports)));
+        }
+    }
+
+    /// Sends what the node states of its end of the tunnel if that differs from before.
+    fn send_tunnel(&mut self, tasks: &ProbeTasks) {
+        let receiver = self.statement.tunnel_receiver();
+        if std::mem::replace(&mut self.sent_tunnel, receiver) != receiver {
+            // Without a receiver the process is ending.
+            let _ = tasks.changes.send(HealthChange::Tunnel(self.address, receiver));
         }
     }
 

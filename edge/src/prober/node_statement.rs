@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
-use steerage_model::Statement;
+use steerage_model::{Statement, TunnelReceiver};
 
 use crate::health::ProbeResult;
 use crate::port_set::PortSet;
@@ -77,6 +77,7 @@ pub(super) struct NodeStatement {
     endpoints: HashMap<u16, u32>,
     /// All ports that it states. Nodes that state the same share it.
     ports: Arc<PortSet>,
+    tunnel_receiver: Option<TunnelReceiver>,
     /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
     is_former: bool,
     /// The requests since then that brought an answer, but no statement; or the first requests, until one is answered.
@@ -113,6 +114,12 @@ impl NodeStatement {
     pub(super) fn ports_with_endpoints(&self) -> impl Iterator<Item = u16> {
         let is_deciding = self.ports().is_some();
         self.endpoints.keys().copied().filter(move |_| is_deciding)
+    }
+
+    /// What it states of its end of the tunnel, or stated last: silence says nothing of it. Once all ports are probed, something else may
+    /// receive there.
+    pub(super) fn tunnel_receiver(&self) -> Option<TunnelReceiver> {
+        self.tunnel_receiver.filter(|_| self.failures < FAILURES_UNTIL_ALL_PROBED)
     }
 
     /// Holds this set instead of its own, which is equal.
@@ -159,7 +166,8 @@ impl NodeStatement {
     }
 
     fn apply(&mut self, statement: &Statement) -> AffectedPorts {
-        let Statement { complete, healthy, ports, revision: _ } = statement;
+        let Statement { complete, healthy, ports, edge_tunnel, revision: _ } = statement;
+        self.tunnel_receiver = *edge_tunnel;
         let is_all = *complete || *healthy != self.is_healthy;
         self.is_healthy = *healthy;
         if *complete {
@@ -253,7 +261,20 @@ mod tests {
 
     fn stated(complete: bool, healthy: bool, ports: &[(u16, Option<u32>)]) -> StatementResult {
         let ports = ports.iter().copied().collect();
-        StatementResult::Stated(Statement { revision: "r".to_owned(), complete, healthy, ports })
+        StatementResult::Stated(Statement {
+            revision: "r".to_owned(),
+            complete,
+            healthy,
+            ports,
+            edge_tunnel: None,
+        })
+    }
+
+    fn receiving(complete: bool, edge_tunnel: Option<TunnelReceiver>) -> StatementResult {
+        let StatementResult::Stated(statement) = stated(complete, true, &[(PORT, Some(1))]) else {
+            unreachable!("it is stated")
+        };
+        StatementResult::Stated(Statement { edge_tunnel, ..statement })
     }
 
     fn not_stated() -> StatementResult {
@@ -407,6 +428,37 @@ mod tests {
         assert_eq!(node.verdict(&check(), now), Verdict::Probe);
         node.record_now(&stated(true, true, &[(PORT, Some(0))]), now);
         assert_eq!(node.verdict(&check(), now), without);
+    }
+
+    /// An agent that restarts says nothing at first; another one may not know tunnels.
+    #[test]
+    fn end_of_the_tunnel_is_what_was_stated_last_until_all_ports_are_probed() {
+        let now = Instant::now();
+        let mut node = NodeStatement::default();
+        let (receives, off) = (TunnelReceiver::Receives { vni: 7, port: 10_361 }, TunnelReceiver::Off);
+        for (result, expected) in [
+            (receiving(false, Some(off)), None),
+            (receiving(true, None), None),
+            (receiving(false, Some(off)), Some(off)),
+            (receiving(false, Some(receives)), Some(receives)),
+            (receiving(true, Some(off)), Some(off)),
+            (unanswered(), Some(off)),
+            (not_stated(), Some(off)),
+            (receiving(false, Some(receives)), Some(off)),
+            (receiving(true, None), None),
+            (receiving(false, Some(off)), Some(off)),
+        ] {
+            node.record_now(&result, now);
+            assert_eq!(node.tunnel_receiver(), expected, "{result:?}");
+        }
+        for _ in 0..20 {
+            node.record_now(&unanswered(), now);
+            assert_eq!(node.tunnel_receiver(), Some(off), "silence says nothing");
+        }
+        for failure in 1..=FAILURES_UNTIL_ALL_PROBED {
+            node.record_now(&not_stated(), now);
+            assert_eq!(node.tunnel_receiver().is_none(), failure == FAILURES_UNTIL_ALL_PROBED);
+        }
     }
 
     #[derive(Clone, Debug)]

@@ -195,6 +195,8 @@ fn is_revision(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use steerage_model::TunnelReceiver;
+
     use super::super::test_node::{closed, dropping, server};
     use super::*;
 
@@ -206,6 +208,27 @@ mod tests {
         ask(address, None, None, Duration::ZERO, LONG, &mut Turn::new(&turns))
             .await
             .expect("this host can ask")
+    }
+
+    #[test]
+    fn ends_of_the_tunnel_of_all_versions_are_understood() {
+        let receives = TunnelReceiver::Receives { vni: 7, port: 10_361 };
+        for (said, receiver) in [
+            ("", None),
+            (r#","edgeTunnel":null"#, None),
+            (r#","edgeTunnel":{"state":"receives","vni":7,"port":10361}"#, Some(receives)),
+            (r#","edgeTunnel":{"state":"receives","vni":7,"port":10361,"more":[1]}"#, Some(receives)),
+            (r#","edgeTunnel":{"state":"off"}"#, Some(TunnelReceiver::Off)),
+            (r#","edgeTunnel":{"state":"edgeHost"}"#, Some(TunnelReceiver::EdgeHost)),
+            (r#","edgeTunnel":{"state":"failed"}"#, Some(TunnelReceiver::Failed)),
+            (r#","edgeTunnel":{"state":"later","why":"x"}"#, Some(TunnelReceiver::Unknown)),
+        ] {
+            let body = BODY.replace("{}}", &format!("{{}}{said}}}"));
+            let StatementResult::Stated(statement) = parse(body.as_bytes(), false) else { panic!("{body}") };
+            assert_eq!(statement.edge_tunnel, receiver, "{body}");
+            let written = serde_json::to_vec(&statement).expect("JSON");
+            assert_eq!(parse(&written, false), StatementResult::Stated(statement), "{body}");
+        }
     }
 
     #[test]

@@ -91,7 +91,8 @@ mod tests {
 
     fn stated(revision: &str, complete: bool) -> StatementResult {
         let ports = [(30_000, Some(1))].into();
-        StatementResult::Stated(Statement { revision: revision.to_owned(), complete, healthy: true, ports })
+        let revision = revision.to_owned();
+        StatementResult::Stated(Statement { revision, complete, healthy: true, ports, edge_tunnel: None })
     }
 
     /// Follows a schedule whose requests take so long.

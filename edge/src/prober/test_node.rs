@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
-use steerage_model::Statement;
+use steerage_model::{Statement, TunnelReceiver};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
@@ -80,6 +80,7 @@ pub(super) enum Manner {
 struct AgentState {
     manner: Manner,
     instance: u32,
+    tunnel: Option<TunnelReceiver>,
     /// The ports that changed with each revision.
     history: Vec<(u16, Option<u32>)>,
 }
@@ -94,7 +95,7 @@ pub(super) struct TestAgent {
 impl TestAgent {
     pub(super) async fn start(manner: Manner) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
-        let state = watch::Sender::new(AgentState { manner, instance: 1, history: Vec::new() });
+        let state = watch::Sender::new(AgentState { manner, instance: 1, tunnel: None, history: Vec::new() });
         let address = listener.local_addr().expect("address");
         let mut agent = Self { address, state, server: JoinSet::new() };
         agent.serve(listener);
@@ -130,6 +131,15 @@ impl TestAgent {
         self.state.send_modify(|state| state.manner = manner);
     }
 
+    /// What it states of its end of the tunnel.
+    pub(super) fn set_tunnel(&self, tunnel: Option<TunnelReceiver>) {
+        self.state.send_modify(|state| {
+            state.tunnel = tunnel;
+            // Something has changed, and no check has this port.
+            state.history.push((1, None));
+        });
+    }
+
     /// The number of local endpoints of a port; `None` where it is not served.
     pub(super) fn set(&self, port: u16, endpoints: Option<u32>) {
         self.state.send_modify(|state| state.history.push((port, endpoints)));
@@ -154,14 +164,15 @@ async fn answer(mut stream: TcpStream, mut state: watch::Receiver<AgentState>) {
         state.manner != Manner::States || known.is_none_or(|known| state.history.len() > known)
     };
     let _ = tokio::time::timeout(wait, state.wait_for(has_news)).await;
-    let AgentState { manner, history, .. } = state.borrow().clone();
+    let AgentState { manner, tunnel, history, .. } = state.borrow().clone();
     let text = match manner {
         Manner::Silent => std::future::pending().await,
         Manner::Status(status) => format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n"),
         Manner::States => {
             let ports: BTreeMap<_, _> = history.iter().skip(known.unwrap_or(0)).copied().collect();
             let revision = format!("{instance}:{}", history.len());
-            let statement = Statement { revision, complete: known.is_none(), healthy: true, ports };
+            let complete = known.is_none();
+            let statement = Statement { revision, complete, healthy: true, ports, edge_tunnel: tunnel };
             let body = serde_json::to_string(&statement).expect("JSON");
             format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
         }

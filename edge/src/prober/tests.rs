@@ -146,6 +146,11 @@ impl Engine {
                         self.health.set_stated(address, ports);
                         return None;
                     }
+                    HealthChange::Tunnel(address, receiver) => {
+                        let before = self.health.set_tunnel_receiver(address, receiver);
+                        assert_ne!(before, receiver, "only changes are sent");
+                        return None;
+                    }
                 };
                 let health = self.prober.stated_health(&probe).unwrap_or(health);
                 if self.health.is_known(&probe, &health) {
@@ -335,6 +340,31 @@ async fn restarted_agent_changes_no_health_by_its_absence() {
     engine.wait_until_probed(0).await;
     agent.set(to.port(), Some(0));
     assert_eq!(engine.next().await, unhealthy(None, "no local endpoint"));
+}
+
+/// So that a node which does not receive is refused before it counts as healthy.
+#[tokio::test]
+async fn end_of_the_tunnel_is_sent_before_the_health_and_again_when_it_changes() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    agent.set_tunnel(Some(TunnelReceiver::Failed));
+    agent.set(to.port(), Some(1));
+    let (probe, mut engine) = (hourly(to), Engine::new(&agent));
+    engine.set(&[&probe]);
+    let receiver = |engine: &Engine| engine.health.tunnel_receiver(agent.address.ip());
+    engine.wait_until(|engine| receiver(engine).is_some() || engine.health.get(&probe).is_some()).await;
+    assert_eq!((receiver(&engine), engine.health.get(&probe)), (Some(TunnelReceiver::Failed), None));
+    assert_eq!(engine.next().await, healthy(Some(1)));
+    for receives in [TunnelReceiver::Receives { vni: 7, port: 10_361 }, TunnelReceiver::Off] {
+        agent.set_tunnel(Some(receives));
+        engine.wait_until(|engine| receiver(engine) == Some(receives)).await;
+    }
+    agent.set_tunnel(None);
+    engine.wait_until(|engine| receiver(engine).is_none()).await;
+    // A node that is followed no longer is forgotten.
+    agent.set_tunnel(Some(TunnelReceiver::Off));
+    engine.wait_until(|engine| receiver(engine).is_some()).await;
+    engine.set(&[]);
+    assert_eq!(receiver(&engine), None);
 }
 
 #[tokio::test]

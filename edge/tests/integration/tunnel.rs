@@ -10,8 +10,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use steerage_model::TunnelReceiver;
 use steerage_requirements::requires;
 
+use crate::testbed::agent::Agent as StatingAgent;
 use crate::testbed::net::{self, Connection, Load, query_udp};
 use crate::testbed::{PORT, TestBed, VIP4, VIP6, eventually, sh};
 
@@ -142,6 +144,72 @@ fn node_behind_a_router_is_served_through_the_tunnel() {
     assert!(testbed.terminate(0));
     testbed.clean_up(0);
     assert_eq!(devices(&edge), "");
+}
+
+/// Its health checks pass all the time.
+#[test]
+fn node_that_states_that_it_does_not_receive_gets_nothing_through_the_tunnel() {
+    requires!(NetworkNamespace, Program("ip"), Program("ethtool"));
+    let mut testbed = with_far_node();
+    let far = StatingAgent::start_in(&testbed.netns(FAR), 0);
+    let near = StatingAgent::start(&testbed.nodes[0], 0);
+    testbed.flags = FLAGS.to_vec();
+    testbed.start_ready(0);
+    wait_until_served_by(&testbed, &[FAR, "node21"]);
+    let far_netns = testbed.netns(FAR);
+    let to_far =
+        || ["steerage-vx4", "steerage-vx6"].map(|device| received(&far_netns, device)).iter().sum::<u64>();
+    let receives = TunnelReceiver::Receives { vni: 7, port: 10_361 };
+    for (stated, reason) in [
+        (TunnelReceiver::EdgeHost, "steerage-vx has the port"),
+        (TunnelReceiver::Off, "--edge-tunnel-vni"),
+        (
+            TunnelReceiver::Receives { vni: 8, port: 10_361 },
+            "it receives VNI 8 at port 10361, not 7 at 10361",
+        ),
+    ] {
+        // What a node on the link receives by a tunnel does not matter.
+        near.set_tunnel(Some(stated));
+        far.set_tunnel(Some(stated));
+        wait_until_served_by(&testbed, &["node21"]);
+        let before = to_far();
+        wait_until_served_by(&testbed, &["node21"]);
+        assert_eq!(to_far(), before, "packets are lost");
+        eventually("the reason is reported", || {
+            let far = far_statuses(&testbed);
+            let is_refused = |far: &Value| {
+                far["state"] == "Refused" && far["reason"].as_str().is_some_and(|why| why.contains(reason))
+            };
+            far.len() == 2 && far.iter().all(is_refused)
+        });
+        let counts = testbed.target_health(0)["spec"]["counts"].clone();
+        let refused = counts.as_array().into_iter().flatten().map(|counts| counts["refused"].clone());
+        assert_eq!(refused.collect::<Vec<_>>(), [1, 1], "{counts}");
+        far.set_tunnel(Some(receives));
+        wait_until_served_by(&testbed, &[FAR, "node21"]);
+    }
+    eventually("nothing is refused", || {
+        let far = far_statuses(&testbed);
+        far.len() == 2 && far.iter().all(|far| far["state"] == "Healthy")
+    });
+
+    // The next process of the edge does not try the node first.
+    far.set_tunnel(Some(TunnelReceiver::Failed));
+    wait_until_served_by(&testbed, &["node21"]);
+    let before = to_far();
+    testbed.kill(0);
+    testbed.start_ready(0);
+    wait_until_served_by(&testbed, &["node21"]);
+    assert_eq!(to_far(), before, "packets are lost");
+    far.set_tunnel(Some(receives));
+    wait_until_served_by(&testbed, &[FAR, "node21"]);
+}
+
+/// The number of packets that a device has received.
+fn received(netns: &str, device: &str) -> u64 {
+    let shown = sh(&format!("ip -n {netns} -s link show {device}"));
+    let numbers = shown.lines().nth(3).expect("received").split_whitespace();
+    numbers.map(|number| number.parse::<u64>().expect("a number")).nth(1).expect("packets")
 }
 
 /// The agent's program on the far node, which makes its end of the tunnel from its flags alone: its API server does not answer. A rule
@@ -291,12 +359,7 @@ fn edge_host_receives_nothing_through_its_tunnel() {
              ip -n {far} neigh add {own} lladdr 02:53:54:ff:ff:ff dev {device}"
         ));
     }
-    let received = || {
-        let shown = sh(&format!("ip -n {edge} -s link show steerage-vx"));
-        let numbers = shown.lines().nth(3).expect("received").split_whitespace();
-        numbers.map(|number| number.parse::<u64>().expect("a number")).nth(1).expect("packets")
-    };
-    let before = received();
+    let before = received(&edge, "steerage-vx");
     let send = || {
         net::within(&far, || {
             for (own, any) in [(own[0], "10.2.0.40:0"), (own[1], "[fd02::40]:0")] {
@@ -308,7 +371,7 @@ fn edge_host_receives_nothing_through_its_tunnel() {
         sh(&format!("ip netns exec {edge} sysctl -qw net.ipv4.conf.all.rp_filter={rp_filter}"));
         send();
     }
-    eventually("the packets have come to the device", || received() >= before + 4);
+    eventually("the packets have come to the device", || received(&edge, "steerage-vx") >= before + 4);
     std::thread::sleep(Duration::from_millis(200));
     for socket in &sockets {
         assert!(socket.recv(&mut [0; 10]).is_err(), "{socket:?} has received");

@@ -36,6 +36,7 @@ impl Node {
             proxy_health: ProxyHealth::default(),
             families: vec![Family::V4],
             ports: HealthCheckPorts::default(),
+            tunnel: StatedTunnel::default(),
             counts: KubeProxyMetrics::default(),
             statements: StatementMetrics::default(),
         };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is stated, without sockets.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::task::Poll;
 
 use futures::FutureExt as _;
@@ -41,9 +41,19 @@ struct Client {
 impl Client {
     /// Asks, and does as it is told. It must be told at once.
     fn ask(&mut self, family: Family, ports: &HealthCheckPorts, healthy: bool) -> (Statement, StatementKind) {
+        self.ask_of(family, ports, &StatedTunnel::default(), healthy)
+    }
+
+    fn ask_of(
+        &mut self,
+        family: Family,
+        ports: &HealthCheckPorts,
+        tunnel: &StatedTunnel,
+        healthy: bool,
+    ) -> (Statement, StatementKind) {
         let origin = Origin { instance: ports.instance(), family };
         let known = self.revision.as_deref().and_then(|text| origin.parse(text));
-        let answer = news(origin, known, Duration::ZERO, ports, || healthy).now_or_never();
+        let answer = news(origin, known, Duration::ZERO, ports, tunnel, || healthy).now_or_never();
         let (statement, kind) = answer.expect("no wait").expect("servers were opened");
         if statement.complete {
             self.known.clear();
@@ -157,11 +167,12 @@ fn unknown_revisions_get_everything() {
     others.publish(&[(key("web"), port(30001, Some(2), None))].into());
     let mut client = Client::default();
     let first = client.ask(Family::V4, &ports, true).0.revision;
-    let (origin, change) = first.strip_suffix("-true").unwrap().rsplit_once('-').unwrap();
+    let (origin, change) = first.strip_suffix("-0-true").unwrap().rsplit_once('-').unwrap();
     let change: u64 = change.parse().unwrap();
     let of_another = Client::default().ask(Family::V4, &others, true).0.revision;
-    let later = format!("{origin}-{}-true", change + 1);
-    for unknown in ["", "x", origin, "1-4-1-true", &format!("{first}x"), &of_another, &later] {
+    let later = format!("{origin}-{}-0-true", change + 1);
+    let short = format!("{origin}-{change}-true");
+    for unknown in ["", "x", origin, "1-4-1-0-true", &format!("{first}x"), &of_another, &later, &short] {
         client.revision = Some(unknown.to_owned());
         client.hears(&ports, &[(30001, Some(2))], StatementKind::Complete);
         assert_eq!(client.revision.as_ref(), Some(&first), "after {unknown}");
@@ -194,19 +205,43 @@ fn queries_are_parsed_strictly() {
 
 #[tokio::test]
 async fn request_is_held_while_only_the_other_family_changes() {
-    let ports = opened();
+    let (ports, tunnel) = (opened(), StatedTunnel::default());
     ports.publish(&[(key("web"), port(30001, Some(2), Some(2)))].into());
     let mut client = Client::default();
     let revision = client.ask(Family::V4, &ports, true).0.revision;
     let origin = Origin { instance: ports.instance(), family: Family::V4 };
-    let mut held = Box::pin(news(origin, origin.parse(&revision), LONG, &ports, || true));
+    let mut held = Box::pin(news(origin, origin.parse(&revision), LONG, &ports, &tunnel, || true));
     assert!(futures::poll!(&mut held).is_pending());
     ports.publish(&[(key("web"), port(30001, Some(2), Some(1)))].into());
     ports.publish(&[(key("web"), port(30001, Some(2), Some(1)))].into());
+    tunnel.set(Family::V6, TunnelReceiver::Failed);
     assert!(futures::poll!(&mut held).is_pending());
     ports.publish(&[(key("web"), port(30001, Some(1), Some(1)))].into());
     let Poll::Ready(Some((statement, kind))) = futures::poll!(&mut held) else { panic!("not woken") };
     assert_eq!((statement.ports, kind), ([(30001, Some(1))].into(), StatementKind::Changes));
+}
+
+const RECEIVES: TunnelReceiver = TunnelReceiver::Receives { vni: 7, port: 10_361 };
+
+#[tokio::test]
+async fn request_is_answered_when_the_tunnel_changes() {
+    let (ports, tunnel) = (opened(), StatedTunnel::default());
+    ports.publish(&[(key("web"), port(30001, Some(2), None))].into());
+    let mut client = Client::default();
+    let (first, _) = client.ask_of(Family::V4, &ports, &tunnel, true);
+    assert_eq!(first.edge_tunnel, None, "the agent has not looked");
+    let origin = Origin { instance: ports.instance(), family: Family::V4 };
+    let mut revision = first.revision;
+    for receiver in [RECEIVES, TunnelReceiver::EdgeHost, RECEIVES] {
+        let mut held = Box::pin(news(origin, origin.parse(&revision), LONG, &ports, &tunnel, || true));
+        assert!(futures::poll!(&mut held).is_pending());
+        tunnel.set(Family::V4, receiver);
+        let Poll::Ready(Some((statement, kind))) = futures::poll!(&mut held) else { panic!("not woken") };
+        assert_eq!((statement.edge_tunnel, kind), (Some(receiver), StatementKind::Changes));
+        assert!(!statement.complete && statement.ports.is_empty());
+        tunnel.set(Family::V4, receiver);
+        revision = statement.revision;
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -215,6 +250,7 @@ enum Step {
     Publish { service: usize, port: HealthPort },
     Unserved(BTreeSet<(Family, u16)>),
     Healthy(bool),
+    Tunnel(Family, TunnelReceiver),
     Restart,
     Ask(Family),
 }
@@ -238,6 +274,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         4 => (0..4_usize, health()).prop_map(|(service, port)| Step::Publish { service, port }),
         1 => prop::collection::btree_set((family(), port()), 0..3).prop_map(Step::Unserved),
         1 => any::<bool>().prop_map(Step::Healthy),
+        1 => (family(), prop::sample::select(vec![RECEIVES, TunnelReceiver::EdgeHost]))
+            .prop_map(|(family, receiver)| Step::Tunnel(family, receiver)),
         1 => Just(Step::Restart),
         4 => family().prop_map(Step::Ask),
     ]
@@ -247,6 +285,7 @@ proptest! {
     #[test]
     fn client_that_follows_changes_knows_what_the_ports_answer(steps in prop::collection::vec(any_step(), 0..80)) {
         let (mut ports, mut healthy, mut unserved) = (opened(), true, BTreeSet::new());
+        let (mut tunnel, mut receivers) = (StatedTunnel::default(), BTreeMap::new());
         let mut clients = FAMILIES.map(|family| (family, Client::default()));
         let asks = FAMILIES.map(Step::Ask);
         for step in steps.into_iter().chain(asks) {
@@ -262,18 +301,24 @@ proptest! {
                     ports.set_unserved(those);
                 }
                 Step::Healthy(now) => healthy = now,
+                Step::Tunnel(family, receiver) => {
+                    tunnel.set(family, receiver);
+                    receivers.insert(family, receiver);
+                }
                 Step::Restart => {
                     ports = opened();
+                    (tunnel, receivers) = (StatedTunnel::default(), BTreeMap::new());
                     unserved.clear();
                 }
                 Step::Ask(family) => {
                     for (_, client) in clients.iter_mut().filter(|(of, _)| *of == family) {
-                        let (statement, _) = client.ask(family, &ports, healthy);
+                        let (statement, _) = client.ask_of(family, &ports, &tunnel, healthy);
                         prop_assert_eq!(statement.healthy, healthy);
+                        prop_assert_eq!(statement.edge_tunnel, receivers.get(&family).copied());
                         let answered = ports.all().into_iter().filter(|(port, _)| !unserved.contains(&(family, *port)));
                         let answered = answered.filter_map(|(port, status)| Some((port, u32::try_from(status.count(family)?).unwrap())));
                         prop_assert_eq!(&client.known, &answered.collect::<BTreeMap<_, _>>());
-                        let (complete, kind) = Client::default().ask(family, &ports, healthy);
+                        let (complete, kind) = Client::default().ask_of(family, &ports, &tunnel, healthy);
                         prop_assert_eq!(kind, StatementKind::Complete);
                         prop_assert_eq!(client.revision.as_ref(), Some(&complete.revision));
                     }

@@ -4,10 +4,10 @@
 use std::net::UdpSocket;
 
 use serde_json::json;
-use steerage_model::Protocol;
+use steerage_model::{Protocol, STATEMENT_PATH, Statement, TunnelReceiver};
 use steerage_requirements::requires;
 
-use crate::process::scene::{FRONT, Scene, eventually};
+use crate::process::scene::{Agent, FRONT, Scene, eventually};
 use crate::world::{Answer, At, Lost, PORT};
 
 const VIP: &str = "192.0.2.10";
@@ -143,6 +143,7 @@ fn edge_hosts_reach_vips_through_the_tunnel_and_nobody_anything_else() {
     assert_eq!(devices(&scene), "", "the flags are gone");
     assert!(!scene.nft("list tables").contains("tunnel"));
     assert_eq!(agent.metric("steerage_agent_edge_tunnel_ready"), 0);
+    eventually("it states so", || stated(&agent) == [Some(TunnelReceiver::Off); 2]);
 }
 
 /// Otherwise pods of that node could speak for it to all other nodes.
@@ -190,10 +191,43 @@ fn node_that_does_not_receive_has_failed_unless_an_edge_host_has_the_port() {
     let agent = scene.started_with("node", &FLAGS);
     let shown =
         || ["ready", "failed"].map(|what| agent.metric(&format!("steerage_agent_edge_tunnel_{what}")));
+    let is_stated = |what: &str, receivers: [TunnelReceiver; 2]| {
+        eventually(what, || stated(&agent) == receivers.map(Some));
+    };
+    let receives = TunnelReceiver::Receives { vni: 7, port: 10_361 };
     eventually("another program has the port", || shown() == [0, 1]);
+    is_stated("it has failed", [TunnelReceiver::Failed; 2]);
     at_node("ip link delete other");
     scene.world.run(At::Node, || steerage_tunnel::ensure(&steerage_tunnel::sender(10_361)).expect("made"));
     eventually("an edge host has the port", || shown() == [0, 0]);
+    is_stated("an edge host has the port", [TunnelReceiver::EdgeHost; 2]);
     at_node("ip link delete steerage-vx");
     eventually("the port is free", || shown() == [1, 0]);
+    is_stated("both families receive", [receives; 2]);
+    // The next process says nothing, or the same: its predecessor's devices are there all the time.
+    drop(agent);
+    let agent = scene.started_with("node", &FLAGS);
+    eventually("it states", || {
+        let stated = stated(&agent);
+        assert!(stated.iter().flatten().all(|receiver| *receiver == receives), "{stated:?}");
+        stated == [Some(receives); 2]
+    });
+    drop(agent);
+    let _other = scene.world.run(At::Node, || {
+        for name in steerage_tunnel::RECEIVERS {
+            steerage_tunnel::remove(name).expect("removed");
+        }
+        UdpSocket::bind("0.0.0.0:10361").expect("free")
+    });
+    let agent = scene.started_with("node", &FLAGS);
+    eventually("IPv6 alone receives", || stated(&agent) == [Some(TunnelReceiver::Failed), Some(receives)]);
+}
+
+/// What the agent states of its end of the tunnel at addresses of IPv4 and of IPv6.
+fn stated(agent: &Agent<'_>) -> [Option<TunnelReceiver>; 2] {
+    ["127.0.0.1:10356", "[::1]:10356"].map(|address| {
+        let text = agent.get_at(address, STATEMENT_PATH)?;
+        let (_, body) = text.split_once("\r\n\r\n")?;
+        serde_json::from_str::<Statement>(body).ok()?.edge_tunnel
+    })
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What follows from changed load balancers without a plan is what a plan says.
 
+use super::host_network::host_with_tunnel;
 use super::retargeting::follow_all;
 use super::*;
 use crate::index::LoadBalancer;
@@ -99,6 +100,8 @@ enum Step {
     Health(Vec<(usize, u8)>),
     /// The set of all nodes has so many.
     Nodes(u8),
+    /// Whether node 3, which is off the link, receives from the tunnel.
+    Tunnel(bool),
     Time(u64),
 }
 
@@ -108,8 +111,19 @@ fn any_step() -> impl Strategy<Value = Step> {
         6 => prop::collection::vec(change, 1..3).prop_map(Step::Change),
         3 => prop::collection::vec((0..64_usize, 0..4_u8), 1..6).prop_map(Step::Health),
         1 => (2..6_u8).prop_map(Step::Nodes),
+        1 => any::<bool>().prop_map(Step::Tunnel),
         1 => prop_oneof![1..4_u64, 1..70_u64, Just(90_000_u64)].prop_map(Step::Time),
     ]
+}
+
+/// It is node 3.
+fn with_node_off_the_link() -> HostNetwork {
+    let host = host_with_tunnel();
+    let route =
+        |net: &str| Route { net: net.parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
+    let routes: Vec<_> =
+        host.routes.iter().cloned().chain(["10.0.0.3/32", "fd00::3/128"].map(route)).collect();
+    HostNetwork { routes: routes.into(), ..host }
 }
 
 /// What the engine does, with a plan for everything that needs one.
@@ -133,7 +147,7 @@ impl Follower {
     fn new(load_balancers: &[Value]) -> Self {
         let mut follower = Self {
             index: index(load_balancers),
-            host: HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..host() },
+            host: HostNetwork { peers: vec![peer(9, PeerLiveness::Live)], ..with_node_off_the_link() },
             health: HealthByProbe::default(),
             endpoints: EndpointNodes::default(),
             now: Instant::now(),
@@ -157,6 +171,18 @@ impl Follower {
         let set: EdgeNodeSet = serde_json::from_value(set).expect("set");
         let set = NodeSet { name: set.name_any(), uid: "set-uid".into(), spec: set.spec.into() };
         apply(&mut self.index, IndexEvent::NodeSet(Event::Apply(set)));
+        self.plan_all();
+    }
+
+    /// A plan follows where the health of the node is followed.
+    fn set_tunnel(&mut self, receives: bool) {
+        let receiver =
+            if receives { TunnelReceiver::Receives { vni: 7, port: 10_361 } } else { TunnelReceiver::Off };
+        for address in ["10.0.0.3", "fd00::3"].map(ip) {
+            if self.checks.keys().any(|probe| probe.address == address) {
+                self.health.set_tunnel_receiver(address, Some(receiver));
+            }
+        }
         self.plan_all();
     }
 
@@ -304,6 +330,7 @@ proptest! {
                 }
                 Step::Health(changes) => follower.set_health(&changes),
                 Step::Nodes(number) => follower.set_nodes(number),
+                Step::Tunnel(receives) => follower.set_tunnel(receives),
                 Step::Time(seconds) => {
                     follower.now += Duration::from_secs(seconds);
                     // Numbers of removed targets expire by plans alone.

@@ -84,16 +84,58 @@ fn address_of_a_dead_edge_host_is_served() {
     assert_eq!(problem(PeerLiveness::Dead), "");
 }
 
+/// A host that reaches other networks by a router, and their nodes through a tunnel.
+pub(super) fn host_with_tunnel() -> HostNetwork {
+    let default =
+        Route { net: "0.0.0.0/0".parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
+    let routes: Vec<_> = host().routes.iter().cloned().chain([default]).collect();
+    let tunnel = Tunnel::Ready { vni: 7, port: 10_361, mtu: None };
+    HostNetwork { routes: routes.into(), tunnel, mtus: [(2, 1500)].into(), ..host() }
+}
+
+/// They are still asked, so that their nodes can state something else, and their connections keep the way.
+#[test]
+fn targets_off_the_link_whose_nodes_do_not_receive_are_refused_and_followed() {
+    let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
+    let mut draining = load_balancer("b", "10.0.0.101", &[target(1, 1)]);
+    draining["spec"]["draining"] = json!([far]);
+    let load_balancers = [
+        load_balancer("a", "10.0.0.100", &[target(1, 1), far.clone()]),
+        draining,
+        load_balancer("c", "10.0.0.102", &[far]),
+    ];
+    let (now, known, index) = (Instant::now(), host_with_tunnel(), index(&load_balancers));
+    let first = plan_next(&index, &known, &HealthByProbe::default(), now, &Assignments::default());
+    let mut healthy = health(&first, &[]);
+    let next = |health: &HealthByProbe, previous: &Plan| {
+        plan_next(&index, &known, health, now, &previous.assignments)
+    };
+    let before = next(&healthy, &first);
+    assert_eq!(reached(&before, "10.0.0.100", 6, 80), [ip("10.0.0.1"), ip("192.0.2.1")].into());
+    for address in ["10.0.0.1", "192.0.2.1"] {
+        healthy.set_tunnel_receiver(ip(address), Some(TunnelReceiver::EdgeHost));
+    }
+    let refused = next(&healthy, &before);
+    assert_eq!(reached(&refused, "10.0.0.100", 6, 80), [ip("10.0.0.1")].into());
+    assert_eq!(reached(&refused, "10.0.0.102", 6, 80), [].into(), "not by a guess either");
+    assert_eq!((probes(&refused), &refused.state.targets), (probes(&first), &before.state.targets));
+    for name in ["a", "b", "c"] {
+        let status = &refused.statuses[name].targets[0].targets;
+        let far = status.iter().find(|target| target.address == ip("192.0.2.1")).expect("a status");
+        assert_eq!((far.state, far.usage), (TargetState::Refused, Some(TargetUse::Inactive)), "{name}");
+        assert!(far.reason.ends_with("an edge host's device steerage-vx has the port"), "{}", far.reason);
+    }
+    healthy.set_tunnel_receiver(ip("192.0.2.1"), Some(TunnelReceiver::Receives { vni: 7, port: 10_361 }));
+    let again = next(&healthy, &refused);
+    assert_eq!((again.state.tables, again.statuses), (before.state.tables, before.statuses));
+}
+
 /// Also under a change of the routes, or of the tunnel, all connections stay with their targets' numbers.
 #[test]
 fn targets_off_the_link_are_tunnelled_if_there_is_a_tunnel() {
     let far = json!({"node": "far", "addresses": ["192.0.2.1"], "weight": 1});
     let load_balancers = [load_balancer("a", "10.0.0.100", &[target(1, 1), far, target(5, 1)])];
-    let default =
-        Route { net: "0.0.0.0/0".parse().expect("net"), device: Some(2), gateway: true, next_hop: None };
-    let routes: Vec<_> = host().routes.iter().cloned().chain([default]).collect();
-    let tunnel = Tunnel::Ready { vni: 7, mtu: None };
-    let host = HostNetwork { routes: routes.into(), tunnel, mtus: [(2, 1500)].into(), ..host() };
+    let host = host_with_tunnel();
     let now = Instant::now();
     let next = |host: &HostNetwork, previous: &Assignments| {
         plan_next(&index(&load_balancers), host, &HealthByProbe::default(), now, previous)
@@ -158,7 +200,7 @@ proptest! {
             gateway,
             next_hop: gateway.then(|| ip("10.0.0.1")),
         };
-        let tunnel = if has_tunnel { Tunnel::Ready { vni: 7, mtu: None } } else { Tunnel::Off };
+        let tunnel = if has_tunnel { Tunnel::Ready { vni: 7, port: 10_361, mtu: None } } else { Tunnel::Off };
         let known = HostNetwork { tunnel, mtus: [(2, 1500), (3, 9000)].into(), ..host() };
         let routes: Vec<_> = known.routes.iter().cloned().chain(routes.into_iter().map(route)).collect();
         let other = HostNetwork { routes: routes.into(), ..known.clone() };

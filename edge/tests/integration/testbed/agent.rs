@@ -3,7 +3,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-use steerage_model::Statement;
+use steerage_model::{Statement, TunnelReceiver};
 
 use super::{Arc, Duration, Node, Read, TcpListener, TcpStream, Write, net, thread};
 
@@ -16,6 +16,7 @@ pub(crate) const STATED: u16 = 30_001;
 struct Stated {
     revision: u64,
     endpoints: u32,
+    edge_tunnel: Option<TunnelReceiver>,
 }
 
 /// An agent that states the number of local endpoints of one Service.
@@ -23,7 +24,11 @@ pub(crate) struct Agent(Arc<(Mutex<Stated>, Condvar)>);
 
 impl Agent {
     pub(crate) fn start(node: &Node, endpoints: u32) -> Self {
-        let listener = net::within(&node.netns, || TcpListener::bind(("::", PORT)).expect("bind"));
+        Self::start_in(&node.netns, endpoints)
+    }
+
+    pub(crate) fn start_in(netns: &str, endpoints: u32) -> Self {
+        let listener = net::within(netns, || TcpListener::bind(("::", PORT)).expect("bind"));
         let agent = Self(Arc::default());
         agent.set(endpoints);
         let shared = Arc::clone(&agent.0);
@@ -37,8 +42,18 @@ impl Agent {
     }
 
     pub(crate) fn set(&self, endpoints: u32) {
+        self.change(|stated| stated.endpoints = endpoints);
+    }
+
+    /// What it states of its end of the tunnel.
+    pub(crate) fn set_tunnel(&self, edge_tunnel: Option<TunnelReceiver>) {
+        self.change(|stated| stated.edge_tunnel = edge_tunnel);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Stated)) {
         let mut stated = self.stated();
-        *stated = Stated { revision: stated.revision + 1, endpoints };
+        stated.revision += 1;
+        change(&mut stated);
         self.0.1.notify_all();
     }
 
@@ -64,6 +79,7 @@ impl Agent {
             complete: known.is_none(),
             healthy: true,
             ports: [(STATED, Some(stated.endpoints))].into(),
+            edge_tunnel: stated.edge_tunnel,
         };
         drop(stated);
         let body = serde_json::to_string(&statement).expect("JSON");
