@@ -51,9 +51,8 @@ const NO_MAC: Mac = [0; 6];
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
-/// Time that a leaving host waits before that for others to know its flows, and for one that has just come.
-const FLUSH_LIMIT: Duration = Duration::from_millis(500);
-const FIRST_FLUSH_LIMIT: Duration = Duration::from_secs(3);
+/// Time that a leaving host waits before that for others to know its flows.
+const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
 
@@ -190,7 +189,7 @@ impl Engine {
                     let next = inputs.membership.borrow_and_update().clone();
                     self.update_membership(next);
                     if let Some(at) = end.filter(|_| deadline.is_none() && self.membership.has_standby) {
-                        deadline = Some(self.begin_to_leave(FIRST_FLUSH_LIMIT, at).await);
+                        deadline = Some(self.begin_to_leave(FLUSH_LIMIT, at).await);
                     }
                 }
                 Ok(()) = inputs.conflicts.changed() => {

@@ -362,6 +362,7 @@ fn server_that_ends_a_held_connection_between_two_requests_costs_nothing() {
     let measured = reports(|| {
         let measured = link.measure(async || {
             let to = at("10.9.0.2", LEAVING);
+            let (_told, mut stop) = watch::channel(false);
             let connection =
                 hold(None, &target(to), Pace::Every(Duration::from_millis(50)), &mut stop).await?;
             assert_eq!(connection.ending, Ending::ClosedByServer);
@@ -457,7 +458,7 @@ fn meter_reports_a_datagram_that_is_answered_after_its_client_gave_up() {
     reports(|| {
         let before = LATE_ANSWERS.load(Ordering::Relaxed);
         let measured = link.measure(async || {
-            let asker = Asker::bind(link.client.ipv4.into()).await?;
+            let asker = Asker::bind(link.client.addresses[0]).await?;
             let datagram = asker.ask(at("10.9.0.2", SLOW), IMPATIENCE).await?;
             // The answer comes while this still listens.
             while LATE_ANSWERS.load(Ordering::Relaxed) == before {

@@ -125,27 +125,37 @@ impl FlowTable {
         self.maps.flows4.size()
     }
 
-    /// Calls `each` with all exceptions, in no order. Returns how many
-    /// established flows there are.
+    /// Calls `each` with all exceptions, in no order, and deletes established flows that have ended: the program takes no packet for one
+    /// of theirs, and each would take its part of every later scan. Returns how many are left.
     ///
     /// # Errors
-    /// If the kernel refuses to list them.
+    /// If the kernel refuses to list or delete them.
     pub fn scan(&self, now: u32, mut each: impl FnMut(FlowKey<V6>, Pinned)) -> Result<usize, Error> {
         let maps = &*self.maps;
         let mut members = HashMap::new();
-        let mut count = 0;
-        maps.flows4.each(|key: FlowKey<V4>, flow| {
+        let (mut count, mut ended4, mut ended6) = (0, Vec::new(), Vec::new());
+        maps.flows4.each(|key: FlowKey<V4>, flow: Flow| {
+            if !flow.is_alive(key.protocol, now) {
+                ended4.push(key);
+                return;
+            }
             count += 1;
             if let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members) {
                 each(key.mapped(), pinned);
             }
         })?;
-        maps.flows6.each(|key: FlowKey<V6>, flow| {
+        maps.flows4.delete(&ended4)?;
+        maps.flows6.each(|key: FlowKey<V6>, flow: Flow| {
+            if !flow.is_alive(key.protocol, now) {
+                ended6.push(key);
+                return;
+            }
             count += 1;
             if let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members) {
                 each(key, pinned);
             }
         })?;
+        maps.flows6.delete(&ended6)?;
         // A flow leaves its element among the recent ones once it is established.
         maps.recent4.each(|key: FlowKey<V4>, flow| {
             if let Some(pinned) = self.pinned(&key, &flow, false, now, &mut members)

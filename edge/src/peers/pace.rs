@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 /// The shortest time between two scans.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// A scan may take one part in so many of the time of one CPU.
+/// Scans may take one part in so many of the time of one CPU.
 const PARTS: u32 = 10;
+/// What they may take of it at once, after a time without: until a change is scanned, the death of this host breaks connections.
+const MOST_CREDIT: Duration = Duration::from_secs(5);
 /// A flow of which one packet was seen before a change keeps its target for a minute, and becomes established with its next packet.
 /// So long after a change scans follow, each after twice the time.
 const FOLLOW_UP: Duration = Duration::from_secs(70);
 const FIRST_FOLLOW_UP: Duration = Duration::from_secs(1);
+/// Later ones only delete flows that have ended, so that the scan after the next change has few to look at.
+const SWEEP: Duration = Duration::from_mins(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct ScanPace {
@@ -18,6 +22,8 @@ pub(crate) struct ScanPace {
     changed: Option<Instant>,
     /// The end of the last scan, and how long it took.
     last: Option<(Instant, Duration)>,
+    /// What scans have taken in advance.
+    debt: Duration,
 }
 
 /// Work that took so long is repeated after this time at the earliest.
@@ -29,8 +35,15 @@ impl ScanPace {
     /// A flow may have become an exception, or ceased to be one.
     pub(crate) fn on_change(&mut self, now: Instant) {
         self.changed = Some(now);
-        let earliest = self.last.map_or(now, |(end, took)| (end + rest(took, SHORTEST)).max(now));
+        let earliest = self.earliest(now);
         self.due = Some(self.due.map_or(earliest, |due| due.min(earliest)));
+    }
+
+    /// When the next scan may begin.
+    fn earliest(&self, now: Instant) -> Instant {
+        let Some((end, took)) = self.last else { return now };
+        let until_paid = self.debt.saturating_sub(MOST_CREDIT).saturating_mul(PARTS);
+        now.max(end + until_paid.max(took).max(SHORTEST))
     }
 
     pub(crate) fn due(&self) -> Option<Instant> {
@@ -39,11 +52,13 @@ impl ScanPace {
 
     pub(crate) fn on_scan(&mut self, began: Instant, ended: Instant) {
         let took = ended.duration_since(began);
+        let before = self.last.map_or(Duration::ZERO, |(end, _)| ended.saturating_duration_since(end));
+        self.debt = self.debt.saturating_sub(before / PARTS) + took;
         self.last = Some((ended, took));
         let since_change = self.changed.map(|changed| ended.duration_since(changed));
-        self.due = since_change
-            .filter(|since| *since < FOLLOW_UP)
-            .map(|since| ended + rest(took, since.max(FIRST_FOLLOW_UP)));
+        let next =
+            since_change.filter(|since| *since < FOLLOW_UP).map_or(SWEEP, |since| since.max(FIRST_FOLLOW_UP));
+        self.due = Some((ended + next.max(rest(took, SHORTEST))).max(self.earliest(ended)));
     }
 }
 
@@ -80,7 +95,8 @@ mod tests {
         let day = Duration::from_hours(24);
         let times = scans(milliseconds(10), day, milliseconds(300_000));
         let seconds: Vec<_> = times.iter().map(Duration::as_secs).collect();
-        assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 65, 131]);
+        // The last ones delete what has ended.
+        assert_eq!(seconds, [0, 1, 2, 4, 8, 16, 32, 65, 131, 191, 251]);
         assert_eq!(times[0], Duration::ZERO);
     }
 
@@ -89,10 +105,14 @@ mod tests {
         for took in [1, 10, 200, 1000] {
             let until = milliseconds(60_000);
             let count = scans(milliseconds(took), milliseconds(5), until).len();
-            let share = milliseconds(took).as_secs_f64() * f64::from(u32::try_from(count).expect("count"));
-            assert!(share / until.as_secs_f64() <= 0.11, "{took}: {count}");
+            let time = milliseconds(took).as_secs_f64() * f64::from(u32::try_from(count).expect("count"));
+            let most = until.as_secs_f64() / 10.0 + MOST_CREDIT.as_secs_f64();
+            assert!(time <= most * 1.1 + milliseconds(took).as_secs_f64(), "{took}: {count}");
             assert!(count > 5, "{took}: {count}");
         }
+        // However long the last one took, the next change is scanned at once.
+        let times = scans(milliseconds(500), milliseconds(2000), milliseconds(9000));
+        assert_eq!(times, [0, 2000, 4000, 6000, 8000].map(milliseconds));
         // However short they are.
         let count = scans(Duration::ZERO, milliseconds(1), milliseconds(1000)).len();
         assert!((8..=10).contains(&count), "{count}");
