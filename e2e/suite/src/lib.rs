@@ -14,6 +14,7 @@ pub mod dump;
 pub mod edge;
 pub mod events;
 pub mod net;
+pub mod off_link;
 pub mod openstack;
 pub mod passthrough;
 pub mod pods;
