@@ -11,7 +11,7 @@ pub mod routing;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
-use crate::addresses::{Host, Plan, Role, pod_cidrs};
+use crate::addresses::{Host, Plan, Role, mac, pod_cidrs};
 use crate::command::run;
 use crate::error::{Error, Result};
 use crate::netns;
@@ -136,10 +136,12 @@ fn far_batch() -> String {
 
 fn port_batch(gateway: &Gateway) -> String {
     let Gateway { name, netns, .. } = gateway;
+    // Neighbours may use an earlier gateway's addresses as long as they send.
+    let [eth0, eth1] = [gateway.ipv4, gateway.far_ipv4].map(mac);
     finish(vec![
-        format!("link add {name} type veth peer name eth0 netns {netns}"),
+        format!("link add {name} type veth peer name eth0 address {eth0} netns {netns}"),
         format!("link set {name} master nodes up"),
-        format!("link add {name}-far type veth peer name eth1 netns {netns}"),
+        format!("link add {name}-far type veth peer name eth1 address {eth1} netns {netns}"),
         format!("link set {name}-far master {FAR} up"),
     ])
 }
@@ -251,7 +253,10 @@ mod tests {
         let plan = plan();
         let node = plan.find("node2").unwrap();
         let lines = off_batch(&plan, &node, &gateways(&plan)[0]);
-        assert!(lines.contains("addr add 10.77.1.2/32 dev eth0\naddr del 10.77.1.2/16 dev eth0\n"), "{lines}");
+        assert!(
+            lines.contains("addr add 10.77.1.2/32 dev eth0\naddr del 10.77.1.2/16 dev eth0\n"),
+            "{lines}"
+        );
         assert!(lines.contains("route replace default via 10.80.0.1 dev eth0 onlink\n"), "{lines}");
         assert!(lines.contains("route del 10.244.1.0/24 via 10.77.1.1\n"), "{lines}");
         let back = on_batch(&plan, &node);

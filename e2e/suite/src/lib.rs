@@ -17,6 +17,7 @@ pub mod net;
 pub mod off_link;
 pub mod openstack;
 pub mod passthrough;
+pub mod path_mtu;
 pub mod pods;
 pub mod report;
 mod self_test;

@@ -73,7 +73,8 @@ impl OffLink {
     pub fn check_routes(&self, edge: &str, node: &str, gateway: &Gateway) -> Result<()> {
         let [ipv4, ipv6] = routing::learned(&self.host(edge)?, &self.host(node)?)?;
         // The next hop of IPv6 is an address that only the gateway's interface has.
-        let addresses = output(Command::new("ip").args(["-n", &gateway.netns, "-o", "-6", "address", "show", "eth0"]))?;
+        let addresses =
+            output(Command::new("ip").args(["-n", &gateway.netns, "-o", "-6", "address", "show", "eth0"]))?;
         let has = |route: &str| {
             let hop = route.split_whitespace().skip_while(|word| *word != "via").nth(1);
             hop.is_some_and(|hop| hop == gateway.ipv4.to_string() || addresses.contains(&format!(" {hop}/")))

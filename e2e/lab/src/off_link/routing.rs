@@ -45,10 +45,13 @@ pub(super) fn start_all(lab: &Lab, node: &Host) -> Result<()> {
     edges.iter().try_for_each(|edge| wait_learned(lab, edge, node))
 }
 
-/// Ends all daemons, and so removes their routes.
+/// Ends all daemons, and removes their routes, also those of killed ones.
 pub(super) fn stop_all(lab: &Lab) -> Result<()> {
     for edge in lab.plan.edges() {
         daemon::stop(lab, &component(&edge.name), Signal::SIGTERM)?;
+        for family in ["-4", "-6"] {
+            run(Command::new("ip").args(["-n", &edge.netns, family, "route", "flush", "proto", "bird"]))?;
+        }
     }
     gateways(&lab.plan).iter().try_for_each(|gateway| daemon::stop(lab, &gateway.name, Signal::SIGKILL))
 }

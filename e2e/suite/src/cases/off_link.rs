@@ -6,6 +6,7 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,10 +25,11 @@ use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
 use crate::cluster::{Host, output};
 use crate::edge;
-use crate::meter::client::Target;
+use crate::meter::client::{Ending, Target, hold};
 use crate::meter::load::Client;
 use crate::net;
 use crate::off_link::OffLink;
+use crate::path_mtu;
 use crate::self_test;
 use crate::services::{PORT, ServiceBuilder, Vips};
 use crate::system;
@@ -42,6 +44,9 @@ const FLAGS: [&str; 1] = ["--tunnel-vni=7"];
 const MTUS: [(Family, u32); 2] = [(V4, 1450), (V6, 1430)];
 /// After a change of routes, until the next one.
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections that are open while the node moves.
+const HELD: usize = 20;
 
 /// What the case works with.
 struct Bed {
@@ -70,13 +75,10 @@ impl Bed {
         self.keeps_the_clients_address(vips[0]).await?;
         self.long_packets_pass(vips[0]).await?;
         let clients = self.clients(vips);
-        let there_and_back = async || {
-            self.move_endpoint((&self.far, &pods[1]), (&self.near, &pods[0])).await?;
-            self.move_endpoint((&self.near, &pods[0]), (&self.far, &pods[1])).await
-        };
-        self.under_load("endpoint moved onto the link and off it", &clients, there_and_back).await?;
+        self.endpoint_moves(&clients, &pods).await?;
         self.processes_are_killed(&clients).await?;
-        self.under_load("route moved, routing daemon killed (-9)", &clients, async || self.change_routes().await).await
+        self.routes_change(&clients).await?;
+        self.connections_follow_the_node(vips[0]).await
     }
 
     /// Nodes first, as `docs/off-link-nodes.md` says.
@@ -99,7 +101,14 @@ impl Bed {
         let device = block_in_place(|| self.lab.delete_device(&self.edge.name));
         self.cluster(|cluster| cluster.start_edge(&self.edge.name))?;
         self.cluster(|cluster| cluster.install(&[]))?;
-        put_back.and(device)
+        put_back.and(device)?;
+        for node in self.test.nodes() {
+            let left = self.cluster(|cluster| {
+                cluster.exec(&node.name, &["ip", "-o", "link", "show", "type", "vxlan"])
+            })?;
+            ensure!(left.is_empty(), "the agent on {} has no tunnel, and leaves {left}", node.name);
+        }
+        Ok(())
     }
 
     /// The backends of `local` on the link and off it, of which the second one alone is ready, and the VIPs of both Services.
@@ -111,8 +120,9 @@ impl Bed {
         backend(CLUSTER, &self.near, true).await?;
         backend(CLUSTER, &self.far, true).await?;
         let local = ServiceBuilder::new(LOCAL, LOCAL).annotated(names::ADDRESSES, "10.77.200.161,fd77::c8a1");
-        let cluster =
-            ServiceBuilder::new(CLUSTER, CLUSTER).cluster().annotated(names::ADDRESSES, "10.77.200.162,fd77::c8a2");
+        let cluster = ServiceBuilder::new(CLUSTER, CLUSTER)
+            .cluster()
+            .annotated(names::ADDRESSES, "10.77.200.162,fd77::c8a2");
         let mut vips = Vec::new();
         for spec in [local, cluster] {
             vips.push(self.test.serve(&spec.steered("health-check")).await?.1);
@@ -174,7 +184,20 @@ impl Bed {
             let to = Target { address, datagrams: address, backends: format!("{what}-") };
             Client { host, to, what: format!("{what}, {family}") }
         };
-        vec![of(LOCAL, local, V4, first.clone()), of(LOCAL, local, V6, second), of(CLUSTER, cluster, V6, first)]
+        vec![
+            of(LOCAL, local, V4, first.clone()),
+            of(LOCAL, local, V6, second),
+            of(CLUSTER, cluster, V6, first),
+        ]
+    }
+
+    async fn endpoint_moves(&self, clients: &[Client], [near, far]: &[Pod; 2]) -> Result<()> {
+        let there_and_back = async || {
+            self.move_endpoint((&self.far, far), (&self.near, near)).await?;
+            self.move_endpoint((&self.near, near), (&self.far, far)).await
+        };
+        let promise = Promise::ExceptDatagramsInFlight;
+        self.under_load("endpoint moved onto the link and off it", promise, clients, there_and_back).await
     }
 
     /// Moves the endpoint as an operator does who wants to lose nothing: the new one is ready before the node of the old one drains, and
@@ -215,8 +238,15 @@ impl Bed {
             sleep(PAUSE * 2).await;
             block_in_place(|| self.lab.start_edge(&self.edge.name, &FLAGS))
         };
-        self.under_load("edge and the agent off the link killed (-9)", clients, kill).await?;
+        self.under_load("edge and the agent off the link killed (-9)", Promise::NothingLost, clients, kill)
+            .await?;
         system::wait_restarted(&self.test.suite, system::AGENT, agent).await
+    }
+
+    async fn routes_change(&self, clients: &[Client]) -> Result<()> {
+        let change = async || self.change_routes().await;
+        self.under_load("route moved, routing daemon killed (-9)", Promise::NothingLost, clients, change)
+            .await
     }
 
     /// The route goes by the other gateway and back, and the routing daemon ends and starts with the routes in the kernel.
@@ -233,9 +263,33 @@ impl Bed {
         block_in_place(|| self.lab.kill_daemon(edge))?;
         sleep(PAUSE).await;
         block_in_place(|| self.lab.start_daemon(edge))?;
-        until("the daemon's sessions", TIMEOUT, async || block_in_place(|| self.lab.check_sessions(edge))).await?;
+        until("the daemon's sessions", TIMEOUT, async || block_in_place(|| self.lab.check_sessions(edge)))
+            .await?;
         sleep(PAUSE).await;
         block_in_place(|| self.lab.check_routes(edge, &self.far.name, &first))
+    }
+
+    /// Connections outlive the node's way onto the link and off it. Packets on their way are lost, and sent again by TCP.
+    async fn connections_follow_the_node(&self, vips: Vips) -> Result<()> {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let held = [V4, V6].into_iter().cycle().take(HELD).map(|family| {
+            let address = vips.at(family, PORT);
+            let to = Target { address, datagrams: address, backends: format!("{LOCAL}-{}", self.far.name) };
+            let is_over = Arc::clone(&is_over);
+            tokio::spawn(async move { hold(&to, PAUSE / 10, &|| is_over.load(Ordering::Relaxed)).await })
+        });
+        let held: Vec<_> = held.collect();
+        sleep(PAUSE).await;
+        let moved = block_in_place(|| self.lab.put_back(&self.far.name));
+        sleep(PAUSE * 2).await;
+        let moved = moved.and_then(|()| block_in_place(|| self.lab.take_off(&self.far.name)));
+        sleep(PAUSE * 2).await;
+        is_over.store(true, Ordering::Relaxed);
+        for connection in held {
+            let connection = connection.await??;
+            ensure!(connection.ending == Ending::Complete, "a connection ended: {:?}", connection.ending);
+        }
+        moved
     }
 
     async fn wait_metric(&self, host: &Host, port: u16, name: &str) -> Result<()> {
@@ -249,59 +303,18 @@ impl Bed {
         .await
     }
 
-    async fn under_load(&self, event: &str, clients: &[Client], happen: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+    async fn under_load(
+        &self,
+        event: &str,
+        promise: Promise,
+        clients: &[Client],
+        happen: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<()> {
         let event = format!("off the link: {event}");
-        under_load(&self.test, &event, Promise::NothingLost, clients.to_vec(), happen).await
+        under_load(&self.test, &event, promise, clients.to_vec(), happen).await
     }
 
     fn cluster<T>(&self, work: impl FnOnce(&dyn crate::cluster::Cluster) -> T) -> T {
         self.test.suite.cluster(work)
-    }
-}
-
-/// The path MTU of a UDP socket that sends no fragments.
-mod path_mtu {
-    use std::net::SocketAddr;
-    use std::time::{Duration, Instant};
-
-    use anyhow::{Result, ensure};
-    use nix::sys::socket::{getsockopt, setsockopt};
-    use tokio::net::UdpSocket;
-    use tokio::time::timeout;
-
-    use crate::net;
-
-    mod options {
-        #![allow(missing_docs, reason = "made by nix's macro")]
-        use nix::{getsockopt_impl, setsockopt_impl, sockopt_impl};
-        sockopt_impl!(Discover, SetOnly, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::c_int);
-        sockopt_impl!(Discover6, SetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::c_int);
-        sockopt_impl!(Mtu, GetOnly, libc::IPPROTO_IP, libc::IP_MTU, libc::c_int);
-        sockopt_impl!(Mtu6, GetOnly, libc::IPPROTO_IPV6, libc::IPV6_MTU, libc::c_int);
-    }
-
-    /// What the system knows after it has sent a datagram of 1,488 bytes at most, and got an answer to a shorter one.
-    pub(super) async fn learned(to: SocketAddr) -> Result<u32> {
-        let socket = UdpSocket::bind(net::any(to, 0)).await?;
-        if to.is_ipv4() {
-            setsockopt(&socket, options::Discover, &libc::IP_PMTUDISC_DO)?;
-        } else {
-            setsockopt(&socket, options::Discover6, &libc::IPV6_PMTUDISC_DO)?;
-        }
-        socket.connect(to).await?;
-        let text = format!("echo {}", "x".repeat(1_435));
-        let start = Instant::now();
-        // Each may get the error that the ICMP message for the one before has caused.
-        while start.elapsed() < net::ONLY_ANSWER_TIMEOUT {
-            match socket.send(text.as_bytes()).await {
-                Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => break,
-                _ => {
-                    let answered = timeout(Duration::from_millis(200), socket.recv(&mut [0; 2048])).await;
-                    ensure!(!matches!(answered, Ok(Ok(_))), "{to} has answered a datagram that does not fit");
-                }
-            }
-        }
-        let mtu = if to.is_ipv4() { getsockopt(&socket, options::Mtu) } else { getsockopt(&socket, options::Mtu6) };
-        Ok(u32::try_from(mtu?)?)
     }
 }
