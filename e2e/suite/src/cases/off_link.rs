@@ -76,8 +76,7 @@ impl Bed {
         self.long_packets_pass(vips[0]).await?;
         let clients = self.clients(vips);
         self.endpoint_moves(&clients, &pods).await?;
-        self.processes_are_killed(&clients).await?;
-        self.routes_change(&clients).await?;
+        self.processes_end_and_routes_change(&clients).await?;
         self.connections_follow_the_node(vips[0]).await
     }
 
@@ -228,25 +227,21 @@ impl Bed {
         Ok(())
     }
 
-    async fn processes_are_killed(&self, clients: &[Client]) -> Result<()> {
+    /// In one load, since each takes a quarter of a minute.
+    async fn processes_end_and_routes_change(&self, clients: &[Client]) -> Result<()> {
         let agents = system::pods(&self.test.suite, system::AGENT).await?;
         let is_far = |pod: &&Pod| system::node_of(pod) == Some(&self.far.name);
         let agent = agents.iter().find(is_far).context("no agent is off the link")?;
-        let kill = async || {
+        let all = async || {
             system::kill_container(&self.test.suite, agent)?;
             self.cluster(|cluster| cluster.kill_edge(&self.edge.name))?;
             sleep(PAUSE * 2).await;
-            block_in_place(|| self.lab.start_edge(&self.edge.name, &FLAGS))
+            block_in_place(|| self.lab.start_edge(&self.edge.name, &FLAGS))?;
+            self.change_routes().await
         };
-        self.under_load("edge and the agent off the link killed (-9)", Promise::NothingLost, clients, kill)
-            .await?;
+        let event = "edge, agent and routing daemon killed (-9), route moved";
+        self.under_load(event, Promise::NothingLost, clients, all).await?;
         system::wait_restarted(&self.test.suite, system::AGENT, agent).await
-    }
-
-    async fn routes_change(&self, clients: &[Client]) -> Result<()> {
-        let change = async || self.change_routes().await;
-        self.under_load("route moved, routing daemon killed (-9)", Promise::NothingLost, clients, change)
-            .await
     }
 
     /// The route goes by the other gateway and back, and the routing daemon ends and starts with the routes in the kernel.
