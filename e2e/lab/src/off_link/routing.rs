@@ -177,3 +177,53 @@ fn families(gateway: &Gateway, edge: &Host) -> [(&'static str, String, String); 
         ("ipv6", gateway.ipv6.to_string(), edge.ipv6.to_string()),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use steerage_requirements::requires;
+
+    use super::*;
+    use crate::addresses::{Plan, ServiceProxy};
+    use crate::command::run_with;
+
+    fn configs() -> [String; 2] {
+        let plan = Plan {
+            name: "lab".into(),
+            workers: 3,
+            edges: 2,
+            service_proxy: ServiceProxy::Agent,
+            cloud: None,
+            node_monitor_grace_period: "50s".to_owned(),
+        };
+        let gateways = gateways(&plan);
+        let gateway = gateway_config(&gateways[0], &plan.find("node3").unwrap(), &plan.edges());
+        [gateway, edge_config(&plan.edges()[1], &gateways)]
+    }
+
+    #[test]
+    fn both_ends_of_a_session_know_each_other() {
+        let [gateway, edge] = configs();
+        for (own, other) in [("10.77.4.1", "10.77.2.2"), ("fd77::4:1", "fd77::2:2")] {
+            assert!(
+                gateway.contains(&format!("local {own} as 64513; neighbor {other} as 64512;")),
+                "{gateway}"
+            );
+            assert!(edge.contains(&format!("local {other} as 64512; neighbor {own} as 64513;")), "{edge}");
+        }
+        assert!(gateway.contains("route 10.77.1.3/32 via \"eth1\";"), "{gateway}");
+        let preferred = edge.lines().filter(|line| line.contains("bgp_local_pref = 200"));
+        assert!(
+            preferred.clone().count() == 2 && preferred.clone().all(|line| line.contains("gateway1_")),
+            "{edge}"
+        );
+    }
+
+    #[test]
+    fn bird_takes_the_configurations() {
+        requires!(Program("bird"));
+        for config in configs() {
+            run_with(Command::new("bird").args(["-p", "-c", "/dev/stdin"]), &config).unwrap();
+        }
+        run_with(Command::new("bird").args(["-p", "-c", "/dev/stdin"]), "router id none;").unwrap_err();
+    }
+}

@@ -77,7 +77,8 @@ impl Bed {
         let clients = self.clients(vips);
         self.endpoint_moves(&clients, &pods).await?;
         self.processes_end_and_routes_change(&clients).await?;
-        self.connections_follow_the_node(vips[0]).await
+        self.connections_follow_the_node(vips[0]).await?;
+        self.rules_have_dropped_nothing()
     }
 
     /// Nodes first, as `docs/off-link-nodes.md` says.
@@ -285,6 +286,21 @@ impl Bed {
             ensure!(connection.ending == Ending::Complete, "a connection ended: {:?}", connection.ending);
         }
         moved
+    }
+
+    /// The node's rules have taken no packet of the edge host for one of another sender, or for one to no VIP.
+    fn rules_have_dropped_nothing(&self) -> Result<()> {
+        for family in ["ip", "ip6"] {
+            let list = ["nft", "list", "counters", "table", family, "steerage-edge-tunnel"];
+            let counters = self.cluster(|cluster| cluster.exec(&self.far.name, &list))?;
+            for counter in ["no-edge-host", "no-vip", "forged"] {
+                let after =
+                    counters.split(counter).nth(1).with_context(|| format!("no {counter}: {counters}"))?;
+                let packets = after.split_whitespace().skip_while(|word| *word != "packets").nth(1);
+                ensure!(packets == Some("0"), "{} has dropped packets: {counters}", self.far.name);
+            }
+        }
+        Ok(())
     }
 
     async fn wait_metric(&self, host: &Host, port: u16, name: &str) -> Result<()> {
