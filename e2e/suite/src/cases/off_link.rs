@@ -64,14 +64,14 @@ pub(super) async fn node_off_the_link_is_served_through_the_tunnel(test: Arc<Tes
     let [.., near, far] = &nodes[..] else { anyhow::bail!("this takes two nodes") };
     let (near, far) = (near.clone(), far.clone());
     let bed = Bed { test, lab, edge, near, far };
-    let outcome = bed.run().await;
+    let outcome = Box::pin(bed.run()).await;
     outcome.and(bed.undo())
 }
 
 impl Bed {
     async fn run(&self) -> Result<()> {
         self.set_up().await.context("setting up")?;
-        let (pods, vips) = self.serve().await?;
+        let (pods, vips) = Box::pin(self.serve()).await?;
         self.keeps_the_clients_address(vips[0]).await?;
         self.long_packets_pass(vips[0]).await?;
         let clients = self.clients(vips);
