@@ -6,7 +6,6 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -15,18 +14,19 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use steerage_edge_api::TargetUse;
+use steerage_meter::client::{Ending, Pace, Target, hold};
 use steerage_model::Family::{self, V4, V6};
 use steerage_model::Protocol::{Tcp, Udp};
 use steerage_model::names;
+use tokio::sync::watch;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use super::source_address::seen_by_backend;
 use super::under_load::{Promise, under_load};
+use crate::client::Client;
 use crate::cluster::{Host, output};
 use crate::edge;
-use crate::meter::client::{Ending, Target, hold};
-use crate::meter::load::Client;
 use crate::net;
 use crate::off_link::OffLink;
 use crate::path_mtu;
@@ -267,12 +267,12 @@ impl Bed {
 
     /// Connections outlive the node's way onto the link and off it. Packets on their way are lost, and sent again by TCP.
     async fn connections_follow_the_node(&self, vips: Vips) -> Result<()> {
-        let is_over = Arc::new(AtomicBool::new(false));
+        let (stop, is_over) = watch::channel(false);
         let held = [V4, V6].into_iter().cycle().take(HELD).map(|family| {
             let address = vips.at(family, PORT);
             let to = Target { address, datagrams: address, backends: format!("{LOCAL}-{}", self.far.name) };
-            let is_over = Arc::clone(&is_over);
-            tokio::spawn(async move { hold(&to, PAUSE / 10, &|| is_over.load(Ordering::Relaxed)).await })
+            let mut is_over = is_over.clone();
+            tokio::spawn(async move { hold(None, &to, Pace::Every(PAUSE / 10), &mut is_over).await })
         });
         let held: Vec<_> = held.collect();
         sleep(PAUSE).await;
@@ -280,7 +280,7 @@ impl Bed {
         sleep(PAUSE * 2).await;
         let moved = moved.and_then(|()| block_in_place(|| self.lab.take_off(&self.far.name)));
         sleep(PAUSE * 2).await;
-        is_over.store(true, Ordering::Relaxed);
+        stop.send(true)?;
         for connection in held {
             let connection = connection.await??;
             ensure!(connection.ending == Ending::Complete, "a connection ended: {:?}", connection.ending);
