@@ -111,9 +111,11 @@ impl Ruleset {
 
     /// Takes in plans before the first write: no difference is computed.
     pub fn stage(&mut self, updates: BTreeMap<Key, ServicePlan>) {
-        self.changed_udp.extend(self.desired.frontends_of(&updates).filter(is_udp));
+        let udp: Vec<_> = self.desired.frontends_of(&updates).filter(is_udp).collect();
         self.update_lists(&updates);
         self.desired.update(updates);
+        // Flows to a frontend that is merely reserved are those of another service proxy.
+        self.changed_udp.extend(udp.into_iter().filter(|at| self.desired.action(at).is_some()));
     }
 
     /// Takes over the order of endpoints that the kernel's long lists have: then the first write need not change it.

@@ -133,6 +133,21 @@ mod tests {
         assert_eq!(seen(&[tcp], 1), (vec![tcp], 0));
     }
 
+    /// Beside kube-proxy, each start of the agent would end the flows of all Services of kube-proxy.
+    #[test]
+    fn flows_of_another_service_proxy_stay_at_a_start() {
+        let udp = |port| Frontend { addr: "198.51.100.1".parse().unwrap(), protocol: Protocol::Udp, port };
+        let reserved = ServicePlan { reserved: vec![udp(1)], ..ServicePlan::default() };
+        let served = plan(&[udp(2)], 1);
+        let plans = [(Key::new("n", "reserved"), reserved), (Key::new("n", "served"), served)];
+        let mut ruleset = Ruleset::default();
+        ruleset.stage(plans.into());
+        assert_eq!(ruleset.take_stale_flows().udp.into_keys().collect::<Vec<_>>(), [udp(2)]);
+        // A predecessor has served it: its elements are deleted.
+        ruleset.note_deleted([udp(1)].into());
+        assert_eq!(ruleset.take_stale_flows().udp, BTreeMap::from([(udp(1), Arc::default())]));
+    }
+
     #[test]
     fn frontends_are_found_in_every_kind_of_list() {
         let at = |addr: &str, protocol| Frontend { addr: addr.parse().unwrap(), protocol, port: 53 };

@@ -137,9 +137,14 @@ impl Host {
 
     /// A MAC address that survives a restart of the host, as a machine's does.
     pub fn mac(&self) -> String {
-        let [a, b, c, d] = self.ipv4.octets();
-        format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
+        mac(self.ipv4)
     }
+}
+
+/// The MAC address of the interface with this address.
+pub(crate) fn mac(address: Ipv4Addr) -> String {
+    let [a, b, c, d] = address.octets();
+    format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
 /// The composition of a lab. All addresses and names derive from it.

@@ -10,7 +10,7 @@ use clap::{Args as Flags, Parser, Subcommand};
 use nix::sys::signal::Signal;
 use steerage_lab::addresses::{Cloud, Plan, Role, ServiceProxy};
 use steerage_lab::{
-    Lab, control_plane, down, edge, images, install, netns, node, node_init, report, topology, up,
+    Lab, control_plane, down, edge, images, install, netns, node, node_init, off_link, report, topology, up,
 };
 
 /// Run real Kubernetes clusters in network namespaces of this machine.
@@ -122,6 +122,20 @@ enum Verb {
         /// Name of a node, an edge host, a client, or cp.
         node: String,
     },
+    /// Move a node off the link of the edge hosts, behind two gateways whose routes the edge hosts learn by BGP.
+    OffLink {
+        #[command(flatten)]
+        name: Name,
+        /// Name of the node, such as node1.
+        node: String,
+    },
+    /// Move a node back to the link of the edge hosts.
+    OnLink {
+        #[command(flatten)]
+        name: Name,
+        /// Name of the node, such as node1.
+        node: String,
+    },
     /// Send a signal to the edge process of an edge host.
     KillEdge {
         #[command(flatten)]
@@ -138,6 +152,9 @@ enum Verb {
         name: Name,
         /// Name of the edge host, such as edge1.
         edge: String,
+        /// Flags of steerage-edge.
+        #[arg(last = true)]
+        flags: Vec<String>,
     },
     /// Stop the edge process of an edge host (SIGTERM) and start it again.
     RestartEdge {
@@ -145,6 +162,9 @@ enum Verb {
         name: Name,
         /// Name of the edge host, such as edge1.
         edge: String,
+        /// Flags of steerage-edge.
+        #[arg(last = true)]
+        flags: Vec<String>,
     },
     /// Kill the API server (SIGKILL).
     StopApiserver {
@@ -230,17 +250,25 @@ impl Args {
                 let lab = open(&name)?;
                 topology::join(&lab.plan, &lab.plan.find(&node)?)?;
             }
+            Verb::OffLink { name, node } => {
+                let lab = open(&name)?;
+                off_link::take_off(&lab, &lab.plan.find_node(&node)?.0)?;
+            }
+            Verb::OnLink { name, node } => {
+                let lab = open(&name)?;
+                off_link::put_back(&lab, &lab.plan.find_node(&node)?.0)?;
+            }
             Verb::KillEdge { name, edge, signal } => {
                 let lab = open(&name)?;
                 edge::signal(&lab, &edge::find(&lab, &edge)?, signal)?;
             }
-            Verb::StartEdge { name, edge } => {
+            Verb::StartEdge { name, edge, flags } => {
                 let lab = open(&name)?;
-                edge::start(&lab, &edge::find(&lab, &edge)?)?;
+                edge::start(&lab, &edge::find(&lab, &edge)?, &flags)?;
             }
-            Verb::RestartEdge { name, edge } => {
+            Verb::RestartEdge { name, edge, flags } => {
                 let lab = open(&name)?;
-                edge::restart(&lab, &edge::find(&lab, &edge)?)?;
+                edge::restart(&lab, &edge::find(&lab, &edge)?, &flags)?;
             }
             Verb::StopApiserver { name } => control_plane::stop_api_server(&open(&name)?)?,
             Verb::StartApiserver { name } => control_plane::start_api_server(&open(&name)?)?,

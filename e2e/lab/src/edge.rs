@@ -50,21 +50,21 @@ pub fn install(lab: &Lab, token: &str) -> Result<()> {
             continue;
         }
         daemon::stop(lab, &host.name, Signal::SIGTERM)?;
-        launch(lab, &host)?;
+        launch(lab, &host, &[])?;
     }
     write(&marker, &version)?;
     lab.plan.edges().iter().try_for_each(|host| wait_until_ready(lab, host))
 }
 
-/// Stops the edge of a host if it runs, and starts it.
-pub fn restart(lab: &Lab, host: &Host) -> Result<()> {
+/// Stops the edge of a host if it runs, and starts it with these flags.
+pub fn restart(lab: &Lab, host: &Host, flags: &[String]) -> Result<()> {
     daemon::stop(lab, &host.name, Signal::SIGTERM)?;
-    start(lab, host)
+    start(lab, host, flags)
 }
 
-/// Starts the edge of a host and waits until it is ready.
-pub fn start(lab: &Lab, host: &Host) -> Result<()> {
-    launch(lab, host)?;
+/// Starts the edge of a host with these flags, and waits until it is ready.
+pub fn start(lab: &Lab, host: &Host, flags: &[String]) -> Result<()> {
+    launch(lab, host, flags)?;
     wait_until_ready(lab, host)
 }
 
@@ -90,7 +90,7 @@ pub fn program(lab: &Lab) -> Result<String> {
         .map_err(|_| Error::Refused("the edge is not installed: run `hack/lab install` first".into()))
 }
 
-fn launch(lab: &Lab, host: &Host) -> Result<()> {
+fn launch(lab: &Lab, host: &Host, flags: &[String]) -> Result<()> {
     let bpf_dir = mounted_bpf(lab)?.join(&host.name);
     let program = program(lab)?;
     // An edge host has a host name of its own.
@@ -104,6 +104,7 @@ fn launch(lab: &Lab, host: &Host) -> Result<()> {
     command.push("env".to_owned());
     command.extend(settings);
     command.push(program);
+    command.extend_from_slice(flags);
     daemon::spawn(lab, &host.name, &host.netns, &command).map(drop)
 }
 

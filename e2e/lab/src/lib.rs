@@ -23,6 +23,7 @@ pub mod manifests;
 pub mod netns;
 pub mod node;
 pub mod node_init;
+pub mod off_link;
 pub mod openstack;
 pub mod packet_socket;
 pub mod passthrough;

@@ -53,7 +53,8 @@ fn port(plan: &Plan, host: &Host, change: &[&str]) -> Result<()> {
         .map(drop)
 }
 
-fn batch(netns: &str, lines: &str) -> Result<()> {
+/// Runs lines of `ip` in a namespace.
+pub(crate) fn batch(netns: &str, lines: &str) -> Result<()> {
     run_with(Command::new("ip").args(["-n", netns, "-batch", "-"]), lines).map(drop)
 }
 
@@ -99,7 +100,7 @@ fn host_batch(plan: &Plan, host: &Host) -> String {
 }
 
 /// Routes to the pods of every node but `own`.
-fn pod_routes(plan: &Plan, own: Option<&Host>) -> Vec<String> {
+pub(crate) fn pod_routes(plan: &Plan, own: Option<&Host>) -> Vec<String> {
     let others = plan.nodes().into_iter().filter(|node| own != Some(node));
     others
         .flat_map(|node| {
@@ -110,7 +111,8 @@ fn pod_routes(plan: &Plan, own: Option<&Host>) -> Vec<String> {
         .collect()
 }
 
-fn finish(mut lines: Vec<String>) -> String {
+/// A batch of these lines.
+pub(crate) fn finish(mut lines: Vec<String>) -> String {
     lines.push(String::new());
     lines.join("\n")
 }

@@ -20,6 +20,7 @@ mod interoperation;
 mod life_cycle;
 mod meter;
 pub(crate) mod moves;
+mod off_link;
 mod on_nodes;
 mod openstack;
 mod passthrough;
@@ -148,6 +149,7 @@ fn all() -> Vec<Case> {
         KubeProxy Shared faults::absent_api_server_loses_no_packet,
         Forwarding Own forwarding::rolling_update_with_and_without_is_measured,
         Forwarding Own forwarding::scale_down_with_and_without_is_measured,
+        ChangeableAgent Own off_link::node_off_the_link_is_served_through_the_tunnel,
         ChangeableAgent Shared on_nodes::nodes_serve_the_vips_in_place_of_an_edge_host,
         Both Shared life_cycle::nothing_is_left_after_all_cases,
         Aws Shared aws::clients_address_is_kept_unless_the_service_says_otherwise,

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use steerage_model::Family;
 
 use crate::aws::Aws;
+use crate::off_link::OffLink;
 use crate::openstack::OpenStack;
 use crate::passthrough::Passthrough;
 
@@ -50,6 +51,10 @@ pub trait Cluster: Send + Sync {
     }
     /// The GCE or Azure that the nodes are in, if they are in one.
     fn passthrough(&self) -> Option<Passthrough> {
+        None
+    }
+    /// How a node gets off the link of the edge hosts, where that is possible.
+    fn off_link(&self) -> Option<OffLink> {
         None
     }
     /// The administrator's kubeconfig, which works inside the clients' namespaces.

@@ -17,6 +17,7 @@ use steerage_lab::Cloud;
 
 use crate::aws::Aws;
 use crate::cluster::{Cluster, Host};
+use crate::off_link::OffLink;
 use crate::openstack::OpenStack;
 use crate::passthrough::Passthrough;
 use crate::pods;
@@ -98,6 +99,11 @@ impl Suite {
     /// The GCE or Azure that the nodes are in, if they are in one.
     pub fn passthrough(&self) -> Option<Passthrough> {
         self.cluster.passthrough()
+    }
+
+    /// How a node gets off the link of the edge hosts, where that is possible.
+    pub fn off_link(&self) -> Option<OffLink> {
+        self.cluster.off_link()
     }
 
     /// The cloud that the nodes are in.

@@ -28,6 +28,9 @@ pub(super) enum Promise {
     /// The same at an amphora: answers are sent to it, and it drops those of a flow that it has ended, at most one for each of the
     /// client's sockets.
     ExceptInFlightAtAmphora,
+    /// No connection. The agent ends the flows of datagrams to an endpoint that goes: it passes an answer on its way on untranslated, and
+    /// drops what comes before the edge has followed, at most one datagram of each of the client's sockets.
+    ExceptDatagramsInFlight,
     /// Anything: it is only reported.
     None,
 }
@@ -36,8 +39,8 @@ impl Promise {
     /// Whether it was kept.
     fn is_kept(self, measured: &Measurement) -> bool {
         let unanswered = measured.counts().get(&LossKind::DatagramUnanswered).copied().unwrap_or(0);
-        let in_flight =
-            self == Self::ExceptInFlightAtAmphora && unanswered <= Shape::default().askers as usize;
+        let may_be = matches!(self, Self::ExceptInFlightAtAmphora | Self::ExceptDatagramsInFlight);
+        let in_flight = may_be && unanswered <= Shape::default().askers as usize;
         let excused = |kind| kind == LossKind::DatagramUnanswered && in_flight;
         measured.losses.iter().all(|loss| self.allows(loss.kind) || excused(loss.kind))
     }
@@ -50,6 +53,7 @@ impl Promise {
                 use LossKind::{BytesMissing, UnexpectedReset, WrongSource};
                 kind.is_slow() || matches!(kind, UnexpectedReset | BytesMissing | WrongSource)
             }
+            Self::ExceptDatagramsInFlight => kind.is_slow() || kind == LossKind::WrongSource,
             Self::None => true,
         }
     }

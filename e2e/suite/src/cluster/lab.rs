@@ -10,6 +10,7 @@ use steerage_lab::{Cloud, addresses};
 
 use super::{Cluster, Host, output};
 use crate::aws::Aws;
+use crate::off_link::OffLink;
 use crate::openstack::OpenStack;
 use crate::passthrough::Passthrough;
 
@@ -47,6 +48,10 @@ impl Cluster for Lab {
 
     fn passthrough(&self) -> Option<Passthrough> {
         Passthrough::new(&self.0)
+    }
+
+    fn off_link(&self) -> Option<OffLink> {
+        Some(OffLink::new(&self.0))
     }
 
     fn kubeconfig(&self) -> PathBuf {
