@@ -303,3 +303,40 @@ fn flow_of_a_listener_that_is_gone_is_no_exception() {
     bed.change(|state| state.listeners.retain(|key, _| *key != ListenerKey::new(key.vip.into(), 6, TCP)));
     assert!(scan(&bed).keys().all(|key| key.protocol == 17));
 }
+
+/// As while many flows are scanned: the clock was read before.
+#[test]
+fn flows_with_packets_since_the_scan_began_are_exceptions_and_stay() {
+    requires!(Root);
+    let mut bed = Bed::new();
+    open(&bed, 2);
+    bed.change(|state| drop(state.tables.insert(1, table(509, &[1, 2, 3]))));
+    let expected = scan(&bed);
+    assert!(!expected.is_empty());
+    let mut found = BTreeMap::new();
+    let count = bed
+        .dataplane
+        .flow_table()
+        .scan(now() - 2, |key, pinned| drop(found.insert(key, pinned)))
+        .expect("scan");
+    assert_eq!((found, count), (expected.clone(), PORTS.len() * 4));
+    assert_eq!(scan(&bed), expected);
+}
+
+#[test]
+fn scan_deletes_what_has_ended() {
+    requires!(Root);
+    let bed = Bed::new();
+    let opened = open(&bed, 2);
+    let flows = bed.dataplane.flow_table();
+    let known = |protocol| {
+        let of_protocol = opened.keys().filter(|key| key.protocol == protocol);
+        let is_established =
+            |key: &&FlowKey<V6>| flows.known(key).expect("known").is_some_and(|known| known.is_established);
+        of_protocol.filter(is_established).count()
+    };
+    assert_eq!(flows.scan(now() + UDP_IDLE + 5, |_, _| ()).expect("scan"), PORTS.len() * 2);
+    assert_eq!((known(6), known(17)), (PORTS.len() * 2, 0));
+    assert_eq!(flows.scan(now() + TCP_IDLE + 5, |_, _| ()).expect("scan"), 0);
+    assert_eq!((known(6), known(17)), (0, 0));
+}
