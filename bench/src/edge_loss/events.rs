@@ -8,7 +8,7 @@ use anyhow::Result;
 use nix::sys::signal::Signal::{SIGCONT, SIGKILL, SIGSTOP, SIGTERM};
 use steerage_meter::loss::{LossKind, Measurement};
 
-use super::service::Steering;
+use super::service::{Service, Steering};
 use super::world::{NODES, World};
 use crate::edge::bed::{Host, node_netns};
 
@@ -77,13 +77,13 @@ impl Event {
 pub(super) const EVENTS: [Event; 19] = [
     Event::new("target added and removed", |world| {
         world.change(|service| service.add(NODES))?;
-        world.change(|service| service.remove())
+        world.change(Service::remove)
     }),
     Event {
         nodes: 8,
         ..Event::new("from 8 to 9 targets and back", |world| {
             world.change(|service| service.add(NODES))?;
-            world.change(|service| service.remove())
+            world.change(Service::remove)
         })
     },
     Event::new("weight of a target tripled and back", |world| {
@@ -105,7 +105,7 @@ pub(super) const EVENTS: [Event; 19] = [
     Event::new("rolling update, api", |world| {
         for _ in 0..world.service.nodes.len() {
             world.change(|service| service.add(NODES))?;
-            world.change(|service| service.remove())?;
+            world.change(Service::remove)?;
         }
         Ok(())
     }),
@@ -113,7 +113,7 @@ pub(super) const EVENTS: [Event; 19] = [
         world.change(|service| service.steering = Steering::OwnCheck)?;
         for _ in 0..world.service.nodes.len() {
             world.change(|service| service.add(NODES))?;
-            world.change(|service| service.remove())?;
+            world.change(Service::remove)?;
         }
         world.change(|service| service.steering = Steering::List)
     }),
@@ -196,7 +196,7 @@ pub(super) const EVENTS: [Event; 19] = [
             world.bed.set_connected(&node, false)?;
             sleep(AWAY * 2);
             // The controller takes it out.
-            world.change(|service| service.remove())?;
+            world.change(Service::remove)?;
             world.bed.set_connected(&node, true)
         })
     },

@@ -10,7 +10,7 @@ use steerage_meter::load::{Load, Shape};
 use steerage_meter::loss::{LossKind, Measurement};
 
 use super::events::{Event, Promise};
-use super::world::World;
+use super::world::{World, clients};
 
 /// From the opening of the last idle connection to the event, and from the event to the end of the load.
 const AROUND: Duration = Duration::from_secs(3);
@@ -43,7 +43,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Row>> {
     world.begin(event.nodes, event.hosts)?;
     let sent_before = world.sent_again()?;
-    let load = Load::start(world.clients(), shape);
+    let load = Load::start(clients(), shape);
     let outcome = happen(world, event, has_moved, shape, period);
     let measured = load.end()?;
     let sent_again = world.sent_again()? - sent_before;
@@ -90,7 +90,7 @@ pub(super) fn test_meter(world: &mut World, shape: Shape) -> Result<()> {
         ("tcp dport 80 tcp flags & psh == psh", LossKind::DataRetransmitted),
         ("udp dport 80", LossKind::DatagramUnanswered),
     ];
-    let load = Load::start(world.clients(), shape);
+    let load = Load::start(clients(), shape);
     sleep(shape.opening_time() + AROUND);
     for (matches, _) in kinds {
         let rule = format!(

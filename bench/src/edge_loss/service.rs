@@ -95,7 +95,9 @@ impl Service {
                 nodes.map(|(node, weight)| target(*node, *weight)).collect::<Vec<_>>()
             };
             let mut draining = targets(true);
-            draining.iter_mut().for_each(|target| target["drainReason"] = json!("cordoned"));
+            for target in &mut draining {
+                target["drainReason"] = json!("cordoned");
+            }
             (spec["targets"], spec["draining"]) = (json!(targets(false)), json!(draining));
         } else {
             spec["nodeSet"] = json!(NODE_SET);

@@ -138,22 +138,22 @@ impl World {
         }
         Ok(sum)
     }
+}
 
-    /// The clients, one for each family.
-    pub(super) fn clients(&self) -> Vec<Client> {
-        let clients = FAMILIES.map(|family| {
-            let address = SocketAddr::new(vip(family, SERVICE), PORT);
-            Client {
-                from: Source {
-                    netns: "client".to_owned(),
-                    addresses: (0..CLIENTS).map(|number| client(family, number)).collect(),
-                },
-                to: Target { address, datagrams: address, backends: "node".to_owned() },
-                what: family.to_string(),
-            }
-        });
-        clients.into()
-    }
+/// The clients, one for each family.
+pub(super) fn clients() -> Vec<Client> {
+    let clients = FAMILIES.map(|family| {
+        let address = SocketAddr::new(vip(family, SERVICE), PORT);
+        Client {
+            from: Source {
+                netns: "client".to_owned(),
+                addresses: (0..CLIENTS).map(|number| client(family, number)).collect(),
+            },
+            to: Target { address, datagrams: address, backends: "node".to_owned() },
+            what: family.to_string(),
+        }
+    });
+    clients.into()
 }
 
 /// `RetransSegs` counts both families.

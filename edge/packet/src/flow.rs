@@ -126,7 +126,7 @@ mod tests {
         assert!(flow(100).is_alive(udp, 100 + UDP_IDLE));
         assert!(!flow(100).is_alive(udp, 101 + UDP_IDLE));
         // A packet has come since the clock was read.
-        assert_eq!((flow(103).idle(100), flow(103 | CLOSING).idle(100)), (0, 0));
+        assert_eq!((flow(103).idle(100), flow(0x67 | CLOSING).idle(100)), (0, 0));
         assert!(flow(103).is_alive(tcp, 100) && flow(0).is_alive(udp, !CLOSING));
         // The clock wraps.
         assert!(flow(!CLOSING).is_alive(udp, 3));

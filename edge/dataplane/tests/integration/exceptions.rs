@@ -317,7 +317,7 @@ fn flows_with_packets_since_the_scan_began_are_exceptions_and_stay() {
     let count = bed
         .dataplane
         .flow_table()
-        .scan(now() - 2, |key, pinned| drop(found.insert(key, pinned)))
+        .scan(now() - 2, |key, pinned| assert!(found.insert(key, pinned).is_none(), "{key:?} twice"))
         .expect("scan");
     assert_eq!((found, count), (expected.clone(), PORTS.len() * 4));
     assert_eq!(scan(&bed), expected);
