@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What clients of one Service lose while its targets, the edge hosts and their programs change: real edge processes and simulated
-//! nodes in network namespaces, many connections of every kind over both IP families, and the packet meter of the e2e suite.
+//! nodes in network namespaces, many connections of every kind over both IP families, and the loss meter of the end-to-end suite.
 //!
 //! It measures no speed. The cores are shared by clients, router, hosts and nodes: what is only slow has waited for one.
 
@@ -40,25 +40,25 @@ const SHARES: u32 = 2;
 /// The flags of `steerage-bench edge-loss`.
 #[derive(Debug, clap::Args)]
 pub struct Flags {
-    /// Let each event happen once, with a tenth of the idle and active connections
+    /// Run each event once, with a tenth of the idle and active connections
     #[arg(long)]
     quick: bool,
     /// Write the results as JSON to this file, after every event
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Let only events happen whose names contain this
+    /// Run only events whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Let each event happen again and again for this long [default: 10m; with --quick once]
+    /// Repeat each event for this long; 0s runs each once [default: 10m, with --quick 0s]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     period: Option<Duration>,
-    /// Serve this number of Services beside the one that is measured
+    /// Serve this number of Services beside the measured one
     #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=10_000))]
     services: u32,
     /// Measure this steerage-edge [default: the one in the directory of this program]
     #[arg(long, value_name = "FILE")]
     edge: Option<PathBuf>,
-    /// Replace the edge by this steerage-edge in the event of an upgrade [default: the same]
+    /// Use this steerage-edge in the event of an upgrade [default: that of --edge]
     #[arg(long, value_name = "FILE")]
     next_edge: Option<PathBuf>,
 }
@@ -115,7 +115,7 @@ impl Flags {
         // With a broken promise the logs are kept.
         ensure!(
             broken == 0,
-            "{broken} of {} rows break their promise; logs are in {}",
+            "{broken} of {} rows lost more than they may; logs are in {}",
             rows.len(),
             folder.display()
         );

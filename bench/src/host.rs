@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The machine and its load, which are printed with the results, and the programs that `hack/prepare` built on it.
+//! The machine and its load, which are printed with the results, the programs that `hack/prepare` built on it, and the limit of open
+//! files.
 
 use std::path::PathBuf;
 use std::{env, fs};

@@ -51,7 +51,7 @@ const NO_MAC: Mac = [0; 6];
 const WARM_UP_LIMIT: Duration = Duration::from_secs(3);
 /// A process announces VIPs of an earlier one after this time at the latest, if it cannot list the load balancers.
 const ADOPTED_WAIT: Duration = Duration::from_secs(5);
-/// Time that a leaving host waits before that for others to know its flows.
+/// Maximum time that a leaving host waits until the others know its flows.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);

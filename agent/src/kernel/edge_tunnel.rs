@@ -112,7 +112,7 @@ impl EdgeTunnelKeeper {
         if let Some(error) = error.as_ref().filter(|error| self.error.as_ref() != Some(error)) {
             tracing::error!(
                 error,
-                "edge tunnel not set up; this node receives nothing from edge hosts off its link; retrying"
+                "edge tunnel not set up; packets of edge hosts off the link are lost for one IP family or both; retrying"
             );
         }
         self.error = error;

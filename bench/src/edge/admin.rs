@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The administration server of an edge, inside its host's namespace.
+//! The administration server of a steerage-edge process in its host's namespace: address and readiness. `contender`, `edge_nodes` and
+//! `edge_loss` ask it; it starts nothing.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 

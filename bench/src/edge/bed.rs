@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The network namespaces: client, router, switch, two load-balancer hosts and the nodes. All of it is inside a mount namespace of
-//! this process, so that nothing is left behind when the process ends in any way.
+//! The network namespaces: client, router, switch, load-balancer hosts and nodes, as many as [`Size`] says; `edge` and `edge_loss` make
+//! it. All of it is inside a mount namespace of this process, so that nothing is left behind when the process ends in any way.
 //!
 //! What arrives at a load-balancer host, and what its own switch port takes from it, is received by kernel threads of the interfaces
 //! (threaded NAPI) when [`Bed::set_threaded`] says so. The work of the host's network stack is then that of one thread, whose time

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens while clients are at work, and what it may cost them.
+//! All events, and what each may lose. `run` makes them happen; they act on [`World`] alone and measure nothing.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -17,15 +17,17 @@ const AWAY: Duration = Duration::from_secs(2);
 /// From the last heartbeat of a host until others answer for its VIPs, with the default interval of heartbeats, and what a takeover
 /// may take.
 const HOST_DETECTION: Duration = Duration::from_millis(600 + 50 + 200);
-/// From the last answer of a node until it is unhealthy: two probes fail, each for lack of an answer within its timeout.
-const NODE_DETECTION: Duration = Duration::from_millis(2 * 500 + 1000 + 100);
+/// From the last answer of a node until it is unhealthy: after an interval two probes fail, each for lack of an answer within its
+/// timeout, and the table is written.
+const NODE_DETECTION: Duration = Duration::from_millis(500 + 2 * 1000 + 100);
 
 /// What an event may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
     /// Not one packet. What is only slow may have waited for a core.
     NothingLost,
-    /// What is sent within this time, and no connection.
+    /// What is sent within this time, and no connection. Of data that was retransmitted the first time is not known, so it may come at
+    /// any time.
     OnlyWithin(Duration),
     /// New connections and datagrams that are sent within this time, and connections to what is gone.
     NewOnlyWithin(Duration),
@@ -44,6 +46,17 @@ impl Promise {
                 measured.failed.is_empty() && all(&|kind, at| !begins_with_it(kind) || at <= event + limit)
             }
             Self::NewOnlyWithin(limit) => all(&|kind, at| !begins_with_it(kind) || at <= event + limit),
+        }
+    }
+
+    /// Below the table.
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::NothingLost => "nothing".to_owned(),
+            Self::OnlyWithin(limit) => format!("what is sent within {} ms", limit.as_millis()),
+            Self::NewOnlyWithin(limit) => {
+                format!("new flows within {} ms, connections to the node", limit.as_millis())
+            }
         }
     }
 }

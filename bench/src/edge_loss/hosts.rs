@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The edge hosts' processes. It decides nothing.
+//! The steerage-edge processes, one for each host: starts, signals and ends them for `world` and `events`. It decides nothing.
 
 use std::fs;
 use std::path::PathBuf;

@@ -28,7 +28,7 @@ fn milliseconds(measured: &Measurement) -> [f64; 3] {
 /// A table in Markdown.
 pub(super) fn markdown(rows: &[Row]) -> String {
     let mut text = "| event (times) | slots had moved | clients | connections | requests | datagrams | lost | when s | failed connections \
-                    | sent again by nodes | slowest handshake, answer, datagram ms |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+                    | retransmitted by nodes (both families) | slowest handshake, answer, datagram ms |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         .to_owned();
     for row in rows {
         let Row { event, has_moved, times, family, measured, is_kept, .. } = row;
@@ -60,7 +60,7 @@ pub(super) fn json(rows: &[Row]) -> Value {
         json!({
             "event": row.event, "slotsHadMoved": row.has_moved, "times": row.times, "clients": row.family,
             "connections": measured.connections, "requests": measured.exchanges, "datagrams": measured.datagrams,
-            "lost": counts, "failedConnections": measured.failed.len(), "sentAgainByNodes": row.sent_again, "promiseKept": row.is_kept,
+            "lost": counts, "failedConnections": measured.failed.len(), "retransmittedByNodesBothFamilies": row.sent_again, "promiseKept": row.is_kept,
             "slowestMilliseconds": { "handshake": handshake, "answer": answer, "datagram": datagram },
         })
     };

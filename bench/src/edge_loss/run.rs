@@ -9,7 +9,7 @@ use steerage_meter::capture::now;
 use steerage_meter::load::{Load, Shape};
 use steerage_meter::loss::{LossKind, Measurement};
 
-use super::events::{Event, Promise};
+use super::events::Event;
 use super::world::{World, clients};
 
 /// From the opening of the last idle connection to the event, and from the event to the end of the load.
@@ -119,17 +119,4 @@ pub(super) fn test_meter(world: &mut World, shape: Shape) -> Result<()> {
         found.kinds()
     );
     Ok(())
-}
-
-impl Promise {
-    /// For the table.
-    pub(super) fn text(self) -> String {
-        match self {
-            Self::NothingLost => "nothing".to_owned(),
-            Self::OnlyWithin(limit) => format!("what is sent within {} ms", limit.as_millis()),
-            Self::NewOnlyWithin(limit) => {
-                format!("new flows within {} ms, connections to the node", limit.as_millis())
-            }
-        }
-    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Service that is measured, as the edge's objects say it. Pure.
+//! The Service that is measured, as the edge's objects say it. Pure: `world` writes the objects, and `events` change the Service.
 
 use serde_json::{Value, json};
 

@@ -25,7 +25,7 @@ use crate::edge::configs;
 
 /// Nodes.
 pub(super) const NODES: u8 = 12;
-/// Edge hosts, of which the last one serves in one event alone.
+/// Edge hosts. The last one serves only in the events of a third host.
 pub(super) const HOSTS: u8 = 3;
 /// Addresses of the client in each family.
 pub(super) const CLIENTS: u16 = 256;

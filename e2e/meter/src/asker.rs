@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter's client over UDP: numbered datagrams to an echo server, and what the program saw of each.
 //!
-//! The server is agnhost's netexec: the datagram `echo TEXT` is answered with `TEXT`.
+//! The server is agnhost's netexec, or answers as that does: the datagram `echo TEXT` is answered with `TEXT`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

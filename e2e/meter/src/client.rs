@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The meter's client: requests over HTTP to an echo server, and what the program saw of each.
 //!
-//! The server is agnhost's netexec: `GET /hostname` is answered with the name of its pod, `GET /echo?msg=TEXT` with `TEXT`. A
+//! The server is agnhost's netexec, or answers as that does: `GET /hostname` is answered with the name of its pod, `GET /echo?msg=TEXT` with `TEXT`. A
 //! connection asks for the name first, since every backend echoes alike.
 
 use std::io;

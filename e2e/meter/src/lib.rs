@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loss meter: judges connections and datagrams by the packets that the kernel saw, not by whether they succeeded in the end.
 //!
+//! The suite and `steerage-bench edge-loss` call it. It makes no namespaces and no servers, and repeats no attempt.
+//!
 //! A client numbers what it sends ([`client`], [`asker`]) while a capture in its network namespace records every packet of it
 //! ([`capture`]). Afterwards [`judge()`] joins both views. It is pure, as are the parts that it is made of: [`packet`], [`tcp`],
 //! [`udp`], [`loss`].

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients at work while something happens: each opens connections, holds others, and sends datagrams, at fixed rates.
 //!
-//! One thread per client, in the client's namespace. Nothing is tried twice; a held connection that ends is replaced.
+//! The suite and `steerage-bench edge-loss` start and end it. One thread per client, in the client's namespace. Nothing is tried twice; a held connection that ends is replaced.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::thread::{self, JoinHandle};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client of a case. The meter's clients are made of it.
+//! A client of a case: a machine, and the load balancer that it asks. Cases make it, and `under_load` turns it into the meter's. It
+//! opens nothing.
 
 use steerage_meter::Source;
 use steerage_meter::client::Target;

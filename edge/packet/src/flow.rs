@@ -46,8 +46,8 @@ impl Flow {
         service.wrapping_add(target) as u16
     }
 
-    /// How long no packet was seen, in the units of [`seconds`]. Who looks at many flows may have read the clock before the flow's last
-    /// packet: half of all times are in the future.
+    /// How long no packet was seen, in the units of [`seconds`]. 0 if the last packet is later than `now`: a scan reads the clock once,
+    /// before it reads the flows. The clock wraps, so half of all times count as later.
     #[inline(always)]
     pub fn idle(&self, now: u32) -> u32 {
         let idle = now.wrapping_sub(self.seen) & !CLOSING;

@@ -18,8 +18,7 @@ use crate::status::Statuses;
 use crate::vips::{WITHHELD, change_set};
 
 impl Engine {
-    /// A node states another end of the tunnel than before. A plan follows if that decides whether the node gets packets: it stops or
-    /// begins to be a target of all Services.
+    /// A node's statement about its tunnel devices has changed. A plan follows if that decides whether the node gets new connections.
     pub(super) fn follow_tunnel(&mut self, address: IpAddr, receiver: Option<TunnelReceiver>) {
         if !self.prober.follows_node(address) {
             return;
@@ -32,10 +31,10 @@ impl Engine {
         }
         match now {
             Some(reason) => {
-                tracing::warn!(target_address = %address, reason, "node refused; it gets no packets");
+                tracing::warn!(target_address = %address, reason, "node does not receive from the tunnel; sending it no new connections");
             }
             None => {
-                tracing::info!(target_address = %address, "node no longer refused; it receives from the tunnel");
+                tracing::info!(target_address = %address, "node no longer refused; sending it new connections");
             }
         }
         self.pace.request(Instant::now());

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 const SHORTEST: Duration = Duration::from_millis(100);
 /// Scans may take one part in so many of the time of one CPU.
 const PARTS: u32 = 10;
-/// What they may take of it at once, after a time without: until a change is scanned, the death of this host breaks connections.
-const MOST_CREDIT: Duration = Duration::from_secs(5);
+/// CPU time that scans may use in a row, after a rest. Until a change is scanned, the death of this host breaks connections.
+const MAX_DEBT: Duration = Duration::from_secs(5);
 /// A flow of which one packet was seen before a change keeps its target for a minute, and becomes established with its next packet.
 /// So long after a change scans follow, each after twice the time.
 const FOLLOW_UP: Duration = Duration::from_secs(70);
@@ -42,7 +42,7 @@ impl ScanPace {
     /// When the next scan may begin.
     fn earliest(&self, now: Instant) -> Instant {
         let Some((end, took)) = self.last else { return now };
-        let until_paid = self.debt.saturating_sub(MOST_CREDIT).saturating_mul(PARTS);
+        let until_paid = self.debt.saturating_sub(MAX_DEBT).saturating_mul(PARTS);
         now.max(end + until_paid.max(took).max(SHORTEST))
     }
 
@@ -106,7 +106,7 @@ mod tests {
             let until = milliseconds(60_000);
             let count = scans(milliseconds(took), milliseconds(5), until).len();
             let time = milliseconds(took).as_secs_f64() * f64::from(u32::try_from(count).expect("count"));
-            let most = until.as_secs_f64() / 10.0 + MOST_CREDIT.as_secs_f64();
+            let most = until.as_secs_f64() / 10.0 + MAX_DEBT.as_secs_f64();
             assert!(time <= most * 1.1 + milliseconds(took).as_secs_f64(), "{took}: {count}");
             assert!(count > 5, "{took}: {count}");
         }
