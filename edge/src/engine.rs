@@ -85,6 +85,8 @@ pub(crate) struct Engine {
     drains: Drains,
     /// The number of VIPs with a healthy target.
     healthy_vips: u32,
+    /// Among the changes of health that are being read, a node states that it does not receive from the tunnel.
+    has_new_refusal: bool,
     /// The process is ending.
     is_leaving: bool,
 }
@@ -126,6 +128,7 @@ impl Engine {
             pace: PlanPace::default(),
             drains: Drains::default(),
             healthy_vips: 0,
+            has_new_refusal: false,
             is_leaving: false,
         };
         engine.refresh()?;
@@ -175,10 +178,14 @@ impl Engine {
                     of_index = change.is_of_load_balancers().then_some(change);
                 }
                 Some(change) = inputs.health.recv() => {
-                    let changed = changed.insert(Vec::from_iter(self.update_health(change, &mut ports)));
+                    let mut of_health = Vec::from_iter(self.update_health(change, &mut ports));
                     while let Ok(change) = inputs.health.try_recv() {
-                        changed.extend(self.update_health(change, &mut ports));
+                        of_health.extend(self.update_health(change, &mut ports));
                     }
+                    // A refused node that is healthy would get connections until the plan, which waits only in a large cluster.
+                    let is_refused = std::mem::take(&mut self.has_new_refusal);
+                    let plans_now = is_refused && self.pace.due().is_some_and(|due| due <= tokio::time::Instant::now());
+                    changed = (!plans_now).then_some(of_health);
                 }
                 Some(report) = inputs.statements.recv() => {
                     self.record_statements(&report, &mut inputs.statements);
@@ -282,7 +289,7 @@ impl Engine {
                 return None;
             }
             HealthChange::Tunnel(address, receiver) => {
-                self.follow_tunnel(address, receiver);
+                self.has_new_refusal |= self.follow_tunnel(address, receiver);
                 return None;
             }
         };

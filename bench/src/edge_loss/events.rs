@@ -21,6 +21,11 @@ const HOST_DETECTION: Duration = Duration::from_millis(600 + 50 + 200);
 /// timeout, and the table is written.
 const NODE_DETECTION: Duration = Duration::from_millis(500 + 2 * 1000 + 100);
 
+/// From the first transmission of a packet to its loss.
+const ON_ITS_WAY: Duration = Duration::from_millis(50);
+/// The least time until a packet is retransmitted.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+
 /// What an event may cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
@@ -36,17 +41,31 @@ pub(super) enum Promise {
 impl Promise {
     /// Whether it was kept, for an event at this time.
     pub(super) fn is_kept(self, measured: &Measurement, event: Duration) -> bool {
-        let all = |allowed: &dyn Fn(LossKind, Duration) -> bool| {
-            measured.losses.iter().all(|loss| loss.kind.is_slow() || allowed(loss.kind, loss.at))
+        use LossKind::{
+            AnswerRetransmitted, BytesMissing, DataRetransmitted, DatagramUnanswered, SynRetransmitted,
+            SynUnanswered, UnexpectedReset,
         };
-        match self {
-            Self::NothingLost => all(&|_, _| false),
-            Self::OnlyWithin(limit) => {
-                // Of what was sent again the time is the later one, which says less.
-                measured.failed.is_empty() && all(&|kind, at| !begins_with_it(kind) || at <= event + limit)
+        // What was on its way when it happened was sent a moment before.
+        let begins = |at: Duration, limit| at + ON_ITS_WAY >= event && at <= event + limit;
+        // Of data the time is that of the last retransmission, whose pauses double.
+        let again = |at: Duration, limit: Duration| begins(at, limit * 3 + RETRANSMISSION);
+        let is_allowed = |kind, at| match (self, kind) {
+            (Self::NothingLost, _) => false,
+            (Self::OnlyWithin(limit) | Self::NewOnlyWithin(limit), SynRetransmitted | DatagramUnanswered) => {
+                begins(at, limit)
             }
-            Self::NewOnlyWithin(limit) => all(&|kind, at| !begins_with_it(kind) || at <= event + limit),
-        }
+            (Self::OnlyWithin(limit), DataRetransmitted | AnswerRetransmitted) => again(at, limit),
+            (Self::NewOnlyWithin(limit), SynUnanswered) => begins(at, limit),
+            // Of connections to the node, while it is away and after it has come back.
+            (
+                Self::NewOnlyWithin(_),
+                DataRetransmitted | AnswerRetransmitted | BytesMissing | UnexpectedReset,
+            ) => at + ON_ITS_WAY >= event,
+            _ => false,
+        };
+        let loses_connections = matches!(self, Self::NewOnlyWithin(_));
+        (loses_connections || measured.failed.is_empty())
+            && measured.losses.iter().all(|loss| loss.kind.is_slow() || is_allowed(loss.kind, loss.at))
     }
 
     /// Below the table.
@@ -59,12 +78,6 @@ impl Promise {
             }
         }
     }
-}
-
-/// Whether a loss has the time at which the packet was first sent.
-fn begins_with_it(kind: LossKind) -> bool {
-    use LossKind::{ConnectionRefused, DatagramUnanswered, SynRetransmitted, SynUnanswered, WrongBackend};
-    matches!(kind, ConnectionRefused | DatagramUnanswered | SynRetransmitted | SynUnanswered | WrongBackend)
 }
 
 /// Something that happens.
@@ -182,9 +195,10 @@ pub(super) const EVENTS: [Event; 19] = [
     Event {
         hosts: 3,
         repeats: false,
-        ..Event::new("third host killed (-9) for good, target added", |world| {
+        ..Event::new("third host killed (-9) for good", |world| {
             world.hosts.end(Host(3), SIGKILL)?;
-            world.change(|service| service.add(NODES))
+            sleep(AWAY);
+            Ok(())
         })
     },
     Event {
@@ -251,7 +265,14 @@ mod tests {
         for promise in [Promise::OnlyWithin(second(1)), Promise::NewOnlyWithin(second(1))] {
             assert!(promise.is_kept(&syn(second(11)), second(10)));
             assert!(!promise.is_kept(&syn(second(12)), second(10)));
+            assert!(!promise.is_kept(&syn(second(9)), second(10)), "that was before");
             assert!(promise.is_kept(&measured(LossKind::DataRetransmitted, second(12)), second(10)));
+            assert!(!promise.is_kept(&measured(LossKind::WrongSource, second(10)), second(10)));
         }
+        let resent = |at| measured(LossKind::DataRetransmitted, at);
+        assert!(!Promise::OnlyWithin(second(1)).is_kept(&resent(second(14)), second(10)));
+        assert!(Promise::NewOnlyWithin(second(1)).is_kept(&resent(second(14)), second(10)));
+        let reset = measured(LossKind::UnexpectedReset, second(10));
+        assert!(!Promise::OnlyWithin(second(1)).is_kept(&reset, second(10)));
     }
 }

@@ -73,6 +73,33 @@ pub enum Refusal {
     Known,
 }
 
+/// Ended flows that one scan collects. A map that was never scanned may be full of them; later scans find the others.
+const MOST_ENDED: usize = 1 << 18;
+/// Ended flows that are looked at again, and then deleted: so few that hardly one begins anew in between.
+const ENDED_AT_ONCE: usize = 64;
+
+/// What a scan has found beside the exceptions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scanned {
+    /// Established flows that have not ended.
+    pub flows: usize,
+    /// Established flows that have ended, not all of them if they are many.
+    pub ended: Vec<FlowKey<V6>>,
+}
+
+impl Scanned {
+    /// Notes an established flow. Returns whether it has not ended.
+    fn counts(&mut self, key: FlowKey<V6>, flow: &Flow, now: u32) -> bool {
+        let is_alive = flow.is_alive(key.protocol, now);
+        if is_alive {
+            self.flows += 1;
+        } else if self.ended.len() < MOST_ENDED {
+            self.ended.push(key);
+        }
+        is_alive
+    }
+}
+
 /// The flows of a data plane. Clones are the same, and need nothing of the data plane's owner.
 #[derive(Clone, Debug)]
 pub struct FlowTable {
@@ -125,37 +152,28 @@ impl FlowTable {
         self.maps.flows4.size()
     }
 
-    /// Calls `each` with all exceptions, in no order, and deletes established flows that have ended: the program takes no packet for one
-    /// of theirs, and each would take its part of every later scan. Returns how many are left.
+    /// Calls `each` with all exceptions, in no order.
     ///
     /// # Errors
-    /// If the kernel refuses to list or delete them.
-    pub fn scan(&self, now: u32, mut each: impl FnMut(FlowKey<V6>, Pinned)) -> Result<usize, Error> {
+    /// If the kernel refuses to list them.
+    pub fn scan(&self, now: u32, mut each: impl FnMut(FlowKey<V6>, Pinned)) -> Result<Scanned, Error> {
         let maps = &*self.maps;
         let mut members = HashMap::new();
-        let (mut count, mut ended4, mut ended6) = (0, Vec::new(), Vec::new());
+        let mut scanned = Scanned::default();
         maps.flows4.each(|key: FlowKey<V4>, flow: Flow| {
-            if !flow.is_alive(key.protocol, now) {
-                ended4.push(key);
-                return;
-            }
-            count += 1;
-            if let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members) {
+            if scanned.counts(key.mapped(), &flow, now)
+                && let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members)
+            {
                 each(key.mapped(), pinned);
             }
         })?;
-        maps.flows4.delete(&ended4)?;
         maps.flows6.each(|key: FlowKey<V6>, flow: Flow| {
-            if !flow.is_alive(key.protocol, now) {
-                ended6.push(key);
-                return;
-            }
-            count += 1;
-            if let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members) {
+            if scanned.counts(key, &flow, now)
+                && let Some(pinned) = self.pinned(&key, &flow, true, now, &mut members)
+            {
                 each(key, pinned);
             }
         })?;
-        maps.flows6.delete(&ended6)?;
         // A flow leaves its element among the recent ones once it is established.
         maps.recent4.each(|key: FlowKey<V4>, flow| {
             if let Some(pinned) = self.pinned(&key, &flow, false, now, &mut members)
@@ -171,7 +189,29 @@ impl FlowTable {
                 each(key, pinned);
             }
         })?;
-        Ok(count)
+        Ok(scanned)
+    }
+
+    /// Deletes established flows that a scan has found to have ended, and that have not begun anew since: the program takes no packet
+    /// for one of theirs, and each would take its part of every later scan.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn delete_ended(&self, keys: &[FlowKey<V6>], now: impl Fn() -> u32) -> Result<(), Error> {
+        for keys in keys.chunks(ENDED_AT_ONCE) {
+            let now = now();
+            let (mut of_v4, mut of_v6) = (Vec::new(), Vec::new());
+            for key in keys {
+                match v4(key) {
+                    Some(key) if has_ended(&self.maps.flows4, &key, now)? => of_v4.push(key),
+                    None if has_ended(&self.maps.flows6, key, now)? => of_v6.push(*key),
+                    _ => {}
+                }
+            }
+            self.maps.flows4.delete(&of_v4)?;
+            self.maps.flows6.delete(&of_v6)?;
+        }
+        Ok(())
     }
 
     /// The established flow with this key, if it is an exception.
@@ -402,6 +442,15 @@ impl FlowTable {
         let place = usize::try_from(slot % SLOTS_PER_ELEMENT).unwrap_or(0);
         element.and_then(|element| element.get(place).copied()).unwrap_or(0)
     }
+}
+
+/// Whether the map still has the flow, and it has ended.
+fn has_ended<A>(flows: &KernelMap, key: &FlowKey<A>, now: u32) -> Result<bool, Error>
+where
+    FlowKey<A>: aya::Pod,
+{
+    let flow: Option<Flow> = flows.get(key)?;
+    Ok(flow.is_some_and(|flow| !flow.is_alive(key.protocol, now)))
 }
 
 /// What the program remembers of a flow, and whether more than one packet was seen.

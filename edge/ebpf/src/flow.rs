@@ -30,8 +30,8 @@ pub fn established<A: Family>(key: &FlowKey<A>, sender: u16, flags: TcpFlags, no
     if flags.opens() {
         return None;
     }
-    // SAFETY: the element is used again for another flow only after an eviction, which takes those that were not looked up lately.
-    // Other CPUs may write the same element: each field is whole, and `seen` may be late.
+    // SAFETY: the element is used again for another flow only after an eviction, which takes those that were not looked up lately, or
+    // after its deletion by a scan, long after it has ended. Other CPUs may write the same element: each field is whole, and `seen` may be late.
     let flow = unsafe { &mut *A::flows().get_ptr_mut(key)? };
     let (service, target) = (SERVICES.get(flow.service)?, TARGETS.get(flow.target)?);
     let is_current = flow.version == Flow::version(service.version, target.version) && flow.sender == sender;

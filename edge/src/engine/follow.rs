@@ -19,17 +19,18 @@ use crate::vips::{WITHHELD, change_set};
 
 impl Engine {
     /// A node's statement about its tunnel devices has changed. A plan follows if that decides whether the node gets new connections.
-    pub(super) fn follow_tunnel(&mut self, address: IpAddr, receiver: Option<TunnelReceiver>) {
+    /// Returns whether the node is refused from now on.
+    pub(super) fn follow_tunnel(&mut self, address: IpAddr, receiver: Option<TunnelReceiver>) -> bool {
         if !self.prober.follows_node(address) {
-            return;
+            return false;
         }
         let before = self.health.set_tunnel_receiver(address, receiver);
-        let Ok(path) = self.host.reach(address) else { return };
+        let Ok(path) = self.host.reach(address) else { return false };
         let [before, now] = [before, receiver].map(|stated| self.host.refusal(address, &path, stated));
         if before == now {
-            return;
+            return false;
         }
-        match now {
+        match &now {
             Some(reason) => {
                 tracing::warn!(target_address = %address, reason, "node does not receive from the tunnel; sending it no new connections");
             }
@@ -38,6 +39,7 @@ impl Engine {
             }
         }
         self.pace.request(Instant::now());
+        now.is_some()
     }
 
     /// Lets the kernel follow load balancers that have changed, and nothing else has. Returns false where only a plan can tell what

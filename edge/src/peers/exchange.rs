@@ -315,8 +315,8 @@ impl Exchange {
                 }
             }
         });
-        let count = match scanned {
-            Ok(count) => count,
+        let scanned = match scanned {
+            Ok(scanned) => scanned,
             Err(error) => {
                 self.on_error(&error);
                 self.pace.on_change(began);
@@ -338,7 +338,7 @@ impl Exchange {
             offers: self.exceptions(&offers, now),
         };
         let has_offers = !offers.is_empty();
-        let deleted = self.flows.delete(&unconfirmed);
+        let deleted = self.flows.delete(&unconfirmed).and(self.flows.delete_ended(&scanned.ended, flow_time));
         self.is_scanned = true;
         let has_offered = self.send(changes);
         self.note_untold(&others);
@@ -359,7 +359,8 @@ impl Exchange {
             Err(error) => self.on_error(&error),
         }
         tracing::debug!(
-            flows = count,
+            flows = scanned.flows,
+            ended = scanned.ended.len(),
             exceptions = self.sent.count(),
             beyond_limit = self.sent.beyond(),
             offered = self.offered.len(),

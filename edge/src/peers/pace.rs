@@ -42,7 +42,8 @@ impl ScanPace {
     /// When the next scan may begin.
     fn earliest(&self, now: Instant) -> Instant {
         let Some((end, took)) = self.last else { return now };
-        let until_paid = self.debt.saturating_sub(MAX_DEBT).saturating_mul(PARTS);
+        // One scan is always paid for, however long it takes.
+        let until_paid = self.debt.saturating_sub(MAX_DEBT.max(took * 2)).saturating_mul(PARTS);
         now.max(end + until_paid.max(took).max(SHORTEST))
     }
 

@@ -314,12 +314,12 @@ fn flows_with_packets_since_the_scan_began_are_exceptions_and_stay() {
     let expected = scan(&bed);
     assert!(!expected.is_empty());
     let mut found = BTreeMap::new();
-    let count = bed
+    let scanned = bed
         .dataplane
         .flow_table()
         .scan(now() - 2, |key, pinned| assert!(found.insert(key, pinned).is_none(), "{key:?} twice"))
         .expect("scan");
-    assert_eq!((found, count), (expected.clone(), PORTS.len() * 4));
+    assert_eq!((found, scanned.flows, scanned.ended), (expected.clone(), PORTS.len() * 4, Vec::new()));
     assert_eq!(scan(&bed), expected);
 }
 
@@ -335,8 +335,16 @@ fn scan_deletes_what_has_ended() {
             |key: &&FlowKey<V6>| flows.known(key).expect("known").is_some_and(|known| known.is_established);
         of_protocol.filter(is_established).count()
     };
-    assert_eq!(flows.scan(now() + UDP_IDLE + 5, |_, _| ()).expect("scan"), PORTS.len() * 2);
-    assert_eq!((known(6), known(17)), (PORTS.len() * 2, 0));
-    assert_eq!(flows.scan(now() + TCP_IDLE + 5, |_, _| ()).expect("scan"), 0);
-    assert_eq!((known(6), known(17)), (0, 0));
+    let end = |later: u32| {
+        let scanned = flows.scan(now() + later, |_, _| ()).expect("scan");
+        flows.delete_ended(&scanned.ended, || now() + later).expect("delete");
+        (scanned.flows, scanned.ended.len())
+    };
+    let half = PORTS.len() * 2;
+    assert_eq!((end(UDP_IDLE + 5), known(6), known(17)), ((half, half), half, 0));
+    // They have begun anew since they were scanned.
+    let ended = flows.scan(now() + TCP_IDLE + 5, |_, _| ()).expect("scan").ended;
+    flows.delete_ended(&ended, now).expect("delete");
+    assert_eq!((ended.len(), known(6)), (half, half));
+    assert_eq!((end(TCP_IDLE + 5), known(6), known(17)), ((0, half), 0, 0));
 }
