@@ -178,14 +178,7 @@ impl Engine {
                     of_index = change.is_of_load_balancers().then_some(change);
                 }
                 Some(change) = inputs.health.recv() => {
-                    let mut of_health = Vec::from_iter(self.update_health(change, &mut ports));
-                    while let Ok(change) = inputs.health.try_recv() {
-                        of_health.extend(self.update_health(change, &mut ports));
-                    }
-                    // A refused node that is healthy would get connections until the plan, which waits only in a large cluster.
-                    let is_refused = std::mem::take(&mut self.has_new_refusal);
-                    let plans_now = is_refused && self.pace.due().is_some_and(|due| due <= tokio::time::Instant::now());
-                    changed = (!plans_now).then_some(of_health);
+                    changed = self.read_health(change, &mut inputs.health, &mut ports);
                 }
                 Some(report) = inputs.statements.recv() => {
                     self.record_statements(&report, &mut inputs.statements);
@@ -271,6 +264,23 @@ impl Engine {
 
     fn roles(&self) -> VipRoles {
         VipRoles::new(&self.membership, self.is_leaving)
+    }
+
+    /// Reads this change, and those that wait. Returns the probes whose health has changed; `None` if a plan has to follow at once.
+    fn read_health(
+        &mut self,
+        change: HealthChange,
+        more: &mut mpsc::UnboundedReceiver<HealthChange>,
+        ports: &mut BTreeSet<u16>,
+    ) -> Option<Vec<Probe>> {
+        let mut changed = Vec::from_iter(self.update_health(change, ports));
+        while let Ok(change) = more.try_recv() {
+            changed.extend(self.update_health(change, ports));
+        }
+        // A refused node that is healthy would get connections until the plan, which waits only in a large cluster.
+        let is_refused = std::mem::take(&mut self.has_new_refusal);
+        let plans_now = is_refused && self.pace.due().is_some_and(|due| due <= tokio::time::Instant::now());
+        (!plans_now).then_some(changed)
     }
 
     /// Returns the probe if that is news. Adds ports that a node states now and did not, or no longer.

@@ -50,7 +50,6 @@ impl Promise {
         // Of data the time is that of the last retransmission, whose pauses double.
         let again = |at: Duration, limit: Duration| begins(at, limit * 3 + RETRANSMISSION);
         let is_allowed = |kind, at| match (self, kind) {
-            (Self::NothingLost, _) => false,
             (Self::OnlyWithin(limit) | Self::NewOnlyWithin(limit), SynRetransmitted | DatagramUnanswered) => {
                 begins(at, limit)
             }

@@ -289,9 +289,9 @@ fn measure_exceptions() {
         for _ in 0..7 {
             found.clear();
             let start = Instant::now();
-            let count = flows.scan(now(), |key, pinned| found.push((key, pinned))).expect("scan");
+            let scanned = flows.scan(now(), |key, pinned| found.push((key, pinned))).expect("scan");
             scan.push(milliseconds(start));
-            assert_eq!(count, FLOWS as usize);
+            assert_eq!(scanned.flows, FLOWS as usize);
             let start = Instant::now();
             for (key, _) in &found {
                 assert!(flows.get(key, now()).expect("get").is_some());
