@@ -113,7 +113,7 @@ fn killed_edge_loses_nothing() {
     let rows = numbers.as_array().unwrap();
     assert_eq!(rows.len(), 4, "two families, before and after slots have moved: {numbers}");
     for row in rows {
-        assert!(row["connections"].as_u64().unwrap() > 1000 && row["failedConnections"] == 0, "{row}");
+        assert!(row["connections"].as_u64().unwrap() > 500 && row["failedConnections"] == 0, "{row}");
     }
     assert!(!std::env::temp_dir().join(format!("steerage-bench-{pid}")).exists());
 }

@@ -4,7 +4,7 @@
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use steerage_lab::netns;
 
 use crate::traffic;
@@ -16,4 +16,11 @@ pub(crate) const ADMIN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 10
 pub(crate) fn is_ready(netns: &str) -> Result<bool> {
     let answer = netns::in_netns(netns, || traffic::get(ADMIN, "/readyz"))?;
     Ok(answer.is_ok_and(|(status, _)| status == 200))
+}
+
+/// The value of a metric without labels of the edge in this namespace.
+pub(crate) fn metric(netns: &str, name: &str) -> Result<f64> {
+    let (_, text) = netns::in_netns(netns, || traffic::get(ADMIN, "/metrics"))??;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    value.with_context(|| format!("the edge of {netns} has no metric {name}"))
 }

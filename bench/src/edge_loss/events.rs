@@ -189,7 +189,7 @@ pub(super) const EVENTS: [Event; 19] = [
     Event {
         hosts: 3,
         repeats: false,
-        ..Event::new("third host leaves (SIGTERM)", |world| world.hosts.end(Host(3), SIGTERM).map(drop))
+        ..Event::new("third host leaves (SIGTERM)", |world| world.hosts.end(Host(3), SIGTERM))
     },
     Event {
         hosts: 3,

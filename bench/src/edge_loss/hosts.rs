@@ -2,8 +2,9 @@
 //! The steerage-edge processes, one for each host: starts, signals and ends them for `world` and `events`. It decides nothing.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,19 @@ impl Hosts {
         Ok(self.child(host)?.is_some())
     }
 
+    /// The hosts whose process runs. Fails if one has ended by itself.
+    pub(super) fn running(&mut self) -> Result<Vec<Host>> {
+        let mut running = Vec::new();
+        for (number, child) in (1..).zip(&mut self.children) {
+            let Some(child) = child else { continue };
+            if let Some(status) = child.try_wait()? {
+                bail!("the edge of {} ended with {status}: see its log", Host(number).netns());
+            }
+            running.push(Host(number));
+        }
+        Ok(running)
+    }
+
     /// Starts this program, and waits until it is ready.
     pub(super) fn start(&mut self, host: Host, program: &PathBuf) -> Result<()> {
         let name = host.netns();
@@ -74,14 +88,17 @@ impl Hosts {
         Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
     }
 
-    /// Ends the process by this signal, and waits for its end.
-    pub(super) fn end(&mut self, host: Host, signal: Signal) -> Result<ExitStatus> {
+    /// Ends the process by this signal, SIGTERM or SIGKILL, and waits for its end.
+    pub(super) fn end(&mut self, host: Host, signal: Signal) -> Result<()> {
+        self.running()?;
         self.signal(host, signal)?;
         let mut child = self.child(host)?.take().context("the edge does not run")?;
         let begun = Instant::now();
         loop {
             if let Some(status) = child.try_wait()? {
-                return Ok(status);
+                let is_as_told = status.success() || status.signal() == Some(Signal::SIGKILL as i32);
+                ensure!(is_as_told, "the edge of {} ended with {status}: see its log", host.netns());
+                return Ok(());
             }
             if begun.elapsed() > LIMIT {
                 child.kill()?;

@@ -14,6 +14,8 @@ use super::world::{World, clients};
 
 /// From the opening of the last idle connection to the event, and from the event to the end of the load.
 const AROUND: Duration = Duration::from_secs(3);
+/// How often the meter's test of itself is tried.
+const ATTEMPTS: usize = 3;
 /// Packets of each kind that are dropped in the meter's test of itself.
 const DROPPED: usize = 5;
 
@@ -48,6 +50,7 @@ pub(super) fn measure(
     let measured = load.end()?;
     let sent_again = world.sent_again()? - sent_before;
     let (at, times) = outcome.with_context(|| event.name.to_owned())?;
+    world.hosts.running()?;
     let row = |(family, measured): (String, Measurement)| {
         let ran = measured.connections > 0 && measured.exchanges > 0 && measured.datagrams > 0;
         ensure!(ran, "{}: the load did not run: {measured:?}", event.name);
@@ -82,8 +85,20 @@ fn happen(
     Ok((at, times))
 }
 
-/// The meter must report what is dropped on the way, as often as the rule counts it, and nothing else.
+/// The meter must report what is dropped on the way, as often as the rule counts it, and nothing else. On a machine without a free
+/// core more can be lost, so that it is tried again.
 pub(super) fn test_meter(world: &mut World, shape: Shape) -> Result<()> {
+    let mut outcome = Ok(());
+    for _ in 0..ATTEMPTS {
+        outcome = try_meter(world, shape);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
+}
+
+fn try_meter(world: &mut World, shape: Shape) -> Result<()> {
     world.begin(3, 2)?;
     let kinds = [
         ("tcp flags & (syn | ack) == syn", LossKind::SynRetransmitted),

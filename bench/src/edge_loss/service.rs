@@ -32,7 +32,7 @@ pub(super) struct Service {
     /// A node that drains.
     pub(super) draining: Option<u8>,
     pub(super) interval_milliseconds: u32,
-    generation: u32,
+    pub(super) generation: u32,
 }
 
 impl Service {

@@ -20,6 +20,7 @@ use super::hosts::Hosts;
 use super::servers::Servers;
 use super::service::{SERVICE, Service, node_set};
 use crate::edge::addresses::{client, vip};
+use crate::edge::admin;
 use crate::edge::bed::{Bed, FAMILIES, Host, PORT, node_netns};
 use crate::edge::configs;
 
@@ -77,11 +78,24 @@ impl World {
         self.write("measured", &object)
     }
 
-    /// The same after a change, and time for it.
+    /// The same after a change. Waits until every host says that it has followed, and for what follows from probes.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut Service)) -> Result<()> {
         change(&mut self.service);
         self.apply()?;
-        sleep(SETTLE);
+        let begun = Instant::now();
+        for host in self.hosts.running()? {
+            let file =
+                self.bed.folder.join(format!("status/EdgeTargetHealth.measured.{}.json", host.netns()));
+            let observed = || {
+                let status: Value = serde_json::from_slice(&fs::read(&file).ok()?).ok()?;
+                status["spec"]["observedGeneration"].as_u64()
+            };
+            while observed() != Some(self.service.generation.into()) {
+                ensure!(begun.elapsed() < LIMIT, "{} does not follow a change: see its log", host.netns());
+                sleep(Duration::from_millis(5));
+            }
+        }
+        sleep(SETTLE.saturating_sub(begun.elapsed()));
         Ok(())
     }
 
@@ -99,6 +113,10 @@ impl World {
                 (false, true) => self.start(host)?,
                 (true, false) => {
                     self.hosts.end(host, Signal::SIGTERM)?;
+                    self.hosts.clean_up(host, &self.programs.edge)?;
+                }
+                (false, false) if self.bed.folder.join("bpf").join(host.netns()).exists() => {
+                    // Of a process that was killed: it would not begin anew.
                     self.hosts.clean_up(host, &self.programs.edge)?;
                 }
                 _ => {}
@@ -124,7 +142,13 @@ impl World {
     /// Lets the slots of flows move: the targets are others from now on.
     pub(super) fn move_slots(&mut self) -> Result<()> {
         self.change(|service| service.add(NODES))?;
-        self.change(Service::remove)
+        self.change(Service::remove)?;
+        let mut exceptions = 0.0;
+        for host in self.hosts.running()? {
+            exceptions += admin::metric(&host.netns(), "steerage_edge_flow_exceptions")?;
+        }
+        ensure!(exceptions > 0.0, "no slot of a connection has moved");
+        Ok(())
     }
 
     /// Segments that the nodes' kernels have sent again, of all connections, by their own count.
