@@ -86,11 +86,6 @@ impl Engine {
         (self.groups, self.assignments) = (Some(groups), assignments);
         let Some(Amended { mut state, statuses, reports, checks }) = amended else { return false };
         self.healthy_vips = healthy_vips;
-        for (address, sets) in &checks {
-            self.health.set_checks_of(*address, sets);
-        }
-        let checks = checks.iter().map(|(address, sets)| (*address, sets.as_slice()));
-        self.prober.set_checks_of(checks, &self.health, |target| self.host.source_for(target));
         let planned = state.vips.iter().map(|(vip, lease)| (*vip, lease.is_some())).collect();
         self.outputs.monitored_vips.send_if_modified(|vips| change_set(vips, &planned));
         self.kernel.change_planned_vips(&self.link, &planned);
@@ -103,6 +98,12 @@ impl Engine {
         if !self.write_change(state) {
             return false;
         }
+        // Packets first: what follows takes time for each load balancer whose targets are on the same nodes.
+        for (address, sets) in &checks {
+            self.health.set_checks_of(*address, sets);
+        }
+        let checks = checks.iter().map(|(address, sets)| (*address, sets.as_slice()));
+        self.prober.set_checks_of(checks, &self.health, |target| self.host.source_for(target));
         let is_planned = |vip: &IpAddr| planned.get(vip).copied().unwrap_or_default();
         let taken = self.conflicts.taken.iter().filter(|(vip, _)| is_planned(vip));
         let taken = taken.map(|(vip, mac)| (*vip, *mac)).collect();
