@@ -241,13 +241,15 @@ fn arrived(bed: &Bed) -> Result<u64> {
 
 /// `InDatagrams` counts what was read, `RcvbufErrors` what had no room. What waits in a socket is the same before and after.
 fn udp_arrivals(snmp: &str) -> Option<u64> {
-    let mut lines = snmp.lines().filter(|line| line.starts_with("Udp: "));
+    Some(snmp_counter(snmp, "Udp", "InDatagrams")? + snmp_counter(snmp, "Udp", "RcvbufErrors")?)
+}
+
+/// A counter of `/proc/net/snmp`, where names and values of a protocol stand in a line each.
+pub(crate) fn snmp_counter(snmp: &str, protocol: &str, wanted: &str) -> Option<u64> {
+    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(": "));
     let (names, values) = (lines.next()?, lines.next()?);
-    let of = |wanted| {
-        let mut both = names.split(' ').zip(values.split(' '));
-        both.find(|(name, _)| *name == wanted)?.1.parse::<u64>().ok()
-    };
-    Some(of("InDatagrams")? + of("RcvbufErrors")?)
+    let mut both = names.split(' ').zip(values.split(' '));
+    both.find(|(name, _)| *name == wanted)?.1.parse().ok()
 }
 
 /// The same of IPv6, whose counters stand in a line each.

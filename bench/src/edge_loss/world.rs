@@ -23,6 +23,7 @@ use crate::edge::addresses::{client, vip};
 use crate::edge::admin;
 use crate::edge::bed::{Bed, FAMILIES, Host, PORT, node_netns};
 use crate::edge::configs;
+use crate::edge::load::snmp_counter;
 
 /// Nodes.
 pub(super) const NODES: u8 = 12;
@@ -145,7 +146,9 @@ impl World {
         self.change(Service::remove)?;
         let mut exceptions = 0.0;
         for host in self.hosts.running()? {
-            exceptions += admin::metric(&host.netns(), "steerage_edge_flow_exceptions")?;
+            let metrics = admin::metrics(&host.netns())?;
+            let of_host = metrics.value("steerage_edge_flow_exceptions");
+            exceptions += of_host.with_context(|| format!("{} counts no flow exceptions", host.netns()))?;
         }
         ensure!(exceptions > 0.0, "no slot of a connection has moved");
         Ok(())
@@ -180,12 +183,9 @@ pub(super) fn clients() -> Vec<Client> {
     clients.into()
 }
 
-/// `RetransSegs` counts both families.
+/// Of both families.
 fn retransmitted(snmp: &str) -> Option<u64> {
-    let mut lines = snmp.lines().filter(|line| line.starts_with("Tcp: "));
-    let (names, values) = (lines.next()?, lines.next()?);
-    let mut both = names.split(' ').zip(values.split(' '));
-    both.find(|(name, _)| *name == "RetransSegs")?.1.parse().ok()
+    snmp_counter(snmp, "Tcp", "RetransSegs")
 }
 
 /// Asks the Service for a name.

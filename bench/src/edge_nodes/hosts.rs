@@ -14,10 +14,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::tables::Tables;
-use super::world::{self, LINK, World, host_netns};
-use crate::edge::admin::{self, ADMIN};
+use super::world::{LINK, World, host_netns};
+use crate::edge::admin::{self, ADMIN, HostMetrics};
 use crate::edge::{bed, meter};
-use crate::traffic;
 
 /// Time between two looks at the processes' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(50);
@@ -113,8 +112,7 @@ impl Hosts {
 
     /// A host's own metrics.
     pub(crate) fn metrics(host: usize) -> Result<HostMetrics> {
-        let (_, text) = world::inside(&host_netns(host), || traffic::get(ADMIN, "/metrics"))??;
-        Ok(HostMetrics(text))
+        admin::metrics(&host_netns(host))
     }
 
     /// What a host's kernel forwards by, once there is something.
@@ -143,22 +141,6 @@ pub(crate) struct Usage {
     pub(crate) resident: u64,
     /// The most of it so far.
     pub(crate) peak: u64,
-}
-
-/// The text of `/metrics`.
-pub(crate) struct HostMetrics(String);
-
-impl HostMetrics {
-    /// The value of a series.
-    pub(crate) fn value(&self, series: &str) -> Option<f64> {
-        self.0.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
-    }
-
-    /// The sum of the values of a family.
-    pub(crate) fn sum(&self, family: &str) -> f64 {
-        let of_family = self.0.lines().filter_map(|line| line.strip_prefix(family)?.strip_prefix('{'));
-        of_family.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
-    }
 }
 
 /// Kills all watched processes once their memory together exceeds a limit, before the machine has none left.

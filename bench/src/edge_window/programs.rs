@@ -3,11 +3,11 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use steerage_lab::netns;
 
+use crate::edge::bed;
 use crate::edge_nodes::world::SWITCH;
 
 /// The running controller. It is killed when this value is dropped.
@@ -16,10 +16,7 @@ pub(super) struct Controller(Child);
 impl Controller {
     pub(super) fn start(program: &Path, kubeconfig: &Path, folder: &Path) -> Result<Self> {
         let log = File::create(folder.join("controller.log"))?;
-        let child = Command::new("setpriv")
-            // The process ends with this one, even if that is killed.
-            .args(["--pdeathsig", "KILL", "nsenter"])
-            .arg(format!("--net={}", netns::path(SWITCH).display()))
+        let child = bed::command(SWITCH)
             .arg(program)
             .args(["--provider", "edge", "--namespace", "default", "--leader-elect-identity", "bench"])
             .args(["--admin-address", "127.0.0.1:0"])
