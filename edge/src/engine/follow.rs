@@ -13,7 +13,9 @@ use steerage_model::TunnelReceiver;
 use super::{Engine, number};
 use crate::index::IndexChange;
 use crate::link::conflicts::AddressConflicts;
-use crate::plan::{Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, Retargeted};
+use crate::plan::{
+    Amended, Changed, ChangedStatus, HealthInputs, LoadBalancerStatus, PlannedGroups, Retargeted,
+};
 use crate::status::Statuses;
 use crate::vips::{WITHHELD, change_set};
 
@@ -84,7 +86,7 @@ impl Engine {
         let amended = groups.amend(&self.plan_inputs(now), &mut assignments, changed);
         let healthy_vips = groups.healthy_vips();
         (self.groups, self.assignments) = (Some(groups), assignments);
-        let Some(Amended { mut state, statuses, reports, checks }) = amended else { return false };
+        let Some(Amended { mut state, statuses, reports }) = amended else { return false };
         self.healthy_vips = healthy_vips;
         let planned = state.vips.iter().map(|(vip, lease)| (*vip, lease.is_some())).collect();
         self.outputs.monitored_vips.send_if_modified(|vips| change_set(vips, &planned));
@@ -98,7 +100,7 @@ impl Engine {
         if !self.write_change(state) {
             return false;
         }
-        // Packets first: what follows takes time for each load balancer whose targets are on the same nodes.
+        let checks = self.groups.as_mut().map(PlannedGroups::changed_checks).unwrap_or_default();
         for (address, sets) in &checks {
             self.health.set_checks_of(*address, sets);
         }

@@ -32,8 +32,6 @@ pub(crate) struct Amended {
     pub(crate) statuses: BTreeMap<String, Option<LoadBalancerStatus>>,
     /// Of other load balancers.
     pub(crate) reports: Vec<ChangedStatus>,
-    /// The checks of each address that has others now.
-    pub(crate) checks: BTreeMap<IpAddr, Vec<Arc<CheckSet>>>,
 }
 
 /// A group before the change.
@@ -139,8 +137,13 @@ impl PlannedGroups {
         assignments.serve(&amended.state, &listeners, in_use);
         amended.state.vips.extend(vips.into_iter().map(|(vip, lease)| (vip, Some(lease))));
         amended.state.listeners.extend(listeners.into_iter().map(|(key, listener)| (key, Some(listener))));
-        amended.checks = self.ledger.checks.changed();
         Some(amended)
+    }
+
+    /// The checks of each address that has others since the plan, or since this was called. They take time for each load balancer with
+    /// a target at the same addresses, which packets need not wait for.
+    pub(crate) fn changed_checks(&mut self) -> BTreeMap<IpAddr, Vec<Arc<CheckSet>>> {
+        self.ledger.checks.changed()
     }
 
     /// Forgets what the load balancer used. Collects its addresses and listeners.

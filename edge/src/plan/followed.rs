@@ -142,20 +142,30 @@ impl FollowedChecks {
 
     /// Those of an address: large sets are shared with others, and all small ones are one.
     fn sets(&mut self, address: IpAddr) -> Vec<Arc<CheckSet>> {
-        let (mut sets, mut own) = (Vec::new(), Vec::new());
-        for place in self.at.get(&address).into_iter().flatten() {
-            let Some(of_targets) = self.of_targets.get_mut(place) else { continue };
-            if !of_targets.has_many() {
-                own.extend(of_targets.checks());
-                continue;
+        let Some(places) = self.at.get(&address) else { return Vec::new() };
+        let mut sets = Vec::new();
+        for place in places {
+            if let Some(of_targets) =
+                self.of_targets.get_mut(place).filter(|of_targets| of_targets.has_many())
+            {
+                let shared =
+                    of_targets.shared.take().unwrap_or_else(|| Arc::new(of_targets.checks().collect()));
+                of_targets.shared = Some(Arc::clone(&shared));
+                sets.push(shared);
             }
-            if of_targets.shared.is_none() {
-                of_targets.shared = Some(Arc::new(of_targets.checks().collect()));
+        }
+        // Many load balancers with few targets each, and the same check.
+        let mut own = HashMap::<&HealthCheck, bool>::new();
+        let few = places.iter().filter_map(|place| self.of_targets.get(place));
+        for of_targets in few.filter(|of_targets| !of_targets.has_many()) {
+            for (check, uses) in &of_targets.uses {
+                *own.entry(check).or_default() |= uses.urgent > 0;
             }
-            sets.extend(of_targets.shared.clone());
         }
         if !own.is_empty() {
-            sets.push(Arc::new(own.into_iter().collect()));
+            sets.push(Arc::new(
+                own.into_iter().map(|(check, is_urgent)| (check.clone(), is_urgent)).collect(),
+            ));
         }
         sets
     }

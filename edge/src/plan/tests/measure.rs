@@ -31,8 +31,8 @@ fn amended(
             let begun = Instant::now();
             let inputs = PlanInputs { index, host, health, endpoints: &endpoints, room: ROOM, now: begun };
             let amended = plan.groups.amend(&inputs, &mut plan.assignments, &[name.clone()].into());
-            let checks = amended.expect("no plan is needed").checks;
-            for (address, sets) in &checks {
+            amended.expect("no plan is needed");
+            for (address, sets) in &plan.groups.changed_checks() {
                 health.set_checks_of(*address, sets);
             }
             times.push(begun.elapsed());
