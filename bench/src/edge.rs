@@ -2,15 +2,12 @@
 //! The edge beside other load balancers, in network namespaces of this machine: client, router, switch, two load-balancer hosts,
 //! nodes. One contender at a time works on the first host, with the same Services and the same traffic, in turn over several rounds.
 //!
-//! What a contender costs is the CPU time of its processes and of the kernel threads that receive its host's frames ([`meter`]).
+//! What a contender costs is the CPU time of its processes and of the kernel threads that receive its host's frames ([`cpu`](crate::edge_bed::cpu)).
 //! Rates and times are measured without these threads, as the kernel works by default, and are those of the whole testbed: client,
 //! router and nodes are on the same cores.
 
 #![allow(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 
-pub mod addresses;
-pub(crate) mod admin;
-pub mod bed;
 pub mod change;
 pub mod configs;
 pub mod contender;
@@ -18,7 +15,6 @@ pub mod empty_program;
 pub mod failover;
 pub mod kernel;
 pub mod load;
-pub mod meter;
 pub mod results;
 
 use std::env;
@@ -33,15 +29,15 @@ use clap::ValueEnum as _;
 use nix::net::if_::if_nametoindex;
 use steerage_model::Family;
 
+use crate::edge_bed::cpu::{self, CpuMeter};
+use crate::edge_bed::{self, Bed, Host, Size};
 use crate::host;
 use crate::report::{Better, percentile};
 use crate::usage;
-use bed::{Bed, Host, Size};
 use contender::{Contender, Programs, Running};
 use empty_program::EmptyProgram;
 use failover::{Failure, Pair};
 use load::Servers;
-use meter::Meter;
 use results::{FAILURE, Goal, Results};
 
 /// Services that have traffic.
@@ -122,7 +118,7 @@ impl Flags {
         let load_before = host::load();
         let bed = Bed::new(&folder, Size::OF_COMPARISON)?;
         let servers = Servers::start(&bed)?;
-        let (told, seen) = meter::known_load()?;
+        let (told, seen) = cpu::known_load()?;
         notes.push(format!(
             "A process that used {told:.2?} of CPU time by its own clock used {seen:.2?} by the meter of CPU time."
         ));
@@ -239,7 +235,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let bed = self.bed;
         bed.set_threaded(true)?;
-        let meter = Meter::new(running.host, running.processes())?;
+        let meter = CpuMeter::new(running.host, running.processes())?;
         let (took, rest) = meter.during(|| {
             let begun = Instant::now();
             thread::sleep(self.time);
@@ -425,7 +421,7 @@ fn milliseconds(time: Duration) -> f64 {
 
 /// The Services that have traffic: from all of them, and each node serves as many of these.
 fn busy_services(services: u32) -> Vec<u32> {
-    let nodes = u32::from(bed::NODES);
+    let nodes = u32::from(edge_bed::NODES);
     let step = (services / BUSY / nodes * nodes).max(1);
     let number = |index| if step == 1 { index } else { index * step + index % nodes };
     (0..BUSY.min(services)).map(number).collect()
@@ -446,11 +442,11 @@ mod tests {
         for services in [BUSY, 1000, 10_000] {
             let busy = busy_services(services);
             assert!(busy.iter().all(|service| *service < services), "{busy:?}");
-            let mut counts = [0; bed::NODES as usize];
+            let mut counts = [0; edge_bed::NODES as usize];
             for node in busy.iter().flat_map(|service| configs::nodes_of(*service)) {
                 counts[usize::from(node)] += 1;
             }
-            assert_eq!(counts, [48; bed::NODES as usize], "{services}");
+            assert_eq!(counts, [48; edge_bed::NODES as usize], "{services}");
         }
     }
 

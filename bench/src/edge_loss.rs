@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, ensure};
 use steerage_meter::load::Shape;
 use steerage_process::duration;
 
-use crate::edge::bed::{Bed, Size};
+use crate::edge_bed::{Bed, Size};
 use crate::host;
 use events::EVENTS;
 use world::{CLIENTS, HOSTS, NODES, Programs, World};

@@ -25,7 +25,7 @@ use anyhow::{Context as _, Result, ensure};
 use steerage_process::duration;
 
 use crate::controller::memory::MemoryServer;
-use crate::edge::meter;
+use crate::edge_bed::cpu;
 use crate::host;
 use cluster::{Cluster, MOST_NODES, MOST_SERVICES};
 use hosts::Hosts;
@@ -113,7 +113,7 @@ impl Flags {
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let load_before = host::load();
         let world = World::new(&folder, hosts, nodes)?;
-        let (told, seen) = meter::known_load()?;
+        let (told, seen) = cpu::known_load()?;
         let cluster = Cluster::new(services, nodes);
         let server = world::inside(SWITCH, || MemoryServer::start_at(API_SERVER, &folder))??;
         let simulated = Nodes::start(&world, &cluster)?;

@@ -11,6 +11,7 @@ pub mod clouds;
 pub mod cluster;
 pub mod controller;
 pub mod edge;
+pub mod edge_bed;
 pub mod edge_loss;
 pub mod edge_nodes;
 pub mod edge_window;

@@ -15,11 +15,11 @@ use steerage_lab::command::run_with;
 use steerage_lab::netns;
 use steerage_model::Family;
 
-use super::addresses::{node_address, vip};
-use super::bed::{Bed, PORT};
 use super::configs;
 use super::contender::{Contender, Running};
 use super::load::{Servers, exchange};
+use crate::edge_bed::addresses::{node_address, vip};
+use crate::edge_bed::{Bed, PORT};
 
 /// The Service that changes, which has no other traffic meanwhile.
 const SERVICE: u32 = 0;
@@ -126,7 +126,7 @@ fn apply(bed: &Bed, running: &Running, change: Change) -> Result<()> {
 pub fn measure(bed: &Bed, servers: &Servers, running: &Running, to_one: bool) -> Result<Option<Duration>> {
     let all = configs::nodes_of(SERVICE);
     let one =
-        (0..super::bed::NODES).find(|node| !all.contains(node)).context("a node without the Service")?;
+        (0..crate::edge_bed::NODES).find(|node| !all.contains(node)).context("a node without the Service")?;
     let alone = [one];
     let (nodes, others) =
         if to_one { (alone.as_slice(), all.as_slice()) } else { (all.as_slice(), alone.as_slice()) };

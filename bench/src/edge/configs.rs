@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use steerage_model::Family;
 
-use super::addresses::{node_address, vip};
-use super::bed::{CHECK, NODES, PORT};
+use crate::edge_bed::addresses::{node_address, vip};
+use crate::edge_bed::{CHECK, NODES, PORT};
 
 /// Targets of each Service.
 const TARGETS: u8 = 3;

@@ -14,11 +14,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use steerage_model::Family;
 
-use super::addresses::{node_address, vip, vips};
-use super::admin::{self, ADMIN};
-use super::bed::{Bed, Host, PORT, command};
 use super::configs;
 use super::load::exchange;
+use crate::edge_bed::addresses::{node_address, vip, vips};
+use crate::edge_bed::admin::{self, ADMIN};
+use crate::edge_bed::{Bed, Host, PORT, command};
 use crate::host;
 use crate::usage::Group;
 

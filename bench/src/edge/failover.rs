@@ -16,10 +16,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, Socket, Type};
 use steerage_model::Family;
 
-use super::addresses::{vip, vips};
-use super::bed::{Bed, Host, PORT};
 use super::configs;
 use super::contender::{Contender, Programs, Running};
+use crate::edge_bed::addresses::{vip, vips};
+use crate::edge_bed::{Bed, Host, PORT};
 
 /// What keepalived and the edge are compared with.
 const FAMILY: Family = Family::V4;

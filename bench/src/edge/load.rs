@@ -14,8 +14,8 @@ use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use socket2::{Domain, SockRef, Socket, Type};
 use steerage_model::Family;
 
-use super::addresses::{any, client};
-use super::bed::{Bed, CHECK, FAMILIES, NODES, PORT, Size, node_netns};
+use crate::edge_bed::addresses::{any, client};
+use crate::edge_bed::{Bed, CHECK, FAMILIES, NODES, PORT, Size, node_netns};
 use crate::traffic::listen_at;
 
 /// A connection that takes longer has failed.

@@ -10,7 +10,7 @@ use steerage_meter::loss::{LossKind, Measurement};
 
 use super::service::{Service, Steering};
 use super::world::{NODES, World};
-use crate::edge::bed::{Host, node_netns};
+use crate::edge_bed::{Host, node_netns};
 
 /// Time for which a host's process is away.
 const AWAY: Duration = Duration::from_secs(2);

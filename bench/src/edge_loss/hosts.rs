@@ -12,8 +12,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::edge::admin::{self, ADMIN};
-use crate::edge::bed::{Bed, Host, command};
+use crate::edge_bed::admin::{self, ADMIN};
+use crate::edge_bed::{Bed, Host, command};
 
 /// Until a process is ready, or has ended.
 const LIMIT: Duration = Duration::from_mins(1);

@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
 use super::service::SERVICE;
-use crate::edge::addresses::{any, vip};
-use crate::edge::bed::{Bed, CHECK, FAMILIES, PORT, node_netns};
 use crate::edge::load::receive_at;
+use crate::edge_bed::addresses::{any, vip};
+use crate::edge_bed::{Bed, CHECK, FAMILIES, PORT, node_netns};
 use crate::host;
 use crate::traffic::listen_at;
 

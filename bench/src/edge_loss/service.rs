@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 
 use super::servers::OWN_CHECK;
-use crate::edge::addresses::{node_address, vip};
-use crate::edge::bed::{CHECK, FAMILIES, PORT};
+use crate::edge_bed::addresses::{node_address, vip};
+use crate::edge_bed::{CHECK, FAMILIES, PORT};
 
 /// Its number among the Services: its VIPs are those of this number.
 pub(super) const SERVICE: u32 = 0;

@@ -19,11 +19,11 @@ use steerage_model::Family;
 use super::hosts::Hosts;
 use super::servers::Servers;
 use super::service::{SERVICE, Service, node_set};
-use crate::edge::addresses::{client, vip};
-use crate::edge::admin;
-use crate::edge::bed::{Bed, FAMILIES, Host, PORT, node_netns};
 use crate::edge::configs;
 use crate::edge::load::snmp_counter;
+use crate::edge_bed::addresses::{client, vip};
+use crate::edge_bed::admin;
+use crate::edge_bed::{Bed, FAMILIES, Host, PORT, node_netns};
 
 /// Nodes.
 pub(super) const NODES: u8 = 12;

@@ -15,8 +15,8 @@ use nix::unistd::Pid;
 
 use super::tables::Tables;
 use super::world::{LINK, World, host_netns};
-use crate::edge::admin::{self, ADMIN, HostMetrics};
-use crate::edge::{bed, meter};
+use crate::edge_bed::admin::{self, ADMIN, HostMetrics};
+use crate::edge_bed::{self, cpu};
 
 /// Time between two looks at the processes' memory.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(50);
@@ -47,7 +47,7 @@ impl Hosts {
         let name = host_netns(host);
         let path = world.folder.join(format!("{name}.log"));
         let log = fs::File::options().create(true).append(true).open(path)?;
-        let mut command = bed::command(&name);
+        let mut command = edge_bed::command(&name);
         command.arg(&self.program);
         command.args(["--host-name", &name, "--group", "bench", "--interface", LINK]);
         command.args(["--admin-address", &ADMIN.to_string()]);
@@ -102,7 +102,7 @@ impl Hosts {
         let pid = i32::try_from(child.id())?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let memory = |name| kib(&status, name).map(|kib| kib * 1024).with_context(|| format!("no {name}"));
-        Ok(Usage { cpu: meter::cpu_time(pid)?, resident: memory("VmRSS")?, peak: memory("VmHWM")? })
+        Ok(Usage { cpu: cpu::cpu_time(pid)?, resident: memory("VmRSS")?, peak: memory("VmHWM")? })
     }
 
     /// Whether a host says that it is ready.

@@ -18,7 +18,7 @@ use steerage_lab::netns;
 
 use super::cluster::{NODE_NETWORK, mac, node_address};
 use super::nodes::STATEMENTS;
-use crate::edge::bed;
+use crate::edge_bed;
 
 /// The namespace of all nodes.
 pub(crate) const NODES: &str = "nodes";
@@ -46,7 +46,7 @@ pub(crate) struct World {
 impl World {
     /// Moves this process into its own mount namespace and makes everything. Call this before other threads start.
     pub(crate) fn new(folder: &Path, hosts: u8, nodes: u32) -> Result<Self> {
-        bed::private_mounts(folder)?;
+        edge_bed::private_mounts(folder)?;
         let world = Self { folder: folder.to_owned(), hosts };
         world.connect(nodes).context("cannot make the namespaces")?;
         Ok(world)

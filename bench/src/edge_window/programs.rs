@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::edge::bed;
+use crate::edge_bed;
 use crate::edge_nodes::world::SWITCH;
 
 /// The running controller. It is killed when this value is dropped.
@@ -16,7 +16,7 @@ pub(super) struct Controller(Child);
 impl Controller {
     pub(super) fn start(program: &Path, kubeconfig: &Path, folder: &Path) -> Result<Self> {
         let log = File::create(folder.join("controller.log"))?;
-        let child = bed::command(SWITCH)
+        let child = edge_bed::command(SWITCH)
             .arg(program)
             .args(["--provider", "edge", "--namespace", "default", "--leader-elect-identity", "bench"])
             .args(["--admin-address", "127.0.0.1:0"])

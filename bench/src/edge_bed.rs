@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The network namespaces: client, router, switch, load-balancer hosts and nodes, as many as [`Size`] says; `edge` and `edge_loss` make
-//! it. All of it is inside a mount namespace of this process, so that nothing is left behind when the process ends in any way.
+//! them. All of it is inside a mount namespace of this process, so that nothing is left behind when the process ends in any way.
 //!
 //! What arrives at a load-balancer host, and what its own switch port takes from it, is received by kernel threads of the interfaces
 //! (threaded NAPI) when [`Bed::set_threaded`] says so. The work of the host's network stack is then that of one thread, whose time
 //! the kernel counts. Otherwise it is done wherever the frame comes from, as usual, and nobody can say whose it was.
+
+pub mod addresses;
+pub(crate) mod admin;
+pub mod cpu;
 
 use std::fs;
 use std::net::IpAddr;
@@ -18,7 +22,7 @@ use steerage_lab::command::run_with;
 use steerage_lab::netns;
 use steerage_model::Family;
 
-use super::addresses::{self, client_prefix, prefix, vips};
+use addresses::{client_prefix, prefix, vips};
 
 /// Nodes behind the load balancers that are compared.
 pub const NODES: u8 = 4;

@@ -12,11 +12,11 @@ use nix::sys::signal::Signal;
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
-use super::bed::Host;
+use super::Host;
 
 /// Reads the CPU time of one host.
 #[derive(Clone, Debug)]
-pub struct Meter {
+pub struct CpuMeter {
     processes: Vec<i32>,
     receivers: Vec<i32>,
 }
@@ -46,7 +46,7 @@ impl CpuTime {
     }
 }
 
-impl Meter {
+impl CpuMeter {
     /// Of these processes and this host's interface, which threads receive for.
     pub fn new(host: Host, processes: Vec<i32>) -> Result<Self> {
         let receivers = threads_of(&host.interface());
