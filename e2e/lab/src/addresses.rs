@@ -283,6 +283,21 @@ pub fn zone(node: u8) -> String {
 }
 
 #[cfg(test)]
+impl Plan {
+    /// Two workers, one edge host, kube-proxy.
+    pub(crate) fn example() -> Self {
+        Self {
+            name: "lab".into(),
+            workers: 2,
+            edges: 1,
+            service_proxy: ServiceProxy::KubeProxy,
+            cloud: None,
+            node_monitor_grace_period: "50s".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 

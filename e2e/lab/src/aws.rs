@@ -139,17 +139,10 @@ fn find(hosts: &str, hostname: &str) -> Option<Ipv4Addr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addresses::{Cloud, ServiceProxy};
+    use crate::addresses::Cloud;
 
     fn plan() -> Plan {
-        Plan {
-            name: "lab".into(),
-            workers: 2,
-            edges: 0,
-            service_proxy: ServiceProxy::KubeProxy,
-            cloud: Some(Cloud::Aws),
-            node_monitor_grace_period: "50s".to_owned(),
-        }
+        Plan { edges: 0, cloud: Some(Cloud::Aws), ..Plan::example() }
     }
 
     #[test]

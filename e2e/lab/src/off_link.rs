@@ -200,26 +200,32 @@ fn on_batch(plan: &Plan, node: &Host) -> String {
     finish(lines)
 }
 
+/// Adds or deletes, as `action` says, a host's routes by a gateway to the node, and lets those to the node's pods go by `pods`.
+fn routes_batch(
+    host: Option<&Host>,
+    node: &Host,
+    (action, gateway): (&str, &Gateway),
+    pods: (Ipv4Addr, Ipv6Addr),
+) -> String {
+    let mut lines = vec![
+        format!("route {action} {}/32 via {}", node.ipv4, gateway.ipv4),
+        format!("route {action} {}/128 via {}", node.ipv6, gateway.ipv6),
+    ];
+    lines.extend(pod_routes_by(host, node, pods));
+    finish(lines)
+}
+
 /// Routes of a host on the link to the node, and to its pods where the host has such: nodes and the router.
 fn detour_batch(host: Option<&Host>, node: &Host, gateway: &Gateway) -> String {
-    let mut lines = vec![
-        format!("route add {}/32 via {}", node.ipv4, gateway.ipv4),
-        format!("route add {}/128 via {}", node.ipv6, gateway.ipv6),
-    ];
-    lines.extend(pod_routes_by(host, node, gateway.ipv4, gateway.ipv6));
-    finish(lines)
+    routes_batch(host, node, ("add", gateway), (gateway.ipv4, gateway.ipv6))
 }
 
+/// Undoes [`detour_batch`].
 fn direct_batch(host: Option<&Host>, node: &Host, gateway: &Gateway) -> String {
-    let mut lines = vec![
-        format!("route del {}/32 via {}", node.ipv4, gateway.ipv4),
-        format!("route del {}/128 via {}", node.ipv6, gateway.ipv6),
-    ];
-    lines.extend(pod_routes_by(host, node, node.ipv4, node.ipv6));
-    finish(lines)
+    routes_batch(host, node, ("del", gateway), (node.ipv4, node.ipv6))
 }
 
-fn pod_routes_by(host: Option<&Host>, node: &Host, ipv4: Ipv4Addr, ipv6: Ipv6Addr) -> Vec<String> {
+fn pod_routes_by(host: Option<&Host>, node: &Host, (ipv4, ipv6): (Ipv4Addr, Ipv6Addr)) -> Vec<String> {
     let has_pods = host.is_none_or(|host| matches!(host.role, Role::Node(_)));
     let Some((pods4, pods6)) = own_pods(node).filter(|_| has_pods) else { return Vec::new() };
     vec![format!("route replace {pods4} via {ipv4}"), format!("route replace {pods6} via {ipv6}")]
@@ -235,22 +241,10 @@ fn own_pods(node: &Host) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addresses::ServiceProxy;
-
-    fn plan() -> Plan {
-        Plan {
-            name: "lab".into(),
-            workers: 2,
-            edges: 1,
-            service_proxy: ServiceProxy::Agent,
-            cloud: None,
-            node_monitor_grace_period: "50s".to_owned(),
-        }
-    }
 
     #[test]
     fn node_keeps_its_addresses_and_is_on_no_link() {
-        let plan = plan();
+        let plan = Plan::example();
         let node = plan.find("node2").unwrap();
         let lines = off_batch(&plan, &node, &gateways(&plan)[0]);
         assert!(
@@ -266,7 +260,7 @@ mod tests {
 
     #[test]
     fn hosts_on_the_link_go_by_the_first_gateway_and_only_nodes_to_pods() {
-        let plan = plan();
+        let plan = Plan::example();
         let node = plan.find("node2").unwrap();
         let [first, _] = gateways(&plan);
         let of = |name: &str| detour_batch(Some(&plan.find(name).unwrap()), &node, &first);

@@ -120,22 +120,10 @@ pub(crate) fn finish(mut lines: Vec<String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addresses::ServiceProxy;
-
-    fn plan() -> Plan {
-        Plan {
-            name: "lab".into(),
-            workers: 2,
-            edges: 1,
-            service_proxy: ServiceProxy::KubeProxy,
-            cloud: None,
-            node_monitor_grace_period: "50s".to_owned(),
-        }
-    }
 
     #[test]
     fn a_node_reaches_the_other_nodes_pods_directly_and_its_own_not_at_all() {
-        let plan = plan();
+        let plan = Plan::example();
         let lines = host_batch(&plan, &plan.find("node1").unwrap());
         assert!(lines.contains("route add 10.244.2.0/24 via 10.77.1.2\n"));
         assert!(lines.contains("route add fd44:2::/64 via fd77::1:2\n"));
@@ -146,7 +134,7 @@ mod tests {
 
     #[test]
     fn clients_hang_on_their_own_segment() {
-        let plan = plan();
+        let plan = Plan::example();
         assert!(port_batch(&plan.find("client2").unwrap()).contains("link set client2 master clients up"));
         assert!(port_batch(&plan.find("edge1").unwrap()).contains("link set edge1 master nodes up"));
         assert!(router_batch(&plan).contains("route add 10.244.2.0/24 via 10.77.1.2"));
