@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data plane of one link: the loaded program and its maps.
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
@@ -117,9 +119,16 @@ impl Dataplane {
         if !is_adopted {
             earlier_leases.copy_to(&maps);
         }
+        // The kernel takes as long to verify the program as it takes to read the maps of 10,000 Services.
+        let (verified, writer) = thread::scope(|scope| {
+            let verified = scope.spawn(|| verify(&mut program));
+            let writer = if is_adopted { adopt::adopt(&maps) } else { Ok(Writer::new(&maps)) };
+            (verified.join().unwrap_or_else(|panic| resume_unwind(panic)), writer)
+        });
+        verified?;
+        let writer = writer?;
         let config = Config { layout: LAYOUT, mac: options.mac, pad: 0, tunnel: options.tunnel.unwrap_or(0) };
         maps.config.set(0, &config);
-        let writer = if is_adopted { adopt::adopt(&maps)? } else { Writer::new(&maps) };
         let maps = Arc::new(maps);
         let counts = Counts::new(Arc::clone(&maps));
         let writer = Some(writer);
@@ -300,9 +309,12 @@ impl Dataplane {
     }
 }
 
+/// Opens the maps, or makes them. The program is loaded into the kernel by [`verify`].
 fn open(options: &Options) -> Result<(Ebpf, Maps), Error> {
     let sizes = options.sizes;
     let mut loader = EbpfLoader::new();
+    // The program uses no type of the kernel. There are megabytes of them, and the default is to read all.
+    loader.btf(None);
     let elements = crate::regions::elements(sizes.slots);
     for (name, size) in [
         ("SERVICES", sizes.services),
@@ -326,12 +338,15 @@ fn open(options: &Options) -> Result<(Ebpf, Maps), Error> {
         }
     }
     let mut program = loader.load(OBJECT)?;
-    let loaded: &mut SchedClassifier =
-        program.program_mut(PROGRAM).ok_or(Error::Missing("program"))?.try_into()?;
-    // Before the maps are taken: the program names them by their descriptors.
-    loaded.load()?;
     let maps = Maps::take(&mut program)?;
     Ok((program, maps))
+}
+
+/// Lets the kernel verify the program and keep it. It names its maps by their descriptors, which have to be open.
+fn verify(program: &mut Ebpf) -> Result<(), Error> {
+    let program: &mut SchedClassifier =
+        program.program_mut(PROGRAM).ok_or(Error::Missing("program"))?.try_into()?;
+    Ok(program.load()?)
 }
 
 /// Detaches the program of a link, and removes the pinned link and maps; none is success. Other files

@@ -87,9 +87,9 @@ impl KernelMap {
         Ok(self.data.info()?.max_entries())
     }
 
-    fn share<T: Pod>(&self) -> Result<SharedArray<T>, Error> {
+    fn share<T: Pod>(self) -> Result<SharedArray<T>, Error> {
         let count = usize::try_from(self.size()?).unwrap_or(0);
-        SharedArray::open(self.fd(), count).map_err(Error::io("map into memory", self.name))
+        SharedArray::open(self.data, count).map_err(Error::io("map into memory", self.name))
     }
 }
 

@@ -6,11 +6,12 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::Pod;
+use aya::maps::MapData;
 
 /// An array of elements that are a number of 64-bit words each. Words are read and written whole, so
 /// that the program sees either the old or the new one.
@@ -19,6 +20,8 @@ pub(crate) struct SharedArray<T> {
     words: NonNull<AtomicU64>,
     count: usize,
     elements: PhantomData<T>,
+    /// Open, because the kernel loads a program by the descriptors of its maps.
+    _map: MapData,
 }
 
 // SAFETY: all access to the memory is atomic.
@@ -31,7 +34,7 @@ impl<T: Pod> SharedArray<T> {
     const WHOLE: () = assert!(size_of::<T>().is_multiple_of(8) && size_of::<T>() > 0);
 
     /// `map`: an array with the flag `BPF_F_MMAPABLE`, of `count` elements.
-    pub(crate) fn open(map: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
+    pub(crate) fn open(map: MapData, count: usize) -> io::Result<Self> {
         let () = Self::WHOLE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping; the kernel chooses the place.
@@ -41,7 +44,7 @@ impl<T: Pod> SharedArray<T> {
                 count * size_of::<T>(),
                 access,
                 libc::MAP_SHARED,
-                map.as_raw_fd(),
+                map.fd().as_fd().as_raw_fd(),
                 0,
             )
         };
@@ -49,7 +52,7 @@ impl<T: Pod> SharedArray<T> {
             return Err(io::Error::last_os_error());
         }
         let words = NonNull::new(found.cast()).ok_or(io::ErrorKind::Other)?;
-        Ok(Self { words, count, elements: PhantomData })
+        Ok(Self { words, count, elements: PhantomData, _map: map })
     }
 
     /// The number of elements: the kernel counts them in 32 bits.
