@@ -22,6 +22,7 @@ mod http;
 mod node;
 mod node_statement;
 mod probe_task;
+mod stated_tunnel;
 mod statement_request;
 mod statement_schedule;
 mod statement_task;

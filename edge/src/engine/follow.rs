@@ -25,6 +25,9 @@ impl Engine {
             return false;
         }
         let before = self.health.set_tunnel_receiver(address, receiver);
+        if receiver == Some(TunnelReceiver::Unknown) && before != receiver {
+            tracing::info!(target_address = %address, "this version does not know what the node states of its end of the tunnel; continuing as if the node received");
+        }
         let Ok(path) = self.host.reach(address) else { return false };
         let [before, now] = [before, receiver].map(|stated| self.host.refusal(address, &path, stated));
         if before == now {

@@ -358,11 +358,12 @@ async fn end_of_the_tunnel_is_sent_before_the_health_and_again_when_it_changes()
         agent.set_tunnel(Some(receives));
         engine.wait_until(|engine| receiver(engine) == Some(receives)).await;
     }
+    // The agent restarts.
     agent.set_tunnel(None);
-    engine.wait_until(|engine| receiver(engine).is_none()).await;
+    agent.set(to.port(), Some(2));
+    engine.wait_until(|engine| engine.health.get(&probe).is_some_and(|known| known.weight == Some(2))).await;
+    assert_eq!(receiver(&engine), Some(TunnelReceiver::Off));
     // A node that is followed no longer is forgotten.
-    agent.set_tunnel(Some(TunnelReceiver::Off));
-    engine.wait_until(|engine| receiver(engine).is_some()).await;
     engine.set(&[]);
     assert_eq!(receiver(&engine), None);
 }
