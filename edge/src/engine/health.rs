@@ -61,8 +61,8 @@ impl Engine {
                 }
                 return None;
             }
-            HealthChange::Tunnel(address, receiver) => {
-                self.has_new_refusal |= self.follow_tunnel(address, receiver);
+            HealthChange::Tunnel(address) => {
+                self.has_new_refusal |= self.follow_tunnel(address);
                 return None;
             }
         };

@@ -112,10 +112,11 @@ fn leaving_host_obeys_statements_while_it_waits_for_others_to_know_its_flows() {
     eventually("the hosts are connected", || {
         [0, 1].iter().all(|host| testbed.metric(*host, "steerage_edge_flow_peers").as_deref() == Some("1"))
     });
+    eventually("the other host can serve", || testbed.forwarding_left(0).is_some());
     let edge = testbed.netns("edge1");
     sh(&format!(
         "ip netns exec {edge} nft 'table inet cut {{ chain out {{ type filter hook output priority 0;
-             tcp dport 10360 drop; tcp sport 10360 drop; }} }}'"
+             tcp dport 10360 drop; tcp sport 10360 drop; }}; }}'"
     ));
     let log = testbed.folder.join("edge1.log");
     let log = || fs::read_to_string(&log).expect("log");
