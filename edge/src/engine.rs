@@ -140,7 +140,7 @@ impl Engine {
                 () = inputs.shutdown.cancelled(), if leaving.is_not_begun() => {
                     leaving = self.begin_to_leave(inputs.hand_over_wait);
                 }
-                () = leaving.until_due() => match self.continue_to_leave(leaving) {
+                () = leaving.until_due() => match self.continue_to_leave(&leaving) {
                     Some(next) => leaving = next,
                     None => break,
                 },

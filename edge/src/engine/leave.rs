@@ -85,8 +85,8 @@ impl Engine {
     }
 
     /// What was awaited has come, or its time is over. `None`: this host has left.
-    pub(super) fn continue_to_leave(&mut self, leaving: Leaving) -> Option<Leaving> {
-        let until = match leaving {
+    pub(super) fn continue_to_leave(&mut self, leaving: &Leaving) -> Option<Leaving> {
+        let until = match *leaving {
             Leaving::NotBegun => return Some(Leaving::NotBegun),
             // A host that cannot serve yet may hear of the flows all the same. Nothing waits for that.
             Leaving::Waiting(_) => return Some(self.flush(Duration::ZERO, Instant::now())),
