@@ -9,6 +9,8 @@ use clap::{Args as Flags, Parser, Subcommand};
 use steerage_process::{ProcessArgs, duration};
 use steerage_watch::ClientArgs;
 
+use crate::engine::LONGEST_HAND_OVER;
+
 /// Default address of the administration server.
 pub(crate) const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 10359);
 
@@ -88,8 +90,9 @@ pub(crate) struct EdgeArgs {
     /// Read the key of the edge hosts' group from this file instead of --peers-key-secret, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
-    /// Serve on for up to this long at shutdown, until other edge hosts can serve and answer for all VIPs; at most 10m, and less than
-    /// --shutdown-grace-period. If none does, the kernel serves on without the process
+    /// Serve on for up to this long at shutdown, until other edge hosts can serve and answer for all VIPs; at most 10m. With 4.5s for the
+    /// hand-over itself, and --route-withdraw-wait if there are routes, it must be less than --shutdown-grace-period. If no host does, the
+    /// kernel serves on without the process
     #[arg(long, env = "STEERAGE_HAND_OVER_WAIT", value_name = "DURATION", default_value = "0s",
           value_parser = hand_over_wait)]
     pub(crate) hand_over_wait: Duration,
@@ -112,10 +115,25 @@ pub(crate) struct RouteArgs {
     #[arg(long, env = "STEERAGE_ROUTE_TABLE", value_name = "NUMBER", default_value_t = 0, value_parser = route_table)]
     pub(crate) route_table: u32,
     /// Wait this long at shutdown after the routes of VIPs were removed, so that routers use other edge hosts before the process ends;
-    /// at most 1m, and less than --shutdown-grace-period
+    /// at most 1m; see --hand-over-wait for what the grace period must have room for
     #[arg(long, env = "STEERAGE_ROUTE_WITHDRAW_WAIT", value_name = "DURATION", default_value = "2s",
           value_parser = route_withdraw_wait)]
     pub(crate) route_withdraw_wait: Duration,
+}
+
+impl EdgeArgs {
+    /// Why the process may be ended by this grace period of its shutdown before it has handed over.
+    pub(crate) fn shutdown_problem(&self, grace: Duration) -> Option<String> {
+        let withdraw_wait = self.routes.withdraw_wait().unwrap_or_default();
+        let longest = self.hand_over_wait + LONGEST_HAND_OVER + withdraw_wait;
+        (longest >= grace).then(|| {
+            format!(
+                "the hand-over may take {}, and --shutdown-grace-period is {}",
+                duration::display(longest),
+                duration::display(grace)
+            )
+        })
+    }
 }
 
 impl RouteArgs {
@@ -234,6 +252,34 @@ mod tests {
         assert!(parse(&["--route-withdraw-wait", "61s"]).is_err());
         assert!(parse(&["--hand-over-wait", "10m"]).is_ok());
         assert!(parse(&["--hand-over-wait", "11m"]).is_err());
+    }
+
+    #[test]
+    fn grace_period_has_room_for_the_hand_over() {
+        for (line, is_room) in [
+            ("", true),
+            ("--hand-over-wait=15s499ms", true),
+            ("--hand-over-wait=15s500ms", false),
+            ("--hand-over-wait=14s --route-table=83", false),
+            ("--hand-over-wait=13s --route-table=83", true),
+            ("--hand-over-wait=13s --route-table=83 --route-withdraw-wait=1m", false),
+            ("--hand-over-wait=13s --route-withdraw-wait=1m", true),
+            // As in the chart.
+            ("--hand-over-wait=30s --shutdown-grace-period=40s --route-table=83", true),
+            ("--shutdown-grace-period=4s", false),
+        ] {
+            let arguments = format!("steerage-edge {line}");
+            let Args { edge, process, .. } =
+                Args::try_parse_from(arguments.split_whitespace()).expect("flags");
+            let problem = edge.shutdown_problem(process.admin.shutdown_grace_period);
+            assert_eq!(problem.is_none(), is_room, "{line}: {problem:?}");
+        }
+        let Args { edge, .. } =
+            Args::try_parse_from(["steerage-edge", "--hand-over-wait=30s"]).expect("flags");
+        assert_eq!(
+            edge.shutdown_problem(Duration::from_secs(20)).as_deref(),
+            Some("the hand-over may take 34s500ms, and --shutdown-grace-period is 20s")
+        );
     }
 
     #[test]

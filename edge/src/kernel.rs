@@ -272,19 +272,27 @@ impl Kernel {
         result
     }
 
-    /// Waits until the other hosts, of which there are so many, have what they need to continue this host's flows, or for `limit`.
-    pub(crate) async fn flush_flows(&self, hosts: usize, limit: Duration) {
-        match self.exchange.flush(limit).await {
-            Some(informed) if informed < hosts => tracing::warn!(
-                informed,
-                hosts,
-                "some edge hosts do not have this host's flow exceptions; connections whose slots have moved break there; leaving"
-            ),
-            Some(informed) if hosts > 0 => {
-                tracing::info!(informed, hosts, "the other edge hosts have this host's flow exceptions");
+    /// Tells the other hosts, of which there are so many, what they need to continue this host's flows. What it returns waits until
+    /// they have it, or for `limit`.
+    pub(crate) fn flush_flows(
+        &self,
+        hosts: usize,
+        limit: Duration,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let flush = self.exchange.flush(limit);
+        async move {
+            match flush.await {
+                Some(informed) if informed < hosts => tracing::warn!(
+                    informed,
+                    hosts,
+                    "some edge hosts do not have this host's flow exceptions; connections whose slots have moved break there; leaving"
+                ),
+                Some(informed) if hosts > 0 => {
+                    tracing::info!(informed, hosts, "the other edge hosts have this host's flow exceptions");
+                }
+                // Alone, or without the exchange, as the log said at the start.
+                _ => {}
             }
-            // Alone, or without the exchange, as the log said at the start.
-            _ => {}
         }
     }
 

@@ -59,7 +59,16 @@ fn main() -> ExitCode {
         Some(Command::RouteFence) => routes::run_fence(edge.routes.route_table, &process.log),
         None => {
             let component = Component { name: "edge", version: env!("CARGO_PKG_VERSION"), admin: ADMIN };
-            steerage_process::run(component, &process, |process| compose::start(edge, client, process))
+            let shutdown_problem = edge.shutdown_problem(process.admin.shutdown_grace_period);
+            steerage_process::run(component, &process, |process| {
+                if let Some(problem) = shutdown_problem {
+                    tracing::warn!(
+                        problem,
+                        "the process may be ended before other edge hosts have its VIPs; set a longer grace period, or shorter waits"
+                    );
+                }
+                compose::start(edge, client, process)
+            })
         }
     }
 }

@@ -220,20 +220,26 @@ impl FlowExchange {
         }
     }
 
-    /// Waits until the other hosts have all exceptions, or for `limit`. Returns how many hosts have them; `None` without the exchange.
-    pub(crate) async fn flush(&self, limit: Duration) -> Option<usize> {
-        let running = self.0.as_ref()?;
-        let (done, mut answers) = mpsc::channel(64);
-        let _ = running.commands.send(Command::Flush(done));
-        let mut count = 0;
-        let all = async {
-            while answers.recv().await.is_some() {
-                count += 1;
-            }
-        };
-        // Its caller says how many do not have them.
-        let _ = tokio::time::timeout(limit, all).await;
-        Some(count)
+    /// Tells the other hosts all exceptions. What it returns waits until they have these, or for `limit`, and says how many hosts have
+    /// them; `None` without the exchange.
+    pub(crate) fn flush(&self, limit: Duration) -> impl Future<Output = Option<usize>> + Send + use<> {
+        let answers = self.0.as_ref().map(|running| {
+            let (done, answers) = mpsc::channel(64);
+            let _ = running.commands.send(Command::Flush(done));
+            answers
+        });
+        async move {
+            let mut answers = answers?;
+            let mut count = 0;
+            let all = async {
+                while answers.recv().await.is_some() {
+                    count += 1;
+                }
+            };
+            // Its caller says how many do not have them.
+            let _ = tokio::time::timeout(limit, all).await;
+            Some(count)
+        }
     }
 }
 

@@ -22,6 +22,7 @@ mod http;
 mod node;
 mod node_statement;
 mod probe_task;
+mod stated_tunnel;
 mod statement_request;
 mod statement_schedule;
 mod statement_task;
@@ -45,9 +46,9 @@ pub(crate) enum HealthChange {
     /// The ports that a node states from now on. It has no local endpoint of those whose health is not sent. That stays so until probes
     /// say otherwise, also when it states nothing any more.
     Stated(IpAddr, Arc<PortSet>),
-    /// What a node states of its end of the tunnel from now on; `None`: nothing that counts. Sent before the health that the same
-    /// statement decides.
-    Tunnel(IpAddr, Option<TunnelReceiver>),
+    /// What a node states of its end of the tunnel has changed: [`Prober::tunnel_receiver`] has it. Sent before the health that the same
+    /// statement decides. The address may have been given up meanwhile, and be followed again since.
+    Tunnel(IpAddr),
 }
 
 #[derive(Debug)]
@@ -186,6 +187,11 @@ impl Prober {
             self.tasks.metrics.count_node(before, node.mode());
             log(address, node, before, &report.result);
         }
+    }
+
+    /// What the node of this address states of its end of the tunnel; `None`: nothing that counts.
+    pub(crate) fn tunnel_receiver(&self, address: IpAddr) -> Option<TunnelReceiver> {
+        self.nodes.get(&address)?.tunnel_receiver()
     }
 
     /// Whether it has checks at this address.

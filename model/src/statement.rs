@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The path at which an agent states, on its health port (`--healthz-port`).
 ///
@@ -31,7 +32,7 @@ pub struct Statement {
     pub ports: BTreeMap<u16, Option<u32>>,
     /// Whether the node receives from edge hosts' tunnel, in packets of the family of the address that was asked. Absent before the agent
     /// has looked, and from agents that know no tunnel.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "tunnel_receiver")]
     pub edge_tunnel: Option<TunnelReceiver>,
 }
 
@@ -55,4 +56,19 @@ pub enum TunnelReceiver {
     /// What an agent of a later version says.
     #[serde(other)]
     Unknown,
+}
+
+/// What an agent of a later version says may have any form. The rest of its statement counts all the same.
+fn tunnel_receiver<'de, D: Deserializer<'de>>(input: D) -> Result<Option<TunnelReceiver>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Known(TunnelReceiver),
+        Other(IgnoredAny),
+    }
+    let form = Option::<Form>::deserialize(input)?;
+    Ok(form.map(|form| match form {
+        Form::Known(receiver) => receiver,
+        Form::Other(IgnoredAny) => TunnelReceiver::Unknown,
+    }))
 }

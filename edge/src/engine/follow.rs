@@ -22,11 +22,15 @@ use crate::vips::{WITHHELD, change_set};
 impl Engine {
     /// A node's statement about its tunnel devices has changed. A plan follows if that decides whether the node gets new connections.
     /// Returns whether the node is refused from now on.
-    pub(super) fn follow_tunnel(&mut self, address: IpAddr, receiver: Option<TunnelReceiver>) -> bool {
+    pub(super) fn follow_tunnel(&mut self, address: IpAddr) -> bool {
         if !self.prober.follows_node(address) {
             return false;
         }
+        let receiver = self.prober.tunnel_receiver(address);
         let before = self.health.set_tunnel_receiver(address, receiver);
+        if receiver == Some(TunnelReceiver::Unknown) && before != receiver {
+            tracing::info!(target_address = %address, "this version does not know what the node states of its end of the tunnel; continuing as if the node received");
+        }
         let Ok(path) = self.host.reach(address) else { return false };
         let [before, now] = [before, receiver].map(|stated| self.host.refusal(address, &path, stated));
         if before == now {

@@ -4,8 +4,8 @@
 //!
 //! It asks the lease of each VIP whether this host answers for it. Of these VIPs it tells all exceptions, and no other host changes a
 //! flow that is known here. Of other VIPs it keeps what the host that answers has confirmed (`confirmed`). What has not been confirmed,
-//! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle. What it has not confirmed by
-//! the next scan is forgotten. Flows whose packets come to this host nevertheless are its own: they are not offered, and no other host
+//! and is an exception, is offered to that host, which may not have seen a packet of a flow that was idle. What it has not confirmed
+//! seconds later is forgotten. Flows whose packets come to this host nevertheless are its own: they are not offered, and no other host
 //! changes or ends them.
 //!
 //! Between hosts with routes the last packet of a flow decides instead (`routed`).
@@ -44,8 +44,11 @@ const TICK: Duration = Duration::from_millis(200);
 const RECHECK: Duration = Duration::from_secs(1);
 /// A complete list is repeated after this time: it repairs what differs for any reason.
 const LIST_INTERVAL: Duration = Duration::from_mins(2);
-/// Unconfirmed flows that one scan offers, since they take memory until the next one. That one finds the others.
+/// Unconfirmed flows that wait for the host that answers, since they take memory until then. Later scans find the others.
 const MOST_OFFERS: usize = 65_536;
+/// The host that answers has this time to confirm an offer. It takes what comes before in its session, scans its own flows, and tells
+/// what it has found. Scans may follow each other sooner.
+const OFFERED_FOR: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -62,8 +65,8 @@ pub(crate) struct Exchange {
     missed: MissedParts,
     /// The hosts whose flows this host has.
     heard: HeardHosts,
-    /// What has been offered, and was not confirmed when the last scan looked.
-    offered: HashSet<FlowKey<V6>>,
+    /// What has been offered, and when, and was not confirmed when the last scan looked.
+    offered: HashMap<FlowKey<V6>, Instant>,
     followers: HashMap<SessionId, Follower>,
     /// Flows with other targets than were told, of which a host has not heard that needs a complete list.
     untold: HashSet<FlowKey<V6>>,
@@ -117,7 +120,7 @@ impl Exchange {
             limit,
             missed: MissedParts::default(),
             heard: HeardHosts::new(heard),
-            offered: HashSet::new(),
+            offered: HashMap::new(),
             flows,
             leases,
             metrics,
@@ -291,6 +294,8 @@ impl Exchange {
         let is_own = |vip| answers(vips, lasting, vip);
         let (sent, confirmed, routed) = (&mut self.sent, &self.confirmed, &self.routed);
         let (offered, has_routes) = (&self.offered, self.has_routes);
+        let is_waited_for = |at: &Instant| began.saturating_duration_since(*at) < OFFERED_FOR;
+        let most_offers = MOST_OFFERS.saturating_sub(offered.values().filter(|at| is_waited_for(at)).count());
         let tells = !self.followers.is_empty();
         let (mut news, mut offers) = (Vec::new(), Vec::new());
         let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
@@ -305,13 +310,13 @@ impl Exchange {
                     news.push((key, pinned));
                 }
             } else if confirmed.is_claimed(key.vip) && !confirmed.contains(&key) && !routed.contains(&key) {
-                match (offered.contains(&key), local_use) {
+                match (offered.get(&key), local_use) {
                     (_, LocalUse::Seen) => {}
-                    (true, LocalUse::Unseen) => unconfirmed.push(key),
-                    // A scan follows when it is known.
-                    (true, LocalUse::Unknown) => waiting.push(key),
-                    (false, _) if offers.len() < MOST_OFFERS => offers.push((key, pinned)),
-                    (false, _) => {}
+                    (Some(at), LocalUse::Unseen) if !is_waited_for(at) => unconfirmed.push(key),
+                    // A scan follows when its time is over, or the use is known.
+                    (Some(at), LocalUse::Unseen | LocalUse::Unknown) => waiting.push((key, *at)),
+                    (None, _) if offers.len() < most_offers => offers.push((key, pinned)),
+                    (None, _) => {}
                 }
             }
         });
@@ -332,10 +337,12 @@ impl Exchange {
         let gone = sent.end_scan(|vip| is_own(vip) || has_routes, is_exception);
         let others = self.with_other_targets(&gone, now);
         news.extend(others.iter().copied());
+        // The scan may have taken long: other hosts take the age for that of now.
+        let told_at = flow_time();
         let changes = Changes {
             gone: gone.into_iter().map(|(key, _)| key).collect(),
-            exceptions: self.exceptions(&news, now),
-            offers: self.exceptions(&offers, now),
+            exceptions: self.exceptions(&news, told_at),
+            offers: self.exceptions(&offers, told_at),
         };
         let has_offers = !offers.is_empty();
         let deleted = self.flows.delete(&unconfirmed).and(self.flows.delete_ended(&scanned.ended, flow_time));
@@ -347,11 +354,14 @@ impl Exchange {
             has_offered || self.followers.is_empty() && self.confirmed.is_claim_live(key.vip)
         });
         if !offers.is_empty() || has_offers && !self.followers.is_empty() {
-            // So that another scan follows soon: it forgets these, or offers those again that no host could take.
+            // So that others follow: one forgets these once their time is over, the next offers those again that no host could take.
             self.pace.on_change(began);
         }
+        // Of too many, those whose time is over are offered again.
+        waiting.sort_by_key(|(_, at)| std::cmp::Reverse(*at));
         waiting.truncate(MOST_OFFERS - offers.len());
-        self.offered = offers.into_iter().map(|(key, _)| key).chain(waiting).collect();
+        let offered_at = Instant::now();
+        self.offered = offers.into_iter().map(|(key, _)| (key, offered_at)).chain(waiting).collect();
         self.pace.on_scan(began, Instant::now());
         self.metrics.count_scan(self.sent.count(), began.elapsed());
         match deleted {

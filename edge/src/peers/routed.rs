@@ -120,10 +120,12 @@ impl RoutedFlows {
         }
     }
 
-    /// The flow was written with the time `seen`, because the host of this session has told so.
+    /// The flow was written with the time `seen`, because the host of this session has told so. A flow keeps a later time, which must
+    /// not look like that of a packet that came here.
     pub(crate) fn note(&mut self, session: SessionId, key: FlowKey<V6>, seen: u32, now: Instant) {
         let Some(by) = self.hosts.get(&session).copied() else { return };
-        self.flows.insert(key, Told { by, seen, at: now });
+        let before = self.flows.get(&key).map(|told| told.seen).filter(|before| is_later(*before, seen));
+        self.flows.insert(key, Told { by, seen: before.unwrap_or(seen), at: now });
     }
 
     /// Looks at each told flow. `look`: what this host's program remembers of it.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use steerage_edge_dataplane::Pinned;
-use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, TCP_IDLE, UDP_IDLE};
+use steerage_edge_dataplane::packet::maps::{CLOSING, FlowKey, TCP_CLOSING, TCP_IDLE, UDP_IDLE};
 use steerage_edge_dataplane::packet::{V6, protocol};
 
 #[derive(Debug)]
@@ -39,7 +39,12 @@ pub(crate) struct SentExceptions {
 
 /// The others forget a flow of which they get nothing as if no packet came. They get news of packets long before that.
 fn is_old(key: &FlowKey<V6>, sent: u32, seen: u32) -> bool {
-    let limit = if key.protocol == u32::from(protocol::TCP) { TCP_IDLE } else { UDP_IDLE };
+    let limit = match key.protocol == u32::from(protocol::TCP) {
+        // One side may still send for long.
+        true if seen & CLOSING != 0 => TCP_CLOSING,
+        true => TCP_IDLE,
+        false => UDP_IDLE,
+    };
     (sent ^ seen) & CLOSING != 0 || seen.wrapping_sub(sent) & !CLOSING >= limit / 4
 }
 
@@ -169,6 +174,9 @@ mod tests {
         assert!(sent.note(key(1), &pinned(1, 100 + TCP_IDLE / 4)));
         assert!(sent.note(key(1), &pinned(1, (101 + TCP_IDLE / 4) | CLOSING)), "closed");
         assert!(!sent.note(key(1), &pinned(1, (102 + TCP_IDLE / 4) | CLOSING)));
+        let closing = |later| pinned(1, (101 + TCP_IDLE / 4 + later) | CLOSING);
+        assert!(!sent.note(key(1), &closing(TCP_CLOSING / 4 - 1)));
+        assert!(sent.note(key(1), &closing(TCP_CLOSING / 4)), "one side still sends");
         assert!(sent.note(key(1), &pinned(2, (102 + TCP_IDLE / 4) | CLOSING)), "another target");
         let datagrams = FlowKey { protocol: 17, ..key(1) };
         assert!(sent.note(datagrams, &pinned(1, 100)));

@@ -85,6 +85,10 @@ impl Node {
         self.statement.mode()
     }
 
+    pub(super) fn tunnel_receiver(&self) -> Option<TunnelReceiver> {
+        self.statement.tunnel_receiver()
+    }
+
     /// The number of ports that the node states.
     pub(super) fn stated_ports(&self) -> usize {
         self.statement.ports().map_or(0, |ports| ports.len())
@@ -267,7 +271,7 @@ impl Node {
         let receiver = self.statement.tunnel_receiver();
         if std::mem::replace(&mut self.sent_tunnel, receiver) != receiver {
             // Without a receiver the process is ending.
-            let _ = tasks.changes.send(HealthChange::Tunnel(self.address, receiver));
+            let _ = tasks.changes.send(HealthChange::Tunnel(self.address));
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use steerage_edge_api::{HealthCheck, HealthCheckProtocol};
 use steerage_model::{Statement, TunnelReceiver};
 
+use super::stated_tunnel::StatedTunnel;
 use crate::health::ProbeResult;
 use crate::port_set::PortSet;
 
@@ -77,7 +78,7 @@ pub(super) struct NodeStatement {
     endpoints: HashMap<u16, u32>,
     /// All ports that it states. Nodes that state the same share it.
     ports: Arc<PortSet>,
-    tunnel_receiver: Option<TunnelReceiver>,
+    tunnel: StatedTunnel,
     /// The ports are what it stated before it stated no more. They say whom its silence concerns: an agent ends before its node does.
     is_former: bool,
     /// The requests since then that brought an answer, but no statement; or the first requests, until one is answered.
@@ -116,10 +117,9 @@ impl NodeStatement {
         self.endpoints.keys().copied().filter(move |_| is_deciding)
     }
 
-    /// What it states of its end of the tunnel, or stated last: silence says nothing of it. Once all ports are probed, something else may
-    /// receive there.
+    /// What it states of its end of the tunnel, or stated last, if that still counts.
     pub(super) fn tunnel_receiver(&self) -> Option<TunnelReceiver> {
-        self.tunnel_receiver.filter(|_| self.failures < FAILURES_UNTIL_ALL_PROBED)
+        self.tunnel.receiver()
     }
 
     /// Holds this set instead of its own, which is equal.
@@ -136,13 +136,24 @@ impl NodeStatement {
     ) -> AffectedPorts {
         let before = self.mode;
         let knows_ports = matches!(before, StatementMode::Stating | StatementMode::Silent);
-        match result {
-            StatementResult::Stated(statement) if statement.complete || knows_ports && !self.is_former => {
-                (self.silence, self.is_former, self.failures) = (None, false, 0);
-                self.mode = StatementMode::Stating;
-                let affected = self.apply(statement);
-                if before == StatementMode::Stating { affected } else { AffectedPorts::All }
+        // Changes of what is not known say nothing.
+        let stated = match result {
+            StatementResult::Stated(statement) => {
+                Some(statement).filter(|stated| stated.complete || knows_ports && !self.is_former)
             }
+            StatementResult::NotStated(_) | StatementResult::Unanswered(_) => None,
+        };
+        match result {
+            StatementResult::Unanswered(_) => self.tunnel.on_silence(),
+            _ => self.tunnel.record(stated.and_then(|statement| statement.edge_tunnel), begun),
+        }
+        if let Some(statement) = stated {
+            (self.silence, self.is_former, self.failures) = (None, false, 0);
+            self.mode = StatementMode::Stating;
+            let affected = self.apply(statement);
+            return if before == StatementMode::Stating { affected } else { AffectedPorts::All };
+        }
+        match result {
             StatementResult::Unanswered(_) if !self.ports.is_empty() => {
                 self.mode = StatementMode::Silent;
                 let silence = self.silence.get_or_insert(Silence { begun, requests: 0 });
@@ -155,7 +166,6 @@ impl NodeStatement {
                 self.failures += 1;
                 AffectedPorts::NONE
             }
-            // Changes of what is not known say nothing.
             StatementResult::Stated(_) | StatementResult::NotStated(_) | StatementResult::Unanswered(_) => {
                 (self.mode, self.silence, self.is_former) = (StatementMode::Probed, None, true);
                 self.failures = self.failures.saturating_add(1);
@@ -166,8 +176,7 @@ impl NodeStatement {
     }
 
     fn apply(&mut self, statement: &Statement) -> AffectedPorts {
-        let Statement { complete, healthy, ports, edge_tunnel, revision: _ } = statement;
-        self.tunnel_receiver = *edge_tunnel;
+        let Statement { complete, healthy, ports, edge_tunnel: _, revision: _ } = statement;
         let is_all = *complete || *healthy != self.is_healthy;
         self.is_healthy = *healthy;
         if *complete {
@@ -430,9 +439,9 @@ mod tests {
         assert_eq!(node.verdict(&check(), now), without);
     }
 
-    /// An agent that restarts says nothing at first; another one may not know tunnels.
+    /// An agent that restarts says nothing at first.
     #[test]
-    fn end_of_the_tunnel_is_what_was_stated_last_until_all_ports_are_probed() {
+    fn end_of_the_tunnel_is_what_was_stated_last() {
         let now = Instant::now();
         let mut node = NodeStatement::default();
         let (receives, off) = (TunnelReceiver::Receives { vni: 7, port: 10_361 }, TunnelReceiver::Off);
@@ -445,20 +454,23 @@ mod tests {
             (unanswered(), Some(off)),
             (not_stated(), Some(off)),
             (receiving(false, Some(receives)), Some(off)),
-            (receiving(true, None), None),
-            (receiving(false, Some(off)), Some(off)),
+            (receiving(true, None), Some(off)),
+            (receiving(false, Some(receives)), Some(receives)),
         ] {
             node.record_now(&result, now);
             assert_eq!(node.tunnel_receiver(), expected, "{result:?}");
         }
-        for _ in 0..20 {
-            node.record_now(&unanswered(), now);
-            assert_eq!(node.tunnel_receiver(), Some(off), "silence says nothing");
+        let at = |seconds| now + Duration::from_secs(seconds);
+        for second in 0..1200 {
+            node.record_now(&unanswered(), at(second));
+            assert_eq!(node.tunnel_receiver(), Some(receives), "silence says nothing");
         }
-        for failure in 1..=FAILURES_UNTIL_ALL_PROBED {
-            node.record_now(&not_stated(), now);
-            assert_eq!(node.tunnel_receiver().is_none(), failure == FAILURES_UNTIL_ALL_PROBED);
+        for second in 1200..1500 {
+            node.record_now(&not_stated(), at(second));
+            assert_eq!(node.tunnel_receiver(), Some(receives), "an agent that waits for its restart");
         }
+        node.record_now(&not_stated(), at(3000));
+        assert_eq!(node.tunnel_receiver(), None, "the agent is gone");
     }
 
     #[derive(Clone, Debug)]

@@ -222,6 +222,14 @@ mod tests {
             (r#","edgeTunnel":{"state":"edgeHost"}"#, Some(TunnelReceiver::EdgeHost)),
             (r#","edgeTunnel":{"state":"failed"}"#, Some(TunnelReceiver::Failed)),
             (r#","edgeTunnel":{"state":"later","why":"x"}"#, Some(TunnelReceiver::Unknown)),
+            (
+                r#","edgeTunnel":{"state":"receives","vnis":[7,8],"port":10361}"#,
+                Some(TunnelReceiver::Unknown),
+            ),
+            (r#","edgeTunnel":{"state":"receives","vni":7,"port":"any"}"#, Some(TunnelReceiver::Unknown)),
+            (r#","edgeTunnel":[{"state":"off"}]"#, Some(TunnelReceiver::Unknown)),
+            (r#","edgeTunnel":"off""#, Some(TunnelReceiver::Unknown)),
+            (r#","edgeTunnel":{}"#, Some(TunnelReceiver::Unknown)),
         ] {
             let body = BODY.replace("{}}", &format!("{{}}{said}}}"));
             let StatementResult::Stated(statement) = parse(body.as_bytes(), false) else { panic!("{body}") };

@@ -146,9 +146,11 @@ impl Engine {
                         self.health.set_stated(address, ports);
                         return None;
                     }
-                    HealthChange::Tunnel(address, receiver) => {
-                        let before = self.health.set_tunnel_receiver(address, receiver);
-                        assert_ne!(before, receiver, "only changes are sent");
+                    HealthChange::Tunnel(address) => {
+                        if self.prober.follows_node(address) {
+                            let receiver = self.prober.tunnel_receiver(address);
+                            self.health.set_tunnel_receiver(address, receiver);
+                        }
                         return None;
                     }
                 };
@@ -358,13 +360,33 @@ async fn end_of_the_tunnel_is_sent_before_the_health_and_again_when_it_changes()
         agent.set_tunnel(Some(receives));
         engine.wait_until(|engine| receiver(engine) == Some(receives)).await;
     }
+    // The agent restarts.
     agent.set_tunnel(None);
-    engine.wait_until(|engine| receiver(engine).is_none()).await;
+    agent.set(to.port(), Some(2));
+    engine.wait_until(|engine| engine.health.get(&probe).is_some_and(|known| known.weight == Some(2))).await;
+    assert_eq!(receiver(&engine), Some(TunnelReceiver::Off));
     // A node that is followed no longer is forgotten.
-    agent.set_tunnel(Some(TunnelReceiver::Off));
-    engine.wait_until(|engine| receiver(engine).is_some()).await;
     engine.set(&[]);
     assert_eq!(receiver(&engine), None);
+}
+
+/// It may state something else, or nothing, when it is followed again.
+#[tokio::test]
+async fn what_a_node_stated_before_it_was_given_up_does_not_count() {
+    let (agent, (_bound, to)) = (TestAgent::start(Manner::States).await, closed());
+    agent.set_tunnel(Some(TunnelReceiver::Off));
+    agent.set(to.port(), Some(1));
+    let (probe, mut engine) = (hourly(to), Engine::new(&agent));
+    engine.set(&[&probe]);
+    // The change waits for the engine.
+    let report = engine.reports.recv().await.expect("a report");
+    engine.prober.record(&report, &engine.health, |_| None);
+    assert_eq!(engine.prober.tunnel_receiver(agent.address.ip()), Some(TunnelReceiver::Off));
+    engine.set(&[]);
+    agent.set_tunnel(None);
+    engine.set(&[&probe]);
+    engine.wait_until(|engine| engine.health.get(&probe).is_some()).await;
+    assert_eq!(engine.health.tunnel_receiver(agent.address.ip()), None);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes whose agents state their local endpoints: the edge obeys at once, and judges a silent node by its checks' thresholds.
 
+use std::fs;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -12,7 +13,12 @@ use crate::testbed::{TestBed, VIP4, VIP6, eventually, sh};
 
 /// An edge host that serves a load balancer with two nodes, whose agents state two endpoints each.
 fn stating(interval_milliseconds: u32) -> (TestBed, [Agent; 2]) {
-    let mut testbed = TestBed::new(1, 2);
+    stating_to(1, interval_milliseconds)
+}
+
+/// With so many edge hosts, of which the first one runs.
+fn stating_to(edges: u8, interval_milliseconds: u32) -> (TestBed, [Agent; 2]) {
+    let mut testbed = TestBed::new(edges, 2);
     let agents = [0, 1].map(|node| Agent::start(&testbed.nodes[node], 2));
     testbed.apply_load_balancer(&[0, 1], |lb| {
         let check = &mut lb["spec"]["healthCheck"];
@@ -95,4 +101,34 @@ fn silent_node_leaves_after_its_threshold() {
     assert_eq!(testbed.target_health(0)["spec"]["targets"].as_array().map(Vec::len), Some(4));
     sh(&format!("ip -n {switch} link set p21 master br0"));
     testbed.wait_until_served_by(&[0, 1]);
+}
+
+/// The other host never hears of its flows, so that it waits for as long as it may.
+#[test]
+fn leaving_host_obeys_statements_while_it_waits_for_others_to_know_its_flows() {
+    requires!(NetworkNamespace, Program("ip"), Program("nft"));
+    let (mut testbed, agents) = stating_to(2, 3_600_000);
+    testbed.start_ready(1);
+    eventually("the hosts are connected", || {
+        [0, 1].iter().all(|host| testbed.metric(*host, "steerage_edge_flow_peers").as_deref() == Some("1"))
+    });
+    eventually("the other host can serve", || testbed.forwarding_left(0).is_some());
+    let edge = testbed.netns("edge1");
+    sh(&format!(
+        "ip netns exec {edge} nft 'table inet cut {{ chain out {{ type filter hook output priority 0;
+             tcp dport 10360 drop; tcp sport 10360 drop; }}; }}'"
+    ));
+    let log = testbed.folder.join("edge1.log");
+    let log = || fs::read_to_string(&log).expect("log");
+    let mut leaving = testbed.begin_to_terminate(0);
+    eventually("it is leaving", || log().contains("shutting down"));
+    std::thread::sleep(Duration::from_millis(200));
+    agents[0].set(0);
+    assert!(leaving.wait().expect("wait").success());
+    let log = log();
+    let (_, log) = log.split_once("shutting down").expect("the signal");
+    let [obeyed, flushed] =
+        ["target health changed", "some edge hosts do not have this host's flow exceptions"]
+            .map(|line| log.find(line).unwrap_or_else(|| panic!("{line}: {log}")));
+    assert!(obeyed < flushed, "{log}");
 }

@@ -182,9 +182,17 @@ impl Host {
     /// Does what is due, and what comes later.
     fn work(&mut self) {
         self.exchange.confirmed.settle();
-        self.exchange.scan();
+        self.scan_later();
         self.exchange.recheck();
         self.exchange.send_lists(Instant::now());
+    }
+
+    /// When the time of all offers is over.
+    fn scan_later(&mut self) {
+        for at in self.exchange.offered.values_mut() {
+            *at = at.checked_sub(OFFERED_FOR).expect("the machine has run for longer");
+        }
+        self.exchange.scan();
     }
 
     /// Passes on what this host has told.

@@ -26,6 +26,19 @@ fn with_hosts() -> RoutedFlows {
     flows
 }
 
+/// Idle times are whole units and take time to arrive, so the same time is told as an earlier one.
+#[test]
+fn flow_that_is_told_again_with_an_earlier_time_is_not_used_here() {
+    let (mut flows, now) = (with_hosts(), Instant::now());
+    flows.note(X, key(1), 500, now);
+    flows.note(X, key(1), 499, now);
+    assert!(flows.is_told_by_other(&key(1), 500));
+    assert_eq!(flows.recheck(now, |_| Some(pinned(1, 500))), RoutedChanges::default());
+    flows.note(X, key(1), 510, now);
+    assert!(flows.is_told_by_other(&key(1), 510));
+    assert_eq!(flows.recheck(now, |_| Some(pinned(1, 511))).used, [(key(1), pinned(1, 511))]);
+}
+
 #[test]
 fn host_that_has_seen_the_last_packet_is_right() {
     use Judgement::{New, Outdated, Refused, Replaces};
