@@ -20,6 +20,20 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How often a port that is in use is tried again, unless the edge host's device goes.
 const RETRY_PORT: Duration = Duration::from_secs(30);
 
+/// A device that is not tried for a while.
+#[derive(Clone, Debug)]
+struct Waiting {
+    until: Instant,
+    /// Why it cannot receive; `None` on an edge host.
+    error: Option<String>,
+}
+
+impl Waiting {
+    fn new(error: Option<String>) -> Self {
+        Self { until: Instant::now() + RETRY_PORT, error }
+    }
+}
+
 /// Keeps the tunnel's tables and devices.
 #[derive(Debug)]
 pub struct EdgeTunnelKeeper {
@@ -35,9 +49,9 @@ pub struct EdgeTunnelKeeper {
     /// Whether they hold it, as far as is known: what cannot be read now may be as before.
     hold: bool,
     has_begun: bool,
-    /// While the port is in use: each try makes a device and removes it again, which other programs see.
-    retry_at: Option<Instant>,
-    /// It is in use by the device of an edge host on this node.
+    /// Whose port is in use: each try makes a device and removes it again, which other programs see.
+    waiting: [Option<Waiting>; 2],
+    /// The device of an edge host on this node uses the port.
     is_edge_host: bool,
     /// What each device receives, as far as is known: first that of IPv4, then that of IPv6.
     receivers: [Option<TunnelReceiver>; 2],
@@ -68,7 +82,7 @@ impl EdgeTunnelKeeper {
             seen: None,
             hold: false,
             has_begun: false,
-            retry_at: None,
+            waiting: [None, None],
             is_edge_host: false,
             receivers: [None; 2],
             error: None,
@@ -164,12 +178,6 @@ impl EdgeTunnelKeeper {
         Ok(found)
     }
 
-    /// Whether the port is in use still, as far as is known.
-    fn waits_for_port(&self) -> bool {
-        let is_as_before = || is_up(SENDER).is_ok_and(|is_edge_host| is_edge_host == self.is_edge_host);
-        self.retry_at.is_some_and(|at| Instant::now() < at) && is_as_before()
-    }
-
     fn keep_devices(&mut self) -> Result<bool, String> {
         if has_ipv6() && !self.families.contains(&Family::Ip6) {
             remove_devices();
@@ -178,13 +186,22 @@ impl EdgeTunnelKeeper {
                 "the kernel has IPv6 and no nftables for it, so nothing would judge IPv6 packets".to_owned()
             );
         }
-        if self.waits_for_port() {
-            return self.error.clone().map_or(Ok(false), Err);
+        if !is_up(SENDER).is_ok_and(|is_edge_host| is_edge_host == self.is_edge_host) {
+            (self.waiting, self.is_edge_host) = ([None, None], false);
         }
-        (self.retry_at, self.is_edge_host) = (None, false);
         let ensure = if self.has_begun { ensure } else { ensure_anew };
-        let mut failed = None;
-        for (device, receiver) in self.devices.iter().zip(&mut self.receivers) {
+        let (mut failed, mut waits) = (None, false);
+        for ((device, receiver), waiting) in
+            self.devices.iter().zip(&mut self.receivers).zip(&mut self.waiting)
+        {
+            if let Some(Waiting { error, .. }) =
+                waiting.as_ref().filter(|waiting| Instant::now() < waiting.until)
+            {
+                waits = true;
+                failed = failed.or_else(|| error.clone());
+                continue;
+            }
+            *waiting = None;
             match ensure(device) {
                 Ok(Ensured { is_new, .. }) => {
                     if is_new {
@@ -204,20 +221,21 @@ impl EdgeTunnelKeeper {
                         );
                     }
                     (self.has_begun, self.is_edge_host) = (true, true);
-                    self.retry_at = Some(Instant::now() + RETRY_PORT);
+                    self.waiting = [(); 2].map(|()| Some(Waiting::new(None)));
                     // It sends to both families, so neither of them can receive.
                     self.receivers = [Some(TunnelReceiver::EdgeHost); 2];
                     return Ok(false);
                 }
                 Err(error) => {
-                    if matches!(error, TunnelError::PortInUse { .. }) {
-                        self.retry_at = Some(Instant::now() + RETRY_PORT);
-                    }
                     if !error.is_unknown() {
                         *receiver = Some(TunnelReceiver::Failed);
                     }
+                    let reason = chain(&error);
+                    if matches!(error, TunnelError::PortInUse { .. }) {
+                        *waiting = Some(Waiting::new(Some(reason.clone())));
+                    }
                     // The other family may receive.
-                    failed.get_or_insert_with(|| chain(&error));
+                    failed.get_or_insert(reason);
                 }
             }
         }
@@ -225,7 +243,7 @@ impl EdgeTunnelKeeper {
             return Err(error);
         }
         self.has_begun = true;
-        Ok(true)
+        Ok(!waits)
     }
 }
 

@@ -2,6 +2,7 @@
 //! The node's end of the edge's tunnel. The client is an edge host as well: it sends what it asks through a VXLAN device of its own.
 
 use std::net::UdpSocket;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use steerage_model::{Protocol, STATEMENT_PATH, Statement, TunnelReceiver};
@@ -221,6 +222,11 @@ fn node_that_does_not_receive_has_failed_unless_an_edge_host_has_the_port() {
     });
     let agent = scene.started_with("node", &FLAGS);
     eventually("IPv6 alone receives", || stated(&agent) == [Some(TunnelReceiver::Failed), Some(receives)]);
+    // Each second, and not only when the port of IPv4 is tried again, 30 s later.
+    let begun = Instant::now();
+    at_node("ip link delete steerage-vx6");
+    eventually("the device of IPv6 is made again", || devices(&scene).contains("steerage-vx6"));
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }
 
 /// What the agent states of its end of the tunnel at addresses of IPv4 and of IPv6.
