@@ -134,7 +134,7 @@ fn longest_packet<A: Family>(frame: &Frame) -> u32 {
     }
     let Some(datagram) = A::plain(frame, LENGTH) else { return length };
     let headers = (datagram.payload - LENGTH) as u32;
-    match frame.at::<20>(datagram.payload) {
+    match frame.at_found::<20>(datagram.payload) {
         Some(header) if datagram.protocol == protocol::TCP => {
             headers + u32::from(header[12] >> 4) * 4 + merged
         }
