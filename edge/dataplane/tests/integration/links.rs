@@ -17,7 +17,7 @@ use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
 use steerage_edge_dataplane::{
     Dataplane, Hook, Listener, MacAddress, Options, Path, State, TargetState, remove,
 };
-use steerage_requirements::requires;
+use steerage_requirements::{Requirement, requires};
 
 use crate::bed::{self, FRESH, Pins, address, table};
 
@@ -34,13 +34,13 @@ fn sh(command: &str) -> String {
 }
 
 /// A client, an edge host and nodes at one switch. Goes with its namespaces.
-struct Link {
+pub(crate) struct Link {
     prefix: String,
-    pins: Pins,
+    pub(crate) pins: Pins,
 }
 
 impl Link {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("sd{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let link = Self { prefix, pins: Pins::new() };
@@ -72,11 +72,11 @@ impl Link {
         link
     }
 
-    fn netns(&self, name: &str) -> String {
+    pub(crate) fn netns(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    fn within<T: Send>(&self, name: &str, body: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn within<T: Send>(&self, name: &str, body: impl FnOnce() -> T + Send) -> T {
         let netns = self.netns(name);
         thread::scope(|scope| {
             let run = || {
@@ -87,7 +87,7 @@ impl Link {
         })
     }
 
-    fn options(&self, hook: Hook) -> Options {
+    pub(crate) fn options(&self, hook: Hook) -> Options {
         Options {
             interface: "eth0".to_owned(),
             mac: self.mac(),
@@ -165,7 +165,7 @@ impl Connection {
     }
 }
 
-fn state(nodes: &[u32]) -> State {
+pub(crate) fn state(nodes: &[u32]) -> State {
     let mut state = State::default();
     for vip in VIPS {
         state.vips.insert(address(vip), FRESH);
@@ -183,7 +183,7 @@ fn state(nodes: &[u32]) -> State {
     state
 }
 
-fn start(options: Options, state: &State) -> Dataplane {
+pub(crate) fn start(options: Options, state: &State) -> Dataplane {
     let hook = options.hook;
     let mut dataplane = Dataplane::load(options).expect("load");
     dataplane.write(state.clone()).expect("write");
@@ -194,22 +194,13 @@ fn start(options: Options, state: &State) -> Dataplane {
     dataplane
 }
 
-/// Those that this kernel has; the one that the data plane prefers is the first. By the kernel's version, and not by what the data
-/// plane finds out.
-fn hooks() -> Vec<Hook> {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
-    let mut numbers = release.split(['.', '-']).map(|number| number.trim().parse().unwrap_or(0_u32));
-    let version = (numbers.next().expect("major"), numbers.next().expect("minor"));
-    if version >= (6, 6) { vec![Hook::Tcx, Hook::Filter] } else { vec![Hook::Filter] }
+/// Those that this kernel has. The data plane prefers the first.
+pub(crate) fn hooks() -> &'static [Hook] {
+    if has_tcx() { &[Hook::Tcx, Hook::Filter] } else { &[Hook::Filter] }
 }
 
-/// Whether the kernel has tcx; says so if not.
-fn has_tcx() -> bool {
-    let has_tcx = hooks().contains(&Hook::Tcx);
-    if !has_tcx {
-        println!("skipped: this kernel has no tcx");
-    }
-    has_tcx
+pub(crate) fn has_tcx() -> bool {
+    Requirement::Tcx.check().is_ok()
 }
 
 /// A kernel without tcx is found out, and one with tcx uses it.
@@ -226,7 +217,7 @@ fn preferred_hook_is_used_unasked() {
 fn clients_reach_both_nodes_through_the_link() {
     requires!(NetworkNamespace, Program("ip"));
     let link = Link::new();
-    for hook in hooks() {
+    for &hook in hooks() {
         let dataplane = link.within("edge", || start(link.options(hook), &state(&[1, 2])));
         for vip in VIPS {
             let nodes: BTreeSet<_> = link.within("client", || {
@@ -294,7 +285,7 @@ impl Stream {
 #[test]
 fn program_outlives_its_daemon_and_is_replaced_without_loss() {
     requires!(NetworkNamespace, Program("ip"));
-    for hook in hooks() {
+    for &hook in hooks() {
         let link = Link::new();
         let wanted = state(&[1, 2]);
         drop(link.within("edge", || start(link.options(hook), &wanted)));
@@ -324,10 +315,7 @@ fn program_outlives_its_daemon_and_is_replaced_without_loss() {
 /// From a filter, of an older kernel, to tcx and back.
 #[test]
 fn other_hook_takes_over() {
-    requires!(NetworkNamespace, Program("ip"));
-    if !has_tcx() {
-        return;
-    }
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let wanted = state(&[1, 2]);
     drop(link.within("edge", || start(link.options(Hook::Filter), &wanted)));
@@ -344,7 +332,7 @@ fn other_hook_takes_over() {
 #[test]
 fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     requires!(NetworkNamespace, Program("ip"));
-    hooks().into_iter().for_each(leave_maps_of_another_layout);
+    hooks().iter().copied().for_each(leave_maps_of_another_layout);
 }
 
 fn leave_maps_of_another_layout(hook: Hook) {
@@ -403,10 +391,7 @@ fn leave_maps_of_another_layout(hook: Hook) {
 /// The program of the old name would be before that of the new one, with maps that nobody writes.
 #[test]
 fn program_of_an_earlier_name_of_the_interface_is_removed() {
-    requires!(NetworkNamespace, Program("ip"));
-    if !has_tcx() {
-        return;
-    }
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let edge = link.netns("edge");
     let first = link.options(Hook::Tcx);
@@ -468,10 +453,7 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
 
 #[test]
 fn files_of_other_programs_are_not_removed() {
-    requires!(NetworkNamespace, Program("ip"));
-    if !has_tcx() {
-        return;
-    }
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let pins = link.pins.0.join("eth0");
     drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1]))));
@@ -566,60 +548,5 @@ fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
         while link.within("client", || Connection::open(vip).is_err()) {
             assert!(Instant::now() < deadline, "one write brings {vip} back");
         }
-    }
-}
-
-/// Runs the test below. Without PERFMON the verifier refuses offsets in packets that are no constants.
-#[test]
-fn four_capabilities_suffice() {
-    requires!(NetworkNamespace, Program("ip"), Program("setpriv"));
-    let link = Link::new();
-    let program = std::env::current_exe().expect("program");
-    let output = Command::new("ip")
-        .args(["netns", "exec", &link.netns("edge"), "setpriv", "--bounding-set"])
-        .args(["-all,+net_admin,+net_raw,+perfmon,+bpf"])
-        .arg(program)
-        .args(["--ignored", "--exact", "links::load_with_few_capabilities"])
-        .env("STEERAGE_TEST_PINS", link.pins.0.join("eth0"))
-        .output()
-        .expect("setpriv");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
-#[test]
-#[ignore = "run by four_capabilities_suffice"]
-fn load_with_few_capabilities() {
-    let Some(pins) = std::env::var_os("STEERAGE_TEST_PINS") else { return };
-    let status = std::fs::read_to_string("/proc/self/status").expect("status");
-    // NET_ADMIN, NET_RAW, PERFMON and BPF.
-    assert!(status.contains("CapEff:\t000000c000003000"), "{status}");
-    for hook in hooks() {
-        let options = Options {
-            interface: "eth0".to_owned(),
-            pins: Some(pins.clone().into()),
-            hook: Some(hook),
-            ..bed::options()
-        };
-        drop(start(options.clone(), &state(&[1, 2])));
-        let mut dataplane = Dataplane::load(options.clone()).expect("adopt");
-        assert!(dataplane.is_adopted());
-        assert!(dataplane.is_in_use());
-        // The folder of an earlier name of the interface.
-        let pins = options.pins.expect("pins");
-        let earlier = pins.with_file_name("earlier");
-        if hook == Hook::Tcx {
-            std::fs::create_dir_all(earlier.join("maps-1")).expect("folder");
-            std::fs::rename(pins.join("link"), earlier.join("link")).expect("rename");
-        }
-        dataplane.attach().expect("attach");
-        assert!(dataplane.is_attached().expect("attached"));
-        assert!(!earlier.exists(), "the program is removed");
-        // Leases of another layout.
-        let maps = pins.join("maps-1");
-        std::fs::rename(&maps, pins.join("maps-7")).expect("rename");
-        let dataplane = Dataplane::load(Options { pins: Some(pins), ..bed::options() }).expect("load");
-        assert!(!dataplane.is_adopted());
-        assert_eq!(dataplane.leases().get(FRESH), Duration::MAX);
     }
 }
