@@ -24,6 +24,8 @@ pub enum Requirement {
     NetworkNamespace,
     /// A program in `PATH`.
     Program(&'static str),
+    /// Attachment of eBPF programs by tcx: Linux 6.6, by the kernel's version, and not by what a program under test finds out.
+    Tcx,
     /// etcd and kube-apiserver, which `hack/prepare` builds.
     KubeApiserver,
     /// The virtual environment with moto, which `hack/prepare` makes.
@@ -48,6 +50,7 @@ impl Requirement {
         match self {
             Self::Root => root(),
             Self::NetworkNamespace => network_namespace(),
+            Self::Tcx => tcx(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
             Self::Program(name) => program(name),
             Self::KubeApiserver => kube_apiserver().map(drop),
             Self::Moto => moto_python().map(drop),
@@ -61,6 +64,7 @@ impl Requirement {
         match self {
             Self::Root => "tests as root",
             Self::NetworkNamespace => "tests with packets",
+            Self::Tcx => "tests of tcx",
             Self::KubeApiserver => "tests on an API server",
             Self::Moto => "tests on moto",
             Self::OpenStack => "tests on OpenStack's APIs",
@@ -180,6 +184,15 @@ fn network_namespace() -> Result<(), String> {
     }
 }
 
+/// Of a kernel's release, such as `6.1.0-50-cloud-amd64`.
+fn tcx(release: &str) -> Result<(), String> {
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
+    if numbers.next().zip(numbers.next()) >= Some((6, 6)) {
+        return Ok(());
+    }
+    Err(format!("tcx needs Linux 6.6, and this is {}", release.trim()))
+}
+
 fn program(name: &str) -> Result<(), String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|folder| folder.join(name).is_file()) {
@@ -191,6 +204,20 @@ fn program(name: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernel_has_tcx_since_its_version() {
+        for (release, has_tcx) in [
+            ("6.6.0\n", true),
+            ("6.12.117+deb13-cloud-amd64\n", true),
+            ("7.0", true),
+            ("6.5.13-9-generic", false),
+            ("5.15.0-204-generic", false),
+            ("", false),
+        ] {
+            assert_eq!(tcx(release).is_ok(), has_tcx, "{release}");
+        }
+    }
 
     #[test]
     fn missing_program_is_named() {

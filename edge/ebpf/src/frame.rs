@@ -81,6 +81,15 @@ impl Frame {
         self.find::<N>(offset).map(|found| unsafe { &mut *(found as *mut [u8; N]) })
     }
 
+    /// `N` bytes at an offset that was found long before. Where the compiler keeps it on the stack in four bytes, Linux before
+    /// 5.16 forgets its limit, which the compiler knows and would not check again.
+    #[inline(always)]
+    pub fn at_found<const N: usize>(&self, mut offset: usize) -> Option<&[u8; N]> {
+        // SAFETY: no instruction at all.
+        unsafe { asm!("/* {0} */", inout(reg) offset, options(nomem, nostack, preserves_flags)) };
+        self.at(offset)
+    }
+
     #[inline(always)]
     fn find<const N: usize>(&self, offset: usize) -> Option<usize> {
         if offset > MAX_HEADERS - N {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sends a packet to its target.
 
+use core::mem::offset_of;
+
 use aya_ebpf::bindings::{
     __sk_buff, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_redir_neigh, bpf_tunnel_key,
 };
@@ -19,6 +21,8 @@ use crate::{DROP, PASS, UNDECIDED};
 
 /// The hop limit inside a tunnel's own packets.
 const TUNNEL_HOP_LIMIT: u8 = 64;
+/// Bytes of a tunnel's key without the local address, which Linux has since 6.0, and before refuses. The newer ones take both.
+const TUNNEL_KEY: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
 
 #[inline(always)]
 pub fn send<A: Family>(frame: &Frame, datagram: &Datagram<A>, decision: Decision) -> i32 {
@@ -115,8 +119,7 @@ fn through_tunnel<A: Family>(skb: *mut __sk_buff, target: &Target) -> i32 {
     }
     // SAFETY: the program's own context; the kernel reads the key.
     unsafe {
-        let size = size_of::<bpf_tunnel_key>() as u32;
-        if bpf_skb_set_tunnel_key(skb, &raw mut key, size, u64::from(flags)) != 0 {
+        if bpf_skb_set_tunnel_key(skb, &raw mut key, TUNNEL_KEY, u64::from(flags)) != 0 {
             count(Event::NoTarget);
             return DROP;
         }
@@ -134,7 +137,7 @@ fn longest_packet<A: Family>(frame: &Frame) -> u32 {
     }
     let Some(datagram) = A::plain(frame, LENGTH) else { return length };
     let headers = (datagram.payload - LENGTH) as u32;
-    match frame.at::<20>(datagram.payload) {
+    match frame.at_found::<20>(datagram.payload) {
         Some(header) if datagram.protocol == protocol::TCP => {
             headers + u32::from(header[12] >> 4) * 4 + merged
         }

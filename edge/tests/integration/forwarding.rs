@@ -379,7 +379,7 @@ fn kill_and_restart_lose_no_connection() {
 
 #[test]
 fn removed_program_is_attached_again() {
-    requires!(NetworkNamespace, Program("ip"));
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let testbed = serving();
     // The pin is all that holds the program at the link.
     let link = testbed.bpf_dir(0).join("eth0/link");

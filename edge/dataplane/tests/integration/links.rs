@@ -17,7 +17,7 @@ use steerage_edge_dataplane::packet::maps::{Event, ListenerKey};
 use steerage_edge_dataplane::{
     Dataplane, Hook, Listener, MacAddress, Options, Path, State, TargetState, remove,
 };
-use steerage_requirements::requires;
+use steerage_requirements::{Requirement, requires};
 
 use crate::bed::{self, FRESH, Pins, address, table};
 
@@ -34,13 +34,13 @@ fn sh(command: &str) -> String {
 }
 
 /// A client, an edge host and nodes at one switch. Goes with its namespaces.
-struct Link {
+pub(crate) struct Link {
     prefix: String,
-    pins: Pins,
+    pub(crate) pins: Pins,
 }
 
 impl Link {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let prefix = format!("sd{}x{}-", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let link = Self { prefix, pins: Pins::new() };
@@ -72,11 +72,11 @@ impl Link {
         link
     }
 
-    fn netns(&self, name: &str) -> String {
+    pub(crate) fn netns(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    fn within<T: Send>(&self, name: &str, body: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn within<T: Send>(&self, name: &str, body: impl FnOnce() -> T + Send) -> T {
         let netns = self.netns(name);
         thread::scope(|scope| {
             let run = || {
@@ -87,7 +87,7 @@ impl Link {
         })
     }
 
-    fn options(&self, hook: Hook) -> Options {
+    pub(crate) fn options(&self, hook: Hook) -> Options {
         Options {
             interface: "eth0".to_owned(),
             mac: self.mac(),
@@ -165,7 +165,7 @@ impl Connection {
     }
 }
 
-fn state(nodes: &[u32]) -> State {
+pub(crate) fn state(nodes: &[u32]) -> State {
     let mut state = State::default();
     for vip in VIPS {
         state.vips.insert(address(vip), FRESH);
@@ -183,7 +183,7 @@ fn state(nodes: &[u32]) -> State {
     state
 }
 
-fn start(options: Options, state: &State) -> Dataplane {
+pub(crate) fn start(options: Options, state: &State) -> Dataplane {
     let hook = options.hook;
     let mut dataplane = Dataplane::load(options).expect("load");
     dataplane.write(state.clone()).expect("write");
@@ -194,13 +194,30 @@ fn start(options: Options, state: &State) -> Dataplane {
     dataplane
 }
 
-const HOOKS: [Hook; 2] = [Hook::Tcx, Hook::Filter];
+/// Those that this kernel has. The data plane prefers the first.
+pub(crate) fn hooks() -> &'static [Hook] {
+    if has_tcx() { &[Hook::Tcx, Hook::Filter] } else { &[Hook::Filter] }
+}
+
+pub(crate) fn has_tcx() -> bool {
+    Requirement::Tcx.check().is_ok()
+}
+
+/// A kernel without tcx is found out, and one with tcx uses it.
+#[test]
+fn preferred_hook_is_used_unasked() {
+    requires!(NetworkNamespace, Program("ip"));
+    let link = Link::new();
+    let options = Options { hook: None, ..link.options(hooks()[0]) };
+    let mut dataplane = link.within("edge", || Dataplane::load(options).expect("load"));
+    assert_eq!(link.within("edge", || dataplane.attach().expect("attach")), hooks()[0]);
+}
 
 #[test]
 fn clients_reach_both_nodes_through_the_link() {
     requires!(NetworkNamespace, Program("ip"));
     let link = Link::new();
-    for hook in HOOKS {
+    for &hook in hooks() {
         let dataplane = link.within("edge", || start(link.options(hook), &state(&[1, 2])));
         for vip in VIPS {
             let nodes: BTreeSet<_> = link.within("client", || {
@@ -268,7 +285,7 @@ impl Stream {
 #[test]
 fn program_outlives_its_daemon_and_is_replaced_without_loss() {
     requires!(NetworkNamespace, Program("ip"));
-    for hook in HOOKS {
+    for &hook in hooks() {
         let link = Link::new();
         let wanted = state(&[1, 2]);
         drop(link.within("edge", || start(link.options(hook), &wanted)));
@@ -298,7 +315,7 @@ fn program_outlives_its_daemon_and_is_replaced_without_loss() {
 /// From a filter, of an older kernel, to tcx and back.
 #[test]
 fn other_hook_takes_over() {
-    requires!(NetworkNamespace, Program("ip"));
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let wanted = state(&[1, 2]);
     drop(link.within("edge", || start(link.options(Hook::Filter), &wanted)));
@@ -315,13 +332,17 @@ fn other_hook_takes_over() {
 #[test]
 fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     requires!(NetworkNamespace, Program("ip"));
+    hooks().iter().copied().for_each(leave_maps_of_another_layout);
+}
+
+fn leave_maps_of_another_layout(hook: Hook) {
     let link = Link::new();
     let pins = link.pins.0.join("eth0");
-    drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1, 2]))));
+    drop(link.within("edge", || start(link.options(hook), &state(&[1, 2]))));
     let maps = std::fs::read_dir(&pins).expect("pins").map(|entry| entry.expect("entry").path());
     let maps = maps.into_iter().find(|path| path.is_dir()).expect("folder of maps");
     std::fs::remove_file(maps.join("GATE")).expect("remove");
-    let load = || link.within("edge", || Dataplane::load(link.options(Hook::Tcx)).expect("load"));
+    let load = || link.within("edge", || Dataplane::load(link.options(hook)).expect("load"));
     let is_in_use = |dataplane: &Dataplane| link.within("edge", || dataplane.is_in_use());
     let dataplane = load();
     assert!(!dataplane.is_adopted(), "a map is missing");
@@ -358,7 +379,8 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
     assert!(!others.iter().any(|other| other.exists()), "the program of these maps is no longer attached");
     drop(dataplane);
     let dataplane = load();
-    assert!(is_in_use(&dataplane), "an earlier process's program has the same maps");
+    let is_found_out = hook == Hook::Tcx;
+    assert_eq!(is_in_use(&dataplane), is_found_out, "an earlier process's program has the same maps");
     for _ in 0..10 {
         let node = link
             .within("client", || Connection::open(VIPS[0]).and_then(|mut one| one.node()).expect("served"));
@@ -369,7 +391,7 @@ fn maps_of_another_layout_and_leftovers_are_not_adopted() {
 /// The program of the old name would be before that of the new one, with maps that nobody writes.
 #[test]
 fn program_of_an_earlier_name_of_the_interface_is_removed() {
-    requires!(NetworkNamespace, Program("ip"));
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let edge = link.netns("edge");
     let first = link.options(Hook::Tcx);
@@ -431,7 +453,7 @@ fn program_of_an_earlier_name_of_the_interface_is_removed() {
 
 #[test]
 fn files_of_other_programs_are_not_removed() {
-    requires!(NetworkNamespace, Program("ip"));
+    requires!(NetworkNamespace, Program("ip"), Tcx);
     let link = Link::new();
     let pins = link.pins.0.join("eth0");
     drop(link.within("edge", || start(link.options(Hook::Tcx), &state(&[1]))));
@@ -486,7 +508,7 @@ fn clients_reach_nodes_through_the_tunnel() {
         target.address = address(if number % 2 == 1 { "10.0.0.21" } else { "10.0.0.22" });
         target.path = Path::Tunnel { mac: [2, 0, 0, 0, 9, host], mtu: 1400, vni: 7 };
     }
-    let options = Options { tunnel: index.trim().parse().ok(), ..link.options(Hook::Tcx) };
+    let options = Options { tunnel: index.trim().parse().ok(), ..link.options(hooks()[0]) };
     let dataplane = link.within("edge", || start(options, &wanted));
     for vip in VIPS {
         link.within("client", || {
@@ -509,7 +531,7 @@ fn clients_reach_nodes_through_the_tunnel() {
 fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
     requires!(NetworkNamespace, Program("ip"));
     let link = Link::new();
-    let dataplane = link.within("edge", || start(link.options(Hook::Tcx), &state(&[1, 2])));
+    let dataplane = link.within("edge", || start(link.options(hooks()[0]), &state(&[1, 2])));
     for vip in VIPS {
         let forget = || sh(&format!("ip neigh flush dev eth0; ! ip neigh show {vip} | grep REACHABLE"));
         link.within("client", || {
@@ -526,60 +548,5 @@ fn host_whose_lease_has_ended_is_forgotten_by_the_link() {
         while link.within("client", || Connection::open(vip).is_err()) {
             assert!(Instant::now() < deadline, "one write brings {vip} back");
         }
-    }
-}
-
-/// Runs the test below. Without PERFMON the verifier refuses offsets in packets that are no constants.
-#[test]
-fn four_capabilities_suffice() {
-    requires!(NetworkNamespace, Program("ip"), Program("setpriv"));
-    let link = Link::new();
-    let program = std::env::current_exe().expect("program");
-    let output = Command::new("ip")
-        .args(["netns", "exec", &link.netns("edge"), "setpriv", "--bounding-set"])
-        .args(["-all,+net_admin,+net_raw,+perfmon,+bpf"])
-        .arg(program)
-        .args(["--ignored", "--exact", "links::load_with_few_capabilities"])
-        .env("STEERAGE_TEST_PINS", link.pins.0.join("eth0"))
-        .output()
-        .expect("setpriv");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
-}
-
-#[test]
-#[ignore = "run by four_capabilities_suffice"]
-fn load_with_few_capabilities() {
-    let Some(pins) = std::env::var_os("STEERAGE_TEST_PINS") else { return };
-    let status = std::fs::read_to_string("/proc/self/status").expect("status");
-    // NET_ADMIN, NET_RAW, PERFMON and BPF.
-    assert!(status.contains("CapEff:\t000000c000003000"), "{status}");
-    for hook in HOOKS {
-        let options = Options {
-            interface: "eth0".to_owned(),
-            pins: Some(pins.clone().into()),
-            hook: Some(hook),
-            ..bed::options()
-        };
-        drop(start(options.clone(), &state(&[1, 2])));
-        let mut dataplane = Dataplane::load(options.clone()).expect("adopt");
-        assert!(dataplane.is_adopted());
-        assert!(dataplane.is_in_use());
-        // The folder of an earlier name of the interface.
-        let pins = options.pins.expect("pins");
-        let earlier = pins.with_file_name("earlier");
-        if hook == Hook::Tcx {
-            std::fs::create_dir_all(earlier.join("maps-1")).expect("folder");
-            std::fs::rename(pins.join("link"), earlier.join("link")).expect("rename");
-        }
-        dataplane.attach().expect("attach");
-        assert!(dataplane.is_attached().expect("attached"));
-        assert!(!earlier.exists(), "the program is removed");
-        // Leases of another layout.
-        let maps = pins.join("maps-1");
-        std::fs::rename(&maps, pins.join("maps-7")).expect("rename");
-        let dataplane = Dataplane::load(Options { pins: Some(pins), ..bed::options() }).expect("load");
-        assert!(!dataplane.is_adopted());
-        assert_eq!(dataplane.leases().get(FRESH), Duration::MAX);
     }
 }
