@@ -117,7 +117,8 @@ impl Rule {
         self.compare(expression, 3, &concat(&[value]))
     }
 
-    /// Matches if the concatenation is an element of the set, or a key of the map.
+    /// Matches if the concatenation is an element of the set. For the keys of a map there is [`Rule::map`]: older kernels refuse a map
+    /// here, such as Linux 5.15.
     #[must_use]
     pub fn in_set(self, set: &str, key: &[Expression]) -> Self {
         self.lookup(set, key, false)

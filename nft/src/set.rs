@@ -29,6 +29,11 @@ pub struct Set {
 }
 
 impl Set {
+    /// Whether its elements have values.
+    pub fn is_map(&self) -> bool {
+        self.data.is_some()
+    }
+
     /// A set of keys. Several fields form a concatenation.
     pub fn new(name: impl Into<String>, key: &[DataType]) -> Self {
         Self {

@@ -292,7 +292,7 @@ impl RuleBuilder<'_> {
         }
         let mut key = vec![endpoint.clone()];
         key.extend(self.original_frontend());
-        Side::ALL.map(|side| Rule::new().in_set(&SetId::Sticky(side).name(), &key)).into()
+        Side::ALL.map(|side| Rule::new().map(&SetId::Sticky(side).name(), &key)).into()
     }
 
     /// Sends a client to its last endpoint if the frontend still has that; else forgets it, or leaves that to the agent.

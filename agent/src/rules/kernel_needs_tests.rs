@@ -92,7 +92,7 @@ impl Known {
 }
 
 /// The rules with everything that flags and Services may ask for.
-fn all_rules(family: Family, pods: LocalPods, features: Features) -> Vec<KernelExpression> {
+fn ruleset(family: Family, pods: LocalPods, features: Features) -> BaseRuleset {
     let config = RulesetConfig {
         pods,
         used: UsedSets::all(),
@@ -102,8 +102,12 @@ fn all_rules(family: Family, pods: LocalPods, features: Features) -> Vec<KernelE
         features,
         ..RulesetConfig::default()
     };
-    let chains = BaseRuleset::new(family, &config).chains;
-    chains.iter().flat_map(|chain| &chain.rules).flat_map(steerage_nft::Rule::kernel_expressions).collect()
+    BaseRuleset::new(family, &config)
+}
+
+fn expressions(ruleset: &BaseRuleset) -> impl Iterator<Item = KernelExpression> {
+    let rules = ruleset.chains.iter().flat_map(|chain| &chain.rules);
+    rules.flat_map(steerage_nft::Rule::kernel_expressions)
 }
 
 fn all_pods() -> [LocalPods; 3] {
@@ -120,7 +124,7 @@ fn every_expression_is_known_and_in_linux_5_15() {
     let mut used = BTreeSet::new();
     for family in [Family::Ip, Family::Ip6] {
         for pods in all_pods() {
-            for expression in all_rules(family, pods, Features::default()) {
+            for expression in expressions(&ruleset(family, pods, Features::default())) {
                 let at = KNOWN.iter().position(|known| known.is(&expression));
                 used.insert(at.unwrap_or_else(|| {
                     panic!("{expression:?} is not in the table: which Linux brought it?")
@@ -146,7 +150,7 @@ fn rules_do_without_what_the_kernel_lacks() {
     type Check = fn(&KernelExpression) -> bool;
     let uses = |features: Features, is_it: Check| {
         let [pods, ..] = all_pods();
-        all_rules(Family::Ip6, pods, features).iter().any(is_it)
+        expressions(&ruleset(Family::Ip6, pods, features)).any(|expression| is_it(&expression))
     };
     let deletes: Check = |expression| {
         expression.name == "dynset" && expression.attributes.get(&3).is_some_and(|op| op.ends_with(&[2]))
@@ -159,5 +163,31 @@ fn rules_do_without_what_the_kernel_lacks() {
     for (feature, is_it) in checks {
         assert!(uses(Features::default(), is_it), "{feature:?}");
         assert!(!uses(Features::default().without(feature), is_it), "{feature:?}");
+    }
+}
+
+/// A look-up of a map's key that does not ask for the value: Ubuntu's 5.15.0-25 refuses such a rule (EINVAL), and newer kernels take it.
+#[test]
+fn maps_are_looked_up_with_their_values() {
+    let without = Feature::ALL.map(|feature| Features::default().without(feature));
+    for features in without.into_iter().chain([Features::default()]) {
+        for (family, pods) in
+            [Family::Ip, Family::Ip6].into_iter().flat_map(|family| all_pods().map(|pods| (family, pods)))
+        {
+            let ruleset = ruleset(family, pods, features.clone());
+            let is_map = |name: &[u8]| {
+                ruleset
+                    .sets
+                    .iter()
+                    .any(|(set, of)| of.is_map() && name.strip_suffix(&[0]) == Some(set.as_bytes()))
+            };
+            let mut values = 0;
+            for expression in expressions(&ruleset).filter(|expression| expression.name == "lookup") {
+                let asks = expression.attributes.contains_key(&3);
+                values += u32::from(asks);
+                assert!(asks || !is_map(&expression.attributes[&1]), "{expression:?}");
+            }
+            assert!(values > 0);
+        }
     }
 }
