@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
-use steerage_model::{Condition, Ingress, Key, Service, TrafficPolicy};
+use serde_json::Value;
+use steerage_model::{Ingress, Key, Service, TrafficPolicy};
 use steerage_provider_api::{AdmittedSources, GroupTargets, LoadBalancer, Owner, RequestedSources, Steering};
 use steerage_provider_cloud::reasons::{ALL_TARGETS_REFUSED, QUOTA_EXCEEDED};
 use tokio::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use tokio::time::{Duration, Instant};
 use crate::condition_metrics::ConditionStatuses;
 use crate::plan::{NodeChange, NodeDependence, NodeLabels};
 use crate::removal_hold::RemovalHold;
-use crate::status::{DesiredStatus, HealthSummary, ReasonMessage};
+use crate::status::{self, DesiredStatus, HealthSummary, ReasonMessage};
 use crate::write_retry::WriteRetry;
+use crate::written_status::WrittenStatus;
 
 /// The event about missing endpoints waits this long: the EndpointSlices of a new Service follow it.
 const ENDPOINTS_GRACE: Duration = Duration::from_secs(5);
@@ -128,7 +130,7 @@ pub(crate) struct AppliedState {
     pub(crate) is_paused: bool,
     /// The finalizer was written, and the index does not show it yet.
     pub(crate) finalizer_pending: bool,
-    written_status: Option<WrittenStatus>,
+    written_status: WrittenStatus,
     /// When to write the status again, and to remove finalizers of another controller.
     pub(crate) status_retry: WriteRetry,
     pub(crate) finalizers_retry: WriteRetry,
@@ -163,19 +165,6 @@ pub(crate) struct GivenTargets {
     pub(crate) is_complete: bool,
 }
 
-/// A written status, and the one that it replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct WrittenStatus {
-    desired: DesiredStatus,
-    replaced: (Vec<Ingress>, Vec<Condition>),
-}
-
-impl WrittenStatus {
-    fn new(service: &Service, desired: DesiredStatus) -> Self {
-        Self { desired, replaced: (service.ingress.clone(), service.conditions.clone()) }
-    }
-}
-
 impl AppliedState {
     /// When to reconcile again although nothing changed.
     pub(crate) fn due_at(&self) -> Option<Instant> {
@@ -189,6 +178,7 @@ impl AppliedState {
             self.frozen_until,
             self.agents_due_at,
             self.status_retry.due_at(),
+            self.written_status.due_at(),
             self.finalizers_retry.due_at(),
             release,
             alarm,
@@ -276,13 +266,17 @@ impl AppliedState {
             .map(|(_, why)| why.clone())
     }
 
-    /// Whether `desired` was written already, and the index does not show it yet.
-    pub(crate) fn is_status_written(&self, service: &Service, desired: &DesiredStatus) -> bool {
-        self.written_status.as_ref() == Some(&WrittenStatus::new(service, desired.clone()))
+    /// What to write so that the Service has this status. `None` if it has, or if that was written and the index does not show it yet.
+    pub(crate) fn status_patch(&mut self, service: &Service, desired: &DesiredStatus) -> Option<Value> {
+        let patch = status::patch(service, desired, Timestamp::now());
+        if patch.is_none() {
+            self.written_status.forget();
+        }
+        patch.filter(|_| !self.written_status.is_pending(service, desired, Instant::now()))
     }
 
     pub(crate) fn set_status_written(&mut self, service: &Service, desired: DesiredStatus) {
-        self.written_status = Some(WrittenStatus::new(service, desired));
+        self.written_status.set(service, desired, Instant::now());
     }
 
     /// Whether an event differs from the last one of its topic; `None` ends the topic.
@@ -309,7 +303,7 @@ impl AppliedState {
 
     /// Forgets which writes to the Service are pending, so that its status and finalizer are compared again.
     pub(crate) fn forget_pending_writes(&mut self) {
-        self.written_status = None;
+        self.written_status.forget();
         self.finalizer_pending = false;
     }
 }

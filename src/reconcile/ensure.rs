@@ -3,7 +3,6 @@
 
 use std::time::SystemTime;
 
-use jiff::Timestamp;
 use steerage_model::{Service, annotations, names};
 use steerage_process::duration;
 use steerage_provider_api::{ADOPTION_REFUSED, Error, LoadBalancer, Progress, Steering};
@@ -263,9 +262,7 @@ impl Reconciler {
         let unprogrammed = inputs.unprogrammed.as_ref().map(|(reason, _)| *reason);
         let statuses = ConditionStatuses::new(service, &desired.conditions);
         applied.conditions = Some(statuses.because_of(unprogrammed));
-        if let Some(patch) = status::patch(service, &desired, Timestamp::now())
-            && !applied.is_status_written(service, &desired)
-        {
+        if let Some(patch) = applied.status_patch(service, &desired) {
             if applied.status_retry.is_waiting() {
                 return Ok(());
             }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A paused Service: nothing of it is changed or deleted, and its status says so.
 
-use jiff::Timestamp;
 use steerage_model::Service;
 use steerage_provider_api::Progress;
 
@@ -22,9 +21,7 @@ impl Reconciler {
         }
         let desired = status::paused(paused, service.generation);
         applied.conditions = Some(ConditionStatuses::new(service, &desired.conditions));
-        if let Some(patch) = status::patch(service, &desired, Timestamp::now())
-            && !applied.is_status_written(service, &desired)
-        {
+        if let Some(patch) = applied.status_patch(service, &desired) {
             self.writer.patch_status(&service.key, patch).await?;
             applied.set_status_written(service, desired);
         }

@@ -61,6 +61,24 @@ async fn a_service_gets_a_load_balancer_and_loses_it_with_its_type_or_deletion()
     assert!(controller.stop(), "the process exits successfully");
 }
 
+/// Each time: the second one looks as if the write after the first one had not been seen yet.
+#[tokio::test]
+async fn a_status_that_another_program_puts_back_is_restored() {
+    requires!(KubeApiserver);
+    let cluster = Cluster::new("put-back", 9).await;
+    let _controller = cluster.controller("one", &[]);
+    cluster.service("web", json!({})).await;
+    cluster.condition("web", "Programmed", "True", "Programmed").await;
+    let address = cluster.address("web").await;
+    let none = Patch::Merge(json!({"status": {"loadBalancer": {"ingress": null}}}));
+    for _ in 0..3 {
+        let put_back = cluster.services().patch_status("web", &PatchParams::default(), &none).await;
+        let status = put_back.expect("written").status.expect("status");
+        assert!(status.load_balancer.and_then(|balancer| balancer.ingress).is_none());
+        assert_eq!(cluster.address("web").await, address);
+    }
+}
+
 /// Neither its targets follow, nor is it deleted, nor is a change by hand repaired, until the pause ends.
 #[tokio::test]
 async fn a_paused_service_stays_as_it_is() {
