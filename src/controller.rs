@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs the controller: watch, acquire the Lease, reconcile, release the Lease. The components come from `args`.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::OptionFuture;
@@ -23,6 +23,7 @@ use crate::provider_notices;
 use crate::rate_limit::RateLimiter;
 use crate::reconcile::Reconciler;
 use crate::removal_hold::RemovalBreaker;
+use crate::repeated_logs::RepeatedLogs;
 use crate::request_queue::RequestQueue;
 use crate::service_reader::ServiceReader;
 use crate::service_writer::ServiceWriter;
@@ -112,7 +113,7 @@ pub(crate) async fn run(process: Process, components: Components) -> anyhow::Res
             resync_period: workers.resync_period,
             pod_gates: pod_gates.clone(),
             migrate_legacy_annotations,
-            throttling_logged: Mutex::default(),
+            repeated_logs: RepeatedLogs::default(),
         });
         let gating =
             pod_gates.map(|gates| pod_gates::run(Arc::clone(&reconciler), gates, pod_writer, stop.clone()));

@@ -29,6 +29,7 @@ mod recovery;
 #[cfg(all(test, feature = "azure", feature = "gce", feature = "openstack"))]
 mod reference;
 mod removal_hold;
+mod repeated_logs;
 mod request_queue;
 mod service_reader;
 mod service_writer;

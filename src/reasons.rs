@@ -112,6 +112,8 @@ reasons! {
         ENSURING = "EnsuringLoadBalancer";
         /// The load balancer is programmed.
         ENSURED = "EnsuredLoadBalancer";
+        /// The published addresses are others than before.
+        ADDRESSES_CHANGED = "AddressesChanged";
         /// The load balancer is being deleted.
         DELETING = "DeletingLoadBalancer";
         /// The load balancer was deleted.

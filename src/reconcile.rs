@@ -3,11 +3,10 @@
 //!
 //! Called by the workers, at most once at a time for each serialisation key.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use steerage_model::{Key, Service};
+use steerage_model::Service;
 use steerage_process::duration;
 use steerage_provider_api::{Error, Owner, Progress, SharedSet};
 use steerage_watch::Staleness;
@@ -22,6 +21,7 @@ use crate::plan::{self, Config, TargetPlan};
 use crate::pod_gates::PodGates;
 use crate::queue::ReconcileOutcome;
 use crate::removal_hold::RemovalBreaker;
+use crate::repeated_logs::RepeatedLogs;
 use crate::request_queue::ReconcileRequest;
 use crate::service_reader::{ReadError, ServiceReader};
 use crate::service_writer::{ServiceWriter, WriteError};
@@ -46,8 +46,6 @@ const URGENT_THROTTLED_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_THROTTLED_RETRY: Duration = Duration::from_mins(5);
 /// The same for targets.
 const LONGEST_URGENT_THROTTLED_RETRY: Duration = Duration::from_secs(30);
-/// Throttling is repeated often: that of a load balancer is logged once in this time.
-const THROTTLING_LOGGED_EVERY: Duration = Duration::from_mins(1);
 
 /// Why a reconcile could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -86,8 +84,8 @@ pub(crate) struct Reconciler {
     pub(crate) pod_gates: Option<Arc<PodGates>>,
     /// Whether Services are patched to what their legacy annotations request.
     pub(crate) migrate_legacy_annotations: bool,
-    /// When the throttling of a Service was last logged.
-    pub(crate) throttling_logged: Mutex<BTreeMap<Key, Instant>>,
+    /// What is refused again and again.
+    pub(crate) repeated_logs: RepeatedLogs,
 }
 
 impl Reconciler {
@@ -226,10 +224,15 @@ impl Reconciler {
             }
             // A change of the Service adds a request. The comparison of the resync asks the provider again.
             Err(ReconcileError::Provider(Error::Invalid { reason, message })) => {
-                tracing::warn!(
-                    %service, reason, message,
-                    "provider refused the Service; keeping what exists, retrying at the next resync or when the Service changes"
-                );
+                // Each address that is freed is tried by all Services that wait for one.
+                if self.repeated_logs.is_news(service, reason) {
+                    tracing::warn!(
+                        %service, reason, message,
+                        "provider refused the Service; keeping what exists, retrying at the next resync or when the Service changes"
+                    );
+                } else {
+                    tracing::debug!(%service, reason, message, "provider refused the Service again");
+                }
                 ("rejected", done)
             }
             Err(ReconcileError::Provider(error)) => {
@@ -239,7 +242,7 @@ impl Reconciler {
                     _ => None,
                 };
                 let retry_in = after.map(|after| duration::rounded(after).to_string());
-                let is_news = after.is_none() || self.is_throttling_news(service);
+                let is_news = after.is_none() || self.repeated_logs.is_news(service, "Throttled");
                 match (is_news, is_deletion) {
                     (true, true) => {
                         tracing::warn!(%service, %error, retry_in, "load balancer not deleted; keeping the finalizer and retrying");
@@ -273,17 +276,6 @@ impl Reconciler {
         };
         self.metrics.reconciled(label);
         outcome
-    }
-
-    /// Whether the throttling of a Service was not logged a moment ago.
-    fn is_throttling_news(&self, service: &Key) -> bool {
-        let mut logged = self.throttling_logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_news = logged.get(service).is_none_or(|at| at.elapsed() >= THROTTLING_LOGGED_EVERY);
-        if is_news {
-            logged.retain(|_, at| at.elapsed() < THROTTLING_LOGGED_EVERY);
-            logged.insert(service.clone(), Instant::now());
-        }
-        is_news
     }
 
     fn events<'a>(&'a self, service: &'a Service) -> ServiceRecorder<'a> {

@@ -294,6 +294,24 @@ pub(crate) fn patch(service: &Service, desired: &DesiredStatus, now: Timestamp) 
     (status != json!({})).then(|| json!({"metadata": {"uid": service.uid}, "status": status}))
 }
 
+/// That the published addresses become others, for an event: clients that use the old ones lose their connections.
+pub(crate) fn changed_addresses(service: &Service, desired: &DesiredStatus) -> Option<ReasonMessage> {
+    let shown = |list: &[Ingress]| {
+        let address = |entry: &Ingress| entry.ip.map(|ip| ip.to_string()).or_else(|| entry.hostname.clone());
+        let mut shown: Vec<_> = list.iter().filter_map(address).collect();
+        shown.sort_unstable();
+        shown.join(", ")
+    };
+    let (old, new) = (shown(&service.ingress), shown(desired.ingress.as_deref()?));
+    let is_changed = !old.is_empty() && !new.is_empty() && old != new;
+    is_changed.then(|| {
+        (
+            reasons::ADDRESSES_CHANGED,
+            format!("The published addresses are {new} now. Before, they were {old}."),
+        )
+    })
+}
+
 /// The patch that removes Steerage's conditions, and the ingress if asked for; `None` if there are none.
 pub(crate) fn clearing_patch(service: &Service, with_ingress: bool) -> Option<Value> {
     let mut status = json!({});

@@ -262,12 +262,19 @@ impl Reconciler {
         let unprogrammed = inputs.unprogrammed.as_ref().map(|(reason, _)| *reason);
         let statuses = ConditionStatuses::new(service, &desired.conditions);
         applied.conditions = Some(statuses.because_of(unprogrammed));
-        if let Some(patch) = applied.status_patch(service, &desired) {
-            if applied.status_retry.is_waiting() {
-                return Ok(());
+        match applied.status_patch(service, &desired) {
+            None => drop(applied.is_new_event("Publish", None)),
+            Some(_) if applied.status_retry.is_waiting() => return Ok(()),
+            Some(patch) => {
+                self.writer.patch_status(&service.key, patch).await?;
+                let changed = status::changed_addresses(service, &desired);
+                if applied.is_new_event("Publish", changed.as_ref())
+                    && let Some((reason, message)) = &changed
+                {
+                    events.normal("Publish", reason, message);
+                }
+                applied.set_status_written(service, desired);
             }
-            self.writer.patch_status(&service.key, patch).await?;
-            applied.set_status_written(service, desired);
         }
         applied.status_retry.succeeded();
         applied.is_new_event(applied::REPORT, None);

@@ -29,6 +29,7 @@ use crate::pod_gates;
 use crate::rate_limit::RateLimiter;
 use crate::reasons;
 use crate::removal_hold::LONGEST_HOLD;
+use crate::repeated_logs::RepeatedLogs;
 use crate::request_queue::RequestQueue;
 
 mod polled;
@@ -196,7 +197,7 @@ pub(crate) fn reconciler(provider: Arc<dyn Provider>, client: Client) -> Reconci
         resync_period: Duration::from_mins(10),
         pod_gates: None,
         migrate_legacy_annotations: false,
-        throttling_logged: std::sync::Mutex::default(),
+        repeated_logs: RepeatedLogs::default(),
     }
 }
 

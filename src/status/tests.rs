@@ -42,6 +42,25 @@ fn partial(ports: &[(u16, Option<bool>)], state: HealthState) -> HealthSummary {
     HealthSummary::new(&Health { targets, parts, ..Health::default() })
 }
 
+#[test]
+fn changed_addresses_are_named_in_any_order_and_the_first_ones_are_no_change() {
+    let changed = |old: &[&str], new: Option<&[&str]>| {
+        let ingress = |list: &[&str]| list.iter().map(|ip| vip(ip)).collect::<Vec<_>>();
+        let service = Service { ingress: ingress(old), ..Service::new(Key::new("a", "b")) };
+        let desired = DesiredStatus { ingress: new.map(ingress), conditions: Vec::new() };
+        changed_addresses(&service, &desired).map(|(_, message)| message)
+    };
+    let both = ["192.0.2.1", "2001:db8::1"];
+    let message = changed(&both, Some(&["192.0.2.9", "2001:db8::1"])).expect("changed");
+    assert_eq!(
+        message,
+        "The published addresses are 192.0.2.9, 2001:db8::1 now. Before, they were 192.0.2.1, 2001:db8::1."
+    );
+    assert_eq!(changed(&both, Some(&[both[1], both[0]])), None);
+    assert_eq!(changed(&[], Some(&both)), None);
+    assert_eq!(changed(&both, None), None);
+}
+
 /// An annotation or a cloud's answer may have what a terminal obeys.
 #[test]
 fn control_characters_are_escaped_in_conditions() {

@@ -18,6 +18,7 @@ use steerage_requirements::requires;
 use tokio::sync::{mpsc, oneshot};
 
 use super::*;
+use crate::peers::message::Message;
 use crate::peers::message::tests::any_message;
 
 mod routed;
