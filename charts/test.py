@@ -300,8 +300,8 @@ class Values(unittest.TestCase):
         # The only host waits for its successor on another node, and has time to hand over.
         times = dict(argument.split("=") for argument in arguments if argument.endswith("s"))
         wait, grace = (int(times[flag].removesuffix("s")) for flag in ("--hand-over-wait", "--shutdown-grace-period"))
-        # 4.5 s for the hand-over itself, and --route-withdraw-wait.
-        self.assertTrue(0 < wait < wait + 4.5 + 2 < grace < spec["terminationGracePeriodSeconds"], times)
+        hand_over, route_withdraw_wait = 4.5, 2
+        self.assertTrue(0 < wait and wait + hand_over + route_withdraw_wait < grace < spec["terminationGracePeriodSeconds"], times)
         self.assertIn("PodMonitor/steerage-edge", objects)
 
     def test_edge_hosts_have_a_key_of_their_own(self):

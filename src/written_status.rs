@@ -2,8 +2,8 @@
 //! A status that was written, and that the index does not show yet: it is not written a second time. Pure; `applied` keeps it for each
 //! Service.
 //!
-//! The index looks the same when somebody has put the old status back. So a write counts until the index has shown it, and for a moment
-//! at most.
+//! The index looks the same when somebody has put the old status back. So a write counts until the index has shown it, for 10s at
+//! most.
 
 use steerage_model::{Condition, Ingress, Service};
 use tokio::time::{Duration, Instant};

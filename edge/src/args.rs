@@ -90,9 +90,9 @@ pub(crate) struct EdgeArgs {
     /// Read the key of the edge hosts' group from this file instead of --peers-key-secret, 32 to 4096 bytes
     #[arg(long, env = "STEERAGE_PEERS_KEY_FILE", value_name = "FILE")]
     pub(crate) peers_key_file: Option<PathBuf>,
-    /// Serve on for up to this long at shutdown, until other edge hosts can serve and answer for all VIPs; at most 10m. With 4.5s for the
-    /// hand-over itself, and --route-withdraw-wait if there are routes, it must be less than --shutdown-grace-period. If no host does, the
-    /// kernel serves on without the process
+    /// Serve on for up to this long at shutdown, until other edge hosts can serve and answer for all VIPs; at most 10m. Set
+    /// --shutdown-grace-period to more than this wait plus 4.5s, with --route-table plus --route-withdraw-wait; a warning at start says if it
+    /// is too short. If no other host can serve, the kernel serves on without the process
     #[arg(long, env = "STEERAGE_HAND_OVER_WAIT", value_name = "DURATION", default_value = "0s",
           value_parser = hand_over_wait)]
     pub(crate) hand_over_wait: Duration,
@@ -115,7 +115,7 @@ pub(crate) struct RouteArgs {
     #[arg(long, env = "STEERAGE_ROUTE_TABLE", value_name = "NUMBER", default_value_t = 0, value_parser = route_table)]
     pub(crate) route_table: u32,
     /// Wait this long at shutdown after the routes of VIPs were removed, so that routers use other edge hosts before the process ends;
-    /// at most 1m; see --hand-over-wait for what the grace period must have room for
+    /// at most 1m. It counts in --shutdown-grace-period, see --hand-over-wait
     #[arg(long, env = "STEERAGE_ROUTE_WITHDRAW_WAIT", value_name = "DURATION", default_value = "2s",
           value_parser = route_withdraw_wait)]
     pub(crate) route_withdraw_wait: Duration,

@@ -64,7 +64,7 @@ fn main() -> ExitCode {
                 if let Some(problem) = shutdown_problem {
                     tracing::warn!(
                         problem,
-                        "the process may be ended before other edge hosts have its VIPs; set a longer grace period, or shorter waits"
+                        "the process may be killed before other edge hosts have its VIPs; set a longer grace period, or shorter waits"
                     );
                 }
                 compose::start(edge, client, process)

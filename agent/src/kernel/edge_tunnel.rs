@@ -22,13 +22,13 @@ const RETRY_PORT: Duration = Duration::from_secs(30);
 
 /// A device that is not tried for a while.
 #[derive(Clone, Debug)]
-struct Waiting {
+struct PortRetry {
     until: Instant,
     /// Why it cannot receive; `None` on an edge host.
     error: Option<String>,
 }
 
-impl Waiting {
+impl PortRetry {
     fn new(error: Option<String>) -> Self {
         Self { until: Instant::now() + RETRY_PORT, error }
     }
@@ -49,8 +49,8 @@ pub struct EdgeTunnelKeeper {
     /// Whether they hold it, as far as is known: what cannot be read now may be as before.
     hold: bool,
     has_begun: bool,
-    /// Whose port is in use: each try makes a device and removes it again, which other programs see.
-    waiting: [Option<Waiting>; 2],
+    /// Of each device whose port is in use: each try makes the device and removes it again, which other programs see.
+    waiting: [Option<PortRetry>; 2],
     /// The device of an edge host on this node uses the port.
     is_edge_host: bool,
     /// What each device receives, as far as is known: first that of IPv4, then that of IPv6.
@@ -194,7 +194,7 @@ impl EdgeTunnelKeeper {
         for ((device, receiver), waiting) in
             self.devices.iter().zip(&mut self.receivers).zip(&mut self.waiting)
         {
-            if let Some(Waiting { error, .. }) =
+            if let Some(PortRetry { error, .. }) =
                 waiting.as_ref().filter(|waiting| Instant::now() < waiting.until)
             {
                 waits = true;
@@ -221,7 +221,7 @@ impl EdgeTunnelKeeper {
                         );
                     }
                     (self.has_begun, self.is_edge_host) = (true, true);
-                    self.waiting = [(); 2].map(|()| Some(Waiting::new(None)));
+                    self.waiting = [(); 2].map(|()| Some(PortRetry::new(None)));
                     // It sends to both families, so neither of them can receive.
                     self.receivers = [Some(TunnelReceiver::EdgeHost); 2];
                     return Ok(false);
@@ -232,7 +232,7 @@ impl EdgeTunnelKeeper {
                     }
                     let reason = chain(&error);
                     if matches!(error, TunnelError::PortInUse { .. }) {
-                        *waiting = Some(Waiting::new(Some(reason.clone())));
+                        *waiting = Some(PortRetry::new(Some(reason.clone())));
                     }
                     // The other family may receive.
                     failed.get_or_insert(reason);

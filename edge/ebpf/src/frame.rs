@@ -81,8 +81,8 @@ impl Frame {
         self.find::<N>(offset).map(|found| unsafe { &mut *(found as *mut [u8; N]) })
     }
 
-    /// `N` bytes at an offset that was found long before. Where the compiler keeps it on the stack in four bytes, Linux before
-    /// 5.16 forgets its limit, which the compiler knows and would not check again.
+    /// `N` bytes at an offset that was found long before. The verifier of Ubuntu's 5.15.0-25 forgets the limit of an offset that the
+    /// compiler keeps on the stack in four bytes, and the compiler would not check it again: it knows the limit.
     #[inline(always)]
     pub fn at_found<const N: usize>(&self, mut offset: usize) -> Option<&[u8; N]> {
         // SAFETY: no instruction at all.

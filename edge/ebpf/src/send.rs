@@ -21,7 +21,8 @@ use crate::{DROP, PASS, UNDECIDED};
 
 /// The hop limit inside a tunnel's own packets.
 const TUNNEL_HOP_LIMIT: u8 = 64;
-/// Bytes of a tunnel's key without the local address, which Linux has since 6.0, and before refuses. The newer ones take both.
+/// Size of a tunnel's key without the local address. Linux before 6.0 lacks that field and refuses a longer key; newer kernels accept both
+/// sizes.
 const TUNNEL_KEY: u32 = offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
 
 #[inline(always)]

@@ -29,7 +29,7 @@ impl Engine {
         let receiver = self.prober.tunnel_receiver(address);
         let before = self.health.set_tunnel_receiver(address, receiver);
         if receiver == Some(TunnelReceiver::Unknown) && before != receiver {
-            tracing::info!(target_address = %address, "this version does not know what the node states of its end of the tunnel; continuing as if the node received");
+            tracing::info!(target_address = %address, "unknown tunnel state in the node's statement; treating the node as receiving");
         }
         let Ok(path) = self.host.reach(address) else { return false };
         let [before, now] = [before, receiver].map(|stated| self.host.refusal(address, &path, stated));
@@ -104,7 +104,7 @@ impl Engine {
         if !self.write_change(state) {
             return false;
         }
-        let checks = self.groups.as_mut().map(PlannedGroups::changed_checks).unwrap_or_default();
+        let checks = self.groups.as_mut().map(PlannedGroups::take_changed_checks).unwrap_or_default();
         for (address, sets) in &checks {
             self.health.set_checks_of(*address, sets);
         }

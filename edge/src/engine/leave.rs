@@ -17,10 +17,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(3);
 const HAND_OVER_LIMIT: Duration = Duration::from_millis(1500);
 /// Time that a leaving host keeps its VIPs after that. Both hosts forward alike, and the other one has just begun.
 const HAND_OVER_OVERLAP: Duration = Duration::from_millis(500);
-/// The longest time from the sight of another host that can serve to the end of the engine.
+/// What the hand-over can add to `--hand-over-wait`: a host that can serve may appear at the last moment of the wait.
 pub(crate) const LONGEST_HAND_OVER: Duration = FLUSH_LIMIT.saturating_add(HAND_OVER_LIMIT);
 
-/// How far this host has come.
+/// The steps of a shutdown.
 #[derive(Default)]
 pub(super) enum Leaving {
     /// The process is not ending.
@@ -53,7 +53,7 @@ impl Leaving {
         matches!(self, Self::NotBegun)
     }
 
-    /// Waits until [`Engine::continue_to_leave`] is due. May be dropped, and called again.
+    /// Waits until [`Engine::continue_to_leave`] is due. Cancel-safe.
     pub(super) async fn until_due(&mut self) {
         match self {
             Self::NotBegun => std::future::pending().await,

@@ -142,7 +142,7 @@ impl PlannedGroups {
 
     /// The checks of each address that has others since the plan, or since this was called. They take time for each load balancer with
     /// a target at the same addresses, which packets need not wait for.
-    pub(crate) fn changed_checks(&mut self) -> BTreeMap<IpAddr, Vec<Arc<CheckSet>>> {
+    pub(crate) fn take_changed_checks(&mut self) -> BTreeMap<IpAddr, Vec<Arc<CheckSet>>> {
         self.ledger.checks.changed()
     }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a node's statements say of its end of the edge's tunnel, and for how long the last word counts. Pure, owned by
+//! What a node's statements say of its end of the edge's tunnel, and for how long the last stated value counts. Pure, owned by
 //! `node_statement`.
 
 use std::time::{Duration, Instant};
 
 use steerage_model::TunnelReceiver;
 
-/// What a node has stated counts for so long while the node answers without stating it. Its agent may be ended: the kubelet waits 5
+/// A stated value is kept for this long while the node answers without it. Its agent may be ended: the kubelet waits 5
 /// minutes at most before it starts a container again, and its pause after a failed pull of an image is as long. A node that did not
 /// receive still does not receive then, but passes its probes, so all that was sent to it would be lost. After this time the agent is
 /// taken to be gone for good, and something else may have made the devices.
@@ -52,7 +52,7 @@ mod tests {
     const FAILED: Option<TunnelReceiver> = Some(TunnelReceiver::Failed);
 
     #[test]
-    fn last_word_counts_for_ten_minutes_of_answers_without_one() {
+    fn last_value_counts_for_ten_minutes_of_answers_without_one() {
         let start = Instant::now();
         let mut tunnel = StatedTunnel::default();
         for (second, stated, expected) in [
@@ -76,7 +76,7 @@ mod tests {
 
     /// Its agent ended before the node did, and starts after the node's other programs.
     #[test]
-    fn last_word_of_a_node_that_was_off_counts_while_it_starts() {
+    fn last_value_of_a_node_that_was_off_counts_while_it_starts() {
         let at = |seconds| Instant::now() + Duration::from_secs(seconds);
         let mut tunnel = StatedTunnel::default();
         tunnel.record(OFF, at(0));

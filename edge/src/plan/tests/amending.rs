@@ -222,7 +222,7 @@ impl Follower {
         let inputs = PlanInputs { index, host, health, endpoints, room: ROOM, now: *now };
         let Some(amended) = plan.groups.amend(&inputs, &mut plan.assignments, changed) else { return false };
         let Amended { state, statuses, reports } = amended;
-        let checks = plan.groups.changed_checks();
+        let checks = plan.groups.take_changed_checks();
         state.apply_to(&mut plan.state);
         for (name, status) in statuses {
             match status {

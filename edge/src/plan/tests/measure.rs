@@ -32,7 +32,7 @@ fn amended(
             let inputs = PlanInputs { index, host, health, endpoints: &endpoints, room: ROOM, now: begun };
             let amended = plan.groups.amend(&inputs, &mut plan.assignments, &[name.clone()].into());
             amended.expect("no plan is needed");
-            for (address, sets) in &plan.groups.changed_checks() {
+            for (address, sets) in &plan.groups.take_changed_checks() {
                 health.set_checks_of(*address, sets);
             }
             times.push(begun.elapsed());
