@@ -72,7 +72,9 @@ mod tests {
     use steerage_watch::Event;
 
     use super::*;
-    use crate::reconcile::tests::{Polled, add_nodes, local_service, reconciler, recording, set_endpoints};
+    use crate::reconcile::tests::{
+        Polled, add_nodes, local_service, reconciler, recording, set_endpoints, show_status,
+    };
     use crate::request_queue::ReconcileRequest;
 
     /// A read of health may wait for half a minute, as the change before it did.
@@ -154,13 +156,14 @@ mod tests {
             reason: String::new(),
         };
         *provider.health.lock().expect("lock") = vec![healthy];
-        // Service versions are not fed back, so each written status is a change from none.
         let after = async |seconds: u64, hides: bool| {
             provider.hides_health.store(hides, Ordering::Release);
             tokio::time::advance(Duration::from_secs(seconds)).await;
             bodies.lock().expect("lock").clear();
             reconciler.reconcile(&owner_of(&service), &ReconcileRequest::default()).await;
-            serving(&bodies.lock().expect("lock")).pop()
+            let written = bodies.lock().expect("lock").clone();
+            show_status(&reconciler, &owner_of(&service), &written);
+            serving(&written).pop()
         };
         assert_eq!(after(0, false).await.map(|(status, _)| status).as_deref(), Some("True"));
         // The interval is 10 s: three of them would be too few.

@@ -11,8 +11,8 @@ use kube::Client;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
 use steerage_model::{
-    Endpoint, EndpointSlice, Family, Ingress, Node, Pod, PodGate, Protocol, ServiceKind, ServicePort,
-    TrafficPolicy,
+    Condition, Endpoint, EndpointSlice, Family, Ingress, Node, Pod, PodGate, Protocol, ServiceKind,
+    ServicePort, TrafficPolicy,
 };
 use steerage_provider_api::{
     Addressing, Capabilities, Compare, GroupTargets, Health, LoadBalancer, Outcome, Provider,
@@ -150,6 +150,27 @@ pub(crate) fn accepting() -> Client {
 /// An API server that accepts every write, and the bodies of these.
 pub(crate) fn recording() -> (Client, Arc<Mutex<Vec<Value>>>) {
     recording_of("Service")
+}
+
+/// Shows the reconciler the status that it has written, as the watch would.
+pub(crate) fn show_status(reconciler: &Reconciler, owner: &Owner, bodies: &[Value]) {
+    let Some(Snapshot { mut service, .. }) = reconciler.cluster.snapshot(owner, &reconciler.config) else {
+        return;
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let conditions = bodies.iter().filter_map(|body| body["status"]["conditions"].as_array()).flatten();
+    for written in conditions {
+        let condition = Condition {
+            kind: text(&written["type"]),
+            status: text(&written["status"]),
+            reason: text(&written["reason"]),
+            message: text(&written["message"]),
+            observed_generation: written["observedGeneration"].as_i64(),
+        };
+        service.conditions.retain(|known| known.kind != condition.kind);
+        service.conditions.push(condition);
+    }
+    reconciler.cluster.on_service(Event::Apply(service));
 }
 
 /// The same for writes of this kind.
