@@ -2,7 +2,7 @@
 //! The edge beside other load balancers, in network namespaces of this machine: client, router, switch, two load-balancer hosts,
 //! nodes. One contender at a time works on the first host, with the same Services and the same traffic, in turn over several rounds.
 //!
-//! What a contender costs is the CPU time of its processes and of the kernel threads that receive its host's frames ([`cpu`](crate::edge_bed::cpu)).
+//! What a contender costs is the CPU time of its processes and of the kernel threads that receive its host's frames ([`cpu`]).
 //! Rates and times are measured without these threads, as the kernel works by default, and are those of the whole testbed: client,
 //! router and nodes are on the same cores.
 
